@@ -1,0 +1,271 @@
+"""Correctness of libtessera on a GPU: every case against a double-precision reference on the same GPU.
+
+    gpu_check.py --library build/release/libtessera.so [--seed N] [--cases N]
+
+Outputs start as NaN between guard zones; inputs are random, the seed is printed. The rule is the
+judge's (docs/correctness.md): max|o - exact| <= 2 max|three steps in the same dtype - exact| + 1e-5, or
+two unit roundoffs of the largest output where that is more; |lse - exact| <= 1e-5 + 5e-7 of the largest score. Then one case 1000 times, bit for bit. Needs PyTorch.
+"""
+
+import argparse
+import itertools
+import math
+import pathlib
+import random
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
+import libtessera  # noqa: E402
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+UNIT = {"bf16": 2**-8, "f16": 2**-11}
+GUARD = 4096
+
+
+def guarded(shape, dtype):
+    """A NaN tensor, and a function that says whether its guard zones are untouched."""
+    count = math.prod(shape)
+    whole = torch.full((count + 2 * GUARD,), float("nan"), dtype=dtype, device="cuda")
+    intact = lambda: bool(whole[:GUARD].isnan().all() and whole[GUARD + count:].isnan().all())
+    return whole[GUARD:GUARD + count].view(shape), intact
+
+
+class Case:
+    """One problem: what its string says, drawn by a seed."""
+
+    def __init__(self, dtype="bf16", b=1, h=2, hk=1, sq=64, sk=64, d=64, dv=None, causal=False,
+                 left=-1, right=-1, top_left=False, packed=False, softcap=0.0, alibi=False,
+                 bias=None, sink=False, dropout=0.0, scale=None, heads_outside=False):
+        self.__dict__.update(locals())
+        self.dv = dv or d
+        if causal:
+            self.right = 0
+
+    def problem(self, total_q=0, total_k=0):
+        words = [f"fwd {self.dtype} b={self.b} h={self.h}/{self.hk} q={self.sq} k={self.sk}",
+                 f"d={self.d}/{self.dv}"]
+        if self.packed:
+            words.append(f"packed={total_q},{total_k}")
+        if self.left >= 0 or self.right >= 0:
+            words.append(f"window={self.left},{self.right}")
+        if self.top_left:
+            words.append("align=tl")
+        if self.softcap:
+            words.append(f"softcap={self.softcap}")
+        if self.alibi:
+            words.append("alibi=h")
+        if self.bias:
+            words.append(f"bias={self.bias}")
+        if self.sink:
+            words.append("sink")
+        if self.dropout:
+            words.append(f"dropout={self.dropout}")
+        if self.scale:
+            words.append(f"scale={self.scale}")
+        return " ".join(words)
+
+
+def lengths(generator, count, longest):
+    values = [generator.randint(0, longest) for _ in range(count)]
+    values[generator.randrange(count)] = longest
+    return values
+
+
+def run(library, case, seed):
+    """(o, lse, exact o, exact lse, naive o, guards intact) of a case, flattened over sequences."""
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = DTYPES[case.dtype]
+    if case.packed:
+        lq = lengths(generator, case.b, case.sq)
+        lk = lengths(generator, case.b, case.sk)
+    else:
+        lq, lk = [case.sq] * case.b, [case.sk] * case.b
+    if case.packed:
+        shape = lambda total, heads, dim: (sum(total), heads, dim)
+    else:
+        shape = lambda total, heads, dim: (case.b, total[0], heads, dim)
+
+    def tensor(total, heads, dim):
+        x = torch.randn(shape(total, heads, dim), device="cuda").to(dtype)
+        if case.heads_outside and not case.packed:
+            x = x.transpose(1, 2).contiguous().transpose(1, 2)
+        return x
+
+    q, k, v = tensor(lq, case.h, case.d), tensor(lk, case.hk, case.d), tensor(lk, case.hk, case.dv)
+    o, o_intact = guarded(shape(lq, case.h, case.dv), dtype)
+    lse_shape = (case.h, sum(lq)) if case.packed else (case.b, case.h, case.sq)
+    lse, lse_intact = guarded(lse_shape, torch.float32)
+    extra = {}
+    bias = None
+    if case.packed:
+        cu = lambda values: torch.tensor([0, *itertools.accumulate(values)], dtype=torch.int32,
+                                         device="cuda")
+        extra |= {"cu_seqlens_q": cu(lq), "cu_seqlens_k": cu(lk)}
+    if case.alibi:
+        extra["alibi_slopes"] = torch.rand(case.h, device="cuda") * 0.2
+    if case.sink:
+        extra["sink"] = torch.randn(case.h, device="cuda")
+    if case.bias:
+        sizes = [n if letter in case.bias else 1
+                 for letter, n in zip("bhqk", (case.b, case.h, case.sq, case.sk))]
+        bias = torch.randn(sizes, device="cuda")
+        extra["bias"] = bias
+    extra["philox_seed"] = seed
+    plan = library.plan(case.problem(sum(lq), sum(lk)), "gpu")
+    tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse, **extra)
+    plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return plan, tensors, (q, k, v, o, lse, bias, extra, lq, lk), (o_intact(), lse_intact())
+
+
+def exact(case, q, k, v, bias, extra, b, nq, nk):
+    """(scores, o, lse) in double of one sequence: (heads, ...)."""
+    group = case.h // case.hk
+    Q = q.double().transpose(0, 1)
+    K, V = (x.double().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+    scale = case.scale or case.d**-0.5
+    s = Q @ K.transpose(-1, -2) * scale
+    if case.softcap:
+        s = case.softcap * torch.tanh(s / case.softcap)
+    i = torch.arange(nq, device="cuda")[:, None]
+    j = torch.arange(nk, device="cuda")[None]
+    if bias is not None:
+        full = bias.double().expand(case.b, case.h, case.sq, case.sk)[b][:, :nq, :nk]
+        s = s + full
+    if case.alibi:
+        s = s - extra["alibi_slopes"].double()[:, None, None] * (i + nk - nq - j).abs()
+    at = i + (0 if case.top_left else nk - nq)
+    if case.right >= 0:
+        s = s.masked_fill(j > at + case.right, -math.inf)
+    if case.left >= 0:
+        s = s.masked_fill(j < at - case.left, -math.inf)
+    top = s
+    if case.sink:
+        top = torch.cat([s, extra["sink"].double()[:, None, None].expand(case.h, nq, 1)], -1)
+    lse = torch.logsumexp(top, -1) if top.shape[-1] else torch.full((case.h, nq), -math.inf,
+                                                                    dtype=torch.float64, device="cuda")
+    p = torch.exp(s - torch.where(lse.isinf(), torch.zeros_like(lse), lse)[..., None])
+    dtype = DTYPES[case.dtype]
+    o = (p @ V).transpose(0, 1)
+    naive = (p.to(dtype).double() @ V).transpose(0, 1).to(dtype).double()
+    largest = s.masked_fill(s.isinf(), 0).abs().max().item() if s.numel() else 0.0
+    return o, lse, naive, largest
+
+
+def check(library, case, seed):
+    """(ok, line)."""
+    plan, _, (q, k, v, o, lse, bias, extra, lq, lk), intact = run(library, case, seed)
+    name = f"{case.problem(sum(lq), sum(lk)) if case.packed else case.problem()} seed {seed}"
+    if not all(intact):
+        return False, f"{name}: wrote outside its outputs"
+    worst, bound, worst_lse, bound_lse = 0.0, 1e-5, 0.0, 1e-5
+    first_q = first_k = 0
+    for b, (nq, nk) in enumerate(zip(lq, lk)):
+        if case.packed:
+            qs, os_, ls = (slice(first_q, first_q + nq),) * 3
+            part = (q[qs], k[first_k:first_k + nk], v[first_k:first_k + nk], o[os_], lse[:, ls])
+        else:
+            part = (q[b], k[b], v[b], o[b], lse[b])
+        first_q, first_k = first_q + nq, first_k + nk
+        if nq == 0:
+            continue
+        e, l, naive, largest = exact(case, *part[:3], bias, extra, b, nq, nk)
+        difference = (part[3].double() - e).abs().max().item()
+        worst = max(worst, difference if difference == difference else math.inf)
+        # Where the three steps were lucky: two unit roundoffs of the largest output.
+        lucky = 2 * UNIT[case.dtype] * e.abs().max().item()
+        bound = max(bound, 2 * (naive - e).abs().max().item() + 1e-5, lucky)
+        same = (l.isinf() & (part[4].double() == l))
+        dl = torch.where(same, torch.zeros_like(l), (part[4].double() - l).abs()).max().item()
+        worst_lse = max(worst_lse, dl if dl == dl else math.inf)
+        bound_lse = max(bound_lse, 1e-5 + 5e-7 * largest)
+    ok = worst <= bound and worst_lse <= bound_lse
+    return ok, (f"{name}: {plan.kernel} o {worst:.2e} / {bound:.2e}, lse {worst_lse:.2e} / "
+                f"{bound_lse:.2e}{'' if ok else '  WRONG'}")
+
+
+def edge_cases():
+    for d in range(8, 257, 8):
+        yield Case(d=d, sq=130, sk=200, h=2, hk=2, dtype=("bf16", "f16")[d // 8 % 2], causal=d % 16 == 0)
+    for d, dv in ((192, 128), (64, 128), (128, 64), (40, 256), (256, 8)):
+        yield Case(d=d, dv=dv, sq=77, sk=133)
+    for sq, sk in ((1, 1), (1, 500), (500, 1), (63, 64), (64, 65), (129, 127), (300, 1000), (1000, 300),
+                   (128, 128), (257, 513), (5, 0)):
+        for mask in ({}, {"causal": True}, {"causal": True, "top_left": True}, {"left": 50, "right": 20},
+                     {"left": 0, "right": 0}, {"left": 200}):
+            yield Case(sq=sq, sk=sk, d=128, h=4, hk=2, **mask)
+    for features in ({"softcap": 30.0}, {"alibi": True}, {"bias": "bhqk"}, {"bias": "hk"}, {"sink": True},
+                     {"scale": 0.3}, {"scale": -0.1}, {"packed": True, "b": 5}, {"heads_outside": True}):
+        for d in (64, 96, 128, 192, 256):
+            for causal in (False, True):
+                yield Case(b=features.get("b", 2), sq=150, sk=270, d=d, h=4, hk=2, causal=causal,
+                           **{k: v for k, v in features.items() if k != "b"})
+    yield Case(b=70000, sq=3, sk=5, h=1, hk=1, d=64)
+    yield Case(b=1, sq=20, sk=30, h=70000, hk=70000, d=64)
+
+
+def random_case(generator):
+    pick = lambda *values: generator.choice(values)
+    hk = generator.randint(1, 3)
+    features = {}
+    for name, values in (("softcap", (0.0, 5.0)), ("alibi", (False, True)), ("sink", (False, True)),
+                         ("top_left", (False, True)), ("packed", (False, True)),
+                         ("bias", (None, "bhqk", "qk", "h")), ("heads_outside", (False, True))):
+        features[name] = pick(values[0], *values)
+    if features["packed"]:
+        features["bias"] = None
+    return Case(dtype=pick("bf16", "f16"), b=generator.randint(1, 3), h=hk * generator.randint(1, 4),
+                hk=hk, sq=generator.randint(1, 600), sk=generator.randint(1, 900),
+                d=8 * generator.randint(1, 32), dv=8 * generator.randint(1, 32),
+                left=pick(-1, -1, generator.randint(0, 400)),
+                right=pick(-1, 0, generator.randint(0, 400)), **features)
+
+
+def repeats(library, count):
+    """Is a run the same every time, bit for bit?"""
+    case = Case(b=4, sq=1000, sk=1500, h=16, hk=4, d=128, causal=True)
+    plan, tensors, memory, _ = run(library, case, 1)  # memory: kept alive for the launches below
+    o, lse = memory[3], memory[4]
+    first = (o.clone(), lse.clone())
+    for _ in range(count):
+        o.fill_(float("nan"))
+        plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+        if not (torch.equal(o, first[0]) and torch.equal(lse, first[1])):
+            return False
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--cases", type=int, default=300, help="random ones, besides the edges")
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    library = libtessera.Library(arguments.library)
+    generator = random.Random(arguments.seed)
+    print(f"seed {arguments.seed}, {torch.cuda.get_device_name()}", flush=True)
+    failures = total = 0
+    for case in itertools.chain(edge_cases(), (random_case(generator) for _ in range(arguments.cases))):
+        total += 1
+        try:
+            ok, line = check(library, case, arguments.seed + total)
+        except libtessera.TesseraError as error:
+            ok, line = False, f"{case.problem()}: {error}"
+        failures += not ok
+        if arguments.verbose or not ok:
+            print(line, flush=True)
+    print(f"{total - failures} passed, {failures} failed", flush=True)
+    if arguments.repeats:
+        same = repeats(library, arguments.repeats)
+        failures += not same
+        print(f"{arguments.repeats} runs: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The forward pass on an H200 beside cuDNN, cell by cell, in one run: bench/results/h200_forward.csv.
+
+    gpu_forward.py --library build/release/libtessera.so --output FILE [--dtype bf16 f16] [--seqlen ...]
+
+16,384 tokens, hidden size 2048 (32, 16, 8 heads of 64, 128, 256), random normal inputs. Both take turns
+within a cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. Needs PyTorch.
+"""
+
+import argparse
+import csv
+import datetime
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
+import libtessera  # noqa: E402
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+TOKENS, HIDDEN = 16384, 2048
+COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "d", "causal", "s", "b", "h", "kernel",
+           "tessera", "cudnn", "ratio", "difference"]
+
+
+def query(field):
+    output = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
+                            capture_output=True, text=True, check=True).stdout
+    return output.splitlines()[0].strip()
+
+
+def time_calls(function, calls):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    function()
+    start.record()
+    for _ in range(calls):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / calls * 1e-3
+
+
+def measure(library, dtype, d, causal, s, rounds):
+    b, h = TOKENS // s, HIDDEN // d
+    q, k, v = (torch.randn(b, s, h, d, device="cuda").to(DTYPES[dtype]) for _ in range(3))
+    o, lse = torch.empty_like(q), torch.empty(b, h, s, device="cuda")
+    plan = library.plan(f"fwd {dtype} b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else ""),
+                        "gpu")
+    tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse)
+    stream = torch.cuda.current_stream().cuda_stream
+    ours = lambda: plan.enqueue(tensors, stream)
+    peer_inputs = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(*peer_inputs, is_causal=causal)
+
+    peer = cudnn().transpose(1, 2).float()
+    ours()
+    difference = ((o.float() - peer).abs().max() / peer.abs().max()).item()
+    flops = 4 * b * h * s * s * d / (2 if causal else 1)
+    calls = max(3, min(60, int(0.012 / (flops / 5e14))))
+    times = {ours: [], cudnn: []}
+    for _ in range(rounds):
+        for function, samples in times.items():
+            samples.append(time_calls(function, calls))
+    rate = {f: flops / statistics.median(t) * 1e-12 for f, t in times.items()}
+    return b, h, plan.kernel, rate[ours], rate[cudnn], difference
+
+
+def host_cost(library):
+    """Median microseconds of one enqueue, the plan made before."""
+    q = torch.randn(1, 128, 1, 128, device="cuda").bfloat16()
+    o = torch.empty_like(q)
+    plan = library.plan("fwd bf16 b=1 h=1 q=128 k=128 d=128", "gpu")
+    tensors = plan.tensors(q=q, k=q, v=q, o=o)
+    stream = torch.cuda.current_stream().cuda_stream
+    samples = []
+    for _ in range(300):
+        start = time.perf_counter()
+        plan.enqueue(tensors, stream)
+        samples.append(time.perf_counter() - start)
+        if len(samples) % 20 == 0:
+            torch.cuda.synchronize()
+    return statistics.median(samples) * 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=("bf16",))
+    parser.add_argument("--head-dim", nargs="+", type=int, default=(64, 128, 256))
+    parser.add_argument("--seqlen", nargs="+", type=int, default=[512 << i for i in range(6)])
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    library = libtessera.Library(arguments.library)
+    rows = []
+    for dtype in arguments.dtype:
+        for d in arguments.head_dim:
+            for causal in (False, True):
+                for s in arguments.seqlen:
+                    b, h, kernel, ours, cudnn, difference = measure(library, dtype, d, causal, s,
+                                                                    arguments.rounds)
+                    rows.append(dict(zip(COLUMNS, (
+                        datetime.date.today().isoformat(), arguments.commit, query("driver_version"),
+                        query("clocks.sm"), dtype, d, int(causal), s, b, h, kernel, f"{ours:.1f}",
+                        f"{cudnn:.1f}", f"{ours / cudnn:.3f}", f"{difference:.1e}"))))
+                    print(f"{dtype} d={d} {'causal' if causal else 'full'} s={s}: {ours:.0f} TFLOP/s, "
+                          f"cuDNN {cudnn:.0f} ({ours / cudnn:.2f}), difference {difference:.1e}",
+                          flush=True)
+    with arguments.output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"one enqueue through ctypes: {host_cost(library):.1f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+# tools/: the readers of tensor files, and the tessera command, whose main() is in tools/main.cpp.
+find_package(nlohmann_json QUIET)
+find_package(CLI11 QUIET)
+if(NOT nlohmann_json_FOUND OR NOT CLI11_FOUND)
+  message(FATAL_ERROR "The tessera command needs CLI11 and nlohmann-json: install them "
+                      "(Debian: libcli11-dev nlohmann-json3-dev), or leave the command out "
+                      "with -DTESSERA_BUILD_TOOLS=OFF")
+endif()
+
+file(GLOB files_sources CONFIGURE_DEPENDS tools/files/*.cpp)
+if(files_sources)
+  add_library(tessera_files STATIC ${files_sources})
+  target_include_directories(tessera_files PUBLIC include tools)
+  target_link_libraries(tessera_files PUBLIC nlohmann_json::nlohmann_json)
+endif()
+
+file(GLOB tools_sources CONFIGURE_DEPENDS tools/*.cpp tools/check/*.cpp tools/memory/*.cpp)
+set(tools_main ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
+list(REMOVE_ITEM tools_sources ${tools_main})
+if(tools_sources)
+  # Compiled against the headers of the library only: the command links the shared library, the tests
+  # the archive.
+  add_library(tessera_tools STATIC ${tools_sources})
+  target_include_directories(tessera_tools PUBLIC include tools src)
+  target_link_libraries(tessera_tools PUBLIC tessera_files tessera_reference CLI11::CLI11)
+  # Half of a clean build would go into these two headers otherwise.
+  target_precompile_headers(tessera_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp>)
+  file(GLOB front_end CONFIGURE_DEPENDS tools/*_command.cpp tools/cli.cpp)
+  set_source_files_properties(${front_end} PROPERTIES COMPILE_OPTIONS -O1)
+endif()
+
+if(EXISTS ${tools_main} AND TARGET tessera_tools AND TESSERA_BUILD_TOOLS)
+  add_executable(tessera_command ${tools_main})
+  target_link_libraries(tessera_command PRIVATE tessera_tools tessera)
+  set_target_properties(tessera_command PROPERTIES OUTPUT_NAME tessera)
+  file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(tessera_command PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
+endif()

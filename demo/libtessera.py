@@ -1,0 +1,186 @@
+"""libtessera from Python through its C ABI (include/tessera/tessera.h), with ctypes and nothing else.
+
+Problems are given in their one-line form ("fwd f32 b=1 h=8 q=1024 k=1024 d=64 causal"); tensors as
+NumPy arrays, or as anything that has torch's data_ptr() and stride(). The structures below mirror the
+header field by field.
+"""
+
+import ctypes
+import os
+import pathlib
+
+import numpy as np
+
+_int32, _int64, _float, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t), ("pass_", _int32), ("dtype", _int32)]
+        + [(name, _int64) for name in ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k",
+                                       "head_dim", "head_dim_v")]
+        + [("packed", _int32), ("alignment", _int32), ("total_q", _int64), ("total_k", _int64),
+           ("softmax_scale", _float), ("softcap", _float),
+           ("window_left", _int64), ("window_right", _int64), ("alibi", _int32),
+           ("has_bias", _int32), ("bias_dims", ctypes.c_uint32), ("bias_dtype", _int32),
+           ("sink", _int32), ("dropout_p", _float), ("deterministic", _int32),
+           ("batch_invariant", _int32)]
+    )
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_seqlen", _int64),
+                ("stride_head", _int64)]
+
+
+class _Bias(ctypes.Structure):
+    _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_head", _int64),
+                ("stride_query", _int64), ("stride_key", _int64)]
+
+
+class _Tensors(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t)]
+        + [(name, _Tensor) for name in ("q", "k", "v", "o")]
+        + [("softmax_lse", _pointer), ("bias", _Bias)]
+        + [(name, _pointer) for name in ("alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")]
+        + [("philox_seed", ctypes.c_uint64), ("philox_offset", ctypes.c_uint64),
+           ("dout", _Tensor), ("dsoftmax_lse", _pointer)]
+        + [(name, _Tensor) for name in ("dq", "dk", "dv")]
+        + [("dbias", _Bias), ("dsink", _pointer)]
+    )
+
+
+class _Peaks(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("f32_flops", ctypes.c_double),
+                ("bf16_flops", ctypes.c_double), ("read_bytes", ctypes.c_double)]
+
+
+class TesseraError(RuntimeError):
+    """What the library answered, in its own words."""
+
+
+def _address(array):
+    return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data
+
+
+def _strides(array):
+    """Strides in elements."""
+    if hasattr(array, "data_ptr"):
+        return tuple(array.stride())
+    return tuple(s // array.itemsize for s in array.strides)
+
+
+def _tensor(array):
+    """(batch, seqlen, heads, head_dim), or packed (total, heads, head_dim)."""
+    strides = _strides(array)
+    if strides[-1] != 1:
+        raise TesseraError(f"the last stride is {strides[-1]}; it must be 1")
+    batch = strides[0] if len(strides) == 4 else 0
+    return _Tensor(_address(array), batch, strides[-3], strides[-2])
+
+
+class Plan:
+    """One planned problem with a workspace of its own; run() allocates nothing."""
+
+    def __init__(self, library, text, device=None):
+        self._c = library.c
+        problem = _Problem()
+        self._c.tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(problem))
+        library.call(self._c.tessera_problem_parse, text.encode(), ctypes.byref(problem))
+        self._plan = _pointer()
+        library.call(self._c.tessera_plan_create, ctypes.byref(problem),
+                     device.encode() if device else None, ctypes.byref(self._plan))
+        self._library = library
+        self.kernel = self._c.tessera_plan_kernel(self._plan).decode()
+        self.workspace_bytes = self._c.tessera_plan_workspace_bytes(self._plan)
+        memory = np.empty(self.workspace_bytes + 64, np.uint8)
+        self._workspace = memory[-memory.ctypes.data % 64 :]
+
+    def __del__(self):
+        if getattr(self, "_plan", None):
+            self._c.tessera_plan_destroy(self._plan)
+
+    def run(self, **arrays):
+        """Keywords are the fields of tessera_tensors; the arrays must stay alive during the call."""
+        self._library.call(self._c.tessera_run, self._plan, ctypes.byref(self.tensors(**arrays)),
+                           self._workspace.ctypes.data, self.workspace_bytes, None)
+
+    def enqueue(self, tensors, stream):
+        """A plan for a GPU: tensors() of device memory, and a CUDA stream's handle."""
+        self._library.call(self._c.tessera_enqueue, self._plan, ctypes.byref(tensors), None, 0, stream)
+
+    def tensors(self, **arrays):
+        tensors = _Tensors()
+        self._c.tessera_tensors_init(ctypes.byref(tensors), ctypes.sizeof(tensors))
+        kinds = dict(_Tensors._fields_)
+        for name, array in arrays.items():
+            if kinds[name] is _Tensor:
+                value = _tensor(array)
+            elif kinds[name] is _Bias:
+                value = _Bias(_address(array), *_strides(array))
+            else:
+                value = array if isinstance(array, int) else _address(array)
+            setattr(tensors, name, value)
+        return tensors
+
+
+class Library:
+    def __init__(self, path=None):
+        path = path or os.environ.get("TESSERA_LIBRARY") or _default_path()
+        try:
+            self.c = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise SystemExit(f"cannot load libtessera: {error}; build it first (./dev demo does)")
+        self.c.tessera_plan_kernel.restype = ctypes.c_char_p
+        self.c.tessera_version.restype = ctypes.c_char_p
+        self.c.tessera_plan_workspace_bytes.restype = ctypes.c_size_t
+        size, pointer = ctypes.c_size_t, _pointer
+        self.c.tessera_problem_init.argtypes = [pointer, size]
+        self.c.tessera_tensors_init.argtypes = [pointer, size]
+        self.c.tessera_plan_destroy.argtypes = [pointer]
+        self.c.tessera_plan_kernel.argtypes = [pointer]
+        self.c.tessera_plan_workspace_bytes.argtypes = [pointer]
+        error = [ctypes.c_char_p, size]
+        self.c.tessera_problem_parse.argtypes = [ctypes.c_char_p, pointer, *error]
+        self.c.tessera_plan_create.argtypes = [pointer, ctypes.c_char_p, pointer, *error]
+        self.c.tessera_run.argtypes = [pointer, pointer, pointer, size, pointer, *error]
+        self.c.tessera_enqueue.argtypes = [pointer, pointer, pointer, size, pointer, *error]
+        self.c.tessera_measure_peaks.argtypes = [ctypes.c_char_p, ctypes.c_double, pointer, pointer,
+                                                 *error]
+
+    @property
+    def version(self):
+        return self.c.tessera_version().decode()
+
+    def call(self, function, *arguments):
+        error = ctypes.create_string_buffer(4096)
+        if function(*arguments, error, len(error)) != 0:
+            raise TesseraError(error.value.decode(errors="replace"))
+
+    def plan(self, text, device=None):
+        return Plan(self, text, device)
+
+    def peaks(self, seconds):
+        """f32_flops, bf16_flops and read_bytes a second that this machine reaches right now."""
+        peaks = _Peaks(ctypes.sizeof(_Peaks))
+        self.call(self.c.tessera_measure_peaks, None, seconds, None, ctypes.byref(peaks))
+        return peaks
+
+    def attention(self, q, k, v, cu_seqlens):
+        """Packed forward in float32: q, k, v (total_tokens, heads, head_dim) -> like v."""
+        total, heads, head_dim = q.shape
+        longest = int(np.diff(cu_seqlens).max())
+        plan = self.plan(f"fwd f32 b={len(cu_seqlens) - 1} h={heads} q={longest} k={longest} "
+                         f"d={head_dim} packed={total},{total}")
+        out = np.empty_like(v)
+        plan.run(q=q, k=k, v=v, o=out, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+        return out
+
+
+def _default_path():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    found = sorted(root.glob("build*/libtessera.so")) + sorted(root.glob("build/*/libtessera.so"))
+    if not found:
+        raise SystemExit("libtessera.so is not built; run ./dev demo, or set TESSERA_LIBRARY")
+    return found[-1]

@@ -1,0 +1,103 @@
+// Problem: one attention computation as a pointer-free value. The same value is planned, printed,
+// parsed, tested and benchmarked; the pointers come separately (tensors.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/export.h"
+#include "tessera/status.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+/// Which dimensions of the additive bias (batch, num_heads, seqlen_q, seqlen_k) are stored; one
+/// that is not has size 1 and is broadcast. The gradient of the bias has the same shape, summed.
+struct BiasShape {
+  bool batch = true;         ///< one bias per sequence
+  bool heads = true;         ///< one per query head
+  bool queries = true;       ///< one per query
+  bool keys = true;          ///< one per key
+  Dtype dtype = Dtype::f32;  ///< f32, or the problem's dtype
+
+  friend bool operator==(const BiasShape&, const BiasShape&) = default;
+};
+
+/// An attention problem: o = dropout(softmax(mask(softcap(softmax_scale * q k^T) + bias))) v, and
+/// its gradients (docs/semantics.md, rules S1-S12). Sizes are in elements.
+struct Problem {
+  Pass pass = Pass::forward;  ///< o, or the gradients
+  Dtype dtype = Dtype::f32;   ///< of q, k, v, o and their gradients
+
+  std::int64_t batch = 1;        ///< sequences
+  std::int64_t num_heads = 1;    ///< query heads
+  std::int64_t num_heads_k = 1;  ///< key/value heads; divides num_heads (S10)
+  std::int64_t seqlen_q = 0;     ///< packed: the longest query sequence, max_seqlen_q
+  std::int64_t seqlen_k = 0;     ///< packed: the longest key sequence, max_seqlen_k
+  std::int64_t head_dim = 0;     ///< of q and k
+  std::int64_t head_dim_v = 0;   ///< of v and o
+
+  /// Packed variable length: q is (total_q, num_heads, head_dim), k and v (total_k, num_heads_k,
+  /// ..), sequence boundaries come in cu_seqlens_q / cu_seqlens_k (S11).
+  bool packed = false;
+  std::int64_t total_q = 0;  ///< packed only
+  std::int64_t total_k = 0;  ///< packed only
+
+  std::optional<float> softmax_scale;  ///< none: 1 / sqrt(head_dim)
+  float softcap = 0.0F;                ///< > 0: scores become softcap * tanh(score / softcap)
+  std::int64_t window_left = -1;       ///< keys visible to the left; -1: unbounded (S3)
+  std::int64_t window_right = -1;      ///< keys visible to the right; -1: unbounded; causal: 0
+  Alignment alignment = Alignment::bottom_right;  ///< of causal and window (S2)
+  PerHead alibi = PerHead::none;                  ///< shape of the ALiBi slopes (S6)
+  std::optional<BiasShape> bias;                  ///< none: no bias tensor
+  bool sink = false;             ///< one extra logit a head in the denominator, (num_heads) fp32
+  float dropout_p = 0.0F;        ///< probability that an attention weight is zeroed, [0, 1)
+  bool deterministic = false;    ///< dQ bitwise repeatable too (S9); the CPU always is
+  bool batch_invariant = false;  ///< a row's bits do not depend on the rest of the batch (S9)
+
+  /// Whether query i sees exactly the keys up to its own position.
+  bool causal() const { return window_left < 0 && window_right == 0; }
+  /// Query heads that share one key/value head.
+  std::int64_t group() const { return num_heads_k > 0 ? num_heads / num_heads_k : 0; }
+  /// The scale in force.
+  TESSERA_API float scale() const;
+  /// Rows of q (of all sequences together), the first dimension of a packed tensor.
+  std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
+  /// Rows of k and v.
+  std::int64_t rows_k() const { return packed ? total_k : batch * seqlen_k; }
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+/// The problem in its one-line form, e.g. "fwd bf16 b=2 h=8/2 q=1024 k=4096 d=128 causal". Only
+/// what differs from the default is printed; parse_problem reads it back to an equal value.
+TESSERA_API std::string to_string(const Problem& problem);
+
+/// Reads the one-line form (docs/semantics.md lists the words). Errors name the word and what would
+/// be accepted. The result is syntactically whole; validate() says whether it makes sense.
+TESSERA_API Result<Problem> parse_problem(std::string_view text);
+
+/// Says whether the numbers make sense together; the text names the first field that does not.
+TESSERA_API Status validate(const Problem& problem);
+
+TESSERA_API const char* to_string(Dtype dtype);
+TESSERA_API const char* to_string(Pass pass);
+
+/// Largest values a Problem may hold; positions stay far inside int32, offsets use int64.
+inline constexpr std::int64_t kMaxSeqlen = std::int64_t{1} << 29;
+inline constexpr std::int64_t kMaxHeads = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxBatch = std::int64_t{1} << 29;
+inline constexpr std::int64_t kMaxHeadDim = 65536;
+
+}  // namespace tessera
+
+/// Equal problems have equal hashes.
+template <>
+struct std::hash<tessera::Problem> {
+  /// Over every field.
+  TESSERA_API std::size_t operator()(const tessera::Problem& problem) const noexcept;
+};

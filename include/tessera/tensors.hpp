@@ -1,0 +1,93 @@
+// Tensors: the pointers and strides that go with a Problem. Strides are in elements; the stride of
+// the last dimension is always 1 and therefore not written (S11).
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/problem.hpp"
+
+namespace tessera {
+
+/// A read-only (batch, seqlen, heads, head_dim) tensor; packed: (total, heads, head_dim), where
+/// stride_batch is ignored.
+struct ConstTensor {
+  const void* data = nullptr;  ///< the first element
+  /// From one element of a dimension to the next.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_seqlen = 0;
+  std::int64_t stride_head = 0;
+  /// @}
+};
+
+/// The same, written to. Must not overlap any other tensor.
+struct Tensor {
+  void* data = nullptr;  ///< the first element
+  /// From one element of a dimension to the next.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_seqlen = 0;
+  std::int64_t stride_head = 0;
+  /// @}
+
+  /// What one pass wrote the next one reads.
+  operator ConstTensor() const {  // NOLINT(google-explicit-constructor)
+    return {data, stride_batch, stride_seqlen, stride_head};
+  }
+};
+
+/// A (batch, num_heads, seqlen_q, seqlen_k) additive bias. The stride of a dimension that BiasShape
+/// does not store is ignored.
+struct ConstBias {
+  const void* data = nullptr;  ///< the first element
+  /// From one element of a dimension to the next.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_head = 0;
+  std::int64_t stride_query = 0;
+  std::int64_t stride_key = 0;
+  /// @}
+};
+
+/// The gradient of a bias; same shape as the bias, strides of its own.
+struct Bias {
+  void* data = nullptr;  ///< the first element
+  /// From one element of a dimension to the next.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_head = 0;
+  std::int64_t stride_query = 0;
+  std::int64_t stride_key = 0;
+  /// @}
+};
+
+/// Everything a run reads and writes. `required` depends on the Problem; run() checks.
+struct Tensors {
+  ConstTensor q;  ///< (batch, seqlen_q, num_heads, head_dim)
+  ConstTensor k;  ///< (batch, seqlen_k, num_heads_k, head_dim)
+  ConstTensor v;  ///< (batch, seqlen_k, num_heads_k, head_dim_v)
+  Tensor o;       ///< (batch, seqlen_q, num_heads, head_dim_v); forward: written, backward: read
+
+  /// (batch, num_heads, seqlen_q) contiguous fp32, packed (num_heads, total_q); natural logarithm
+  /// (S5). Forward: written unless null. Backward: read, required.
+  float* softmax_lse = nullptr;
+
+  ConstBias bias;                       ///< required iff Problem::bias
+  const float* alibi_slopes = nullptr;  ///< (num_heads) or (batch, num_heads), iff alibi (S6)
+  const float* sink = nullptr;          ///< (num_heads), iff Problem::sink
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< (batch + 1), iff packed
+  const std::int32_t* cu_seqlens_k = nullptr;  ///< (batch + 1), iff packed
+  std::uint64_t philox_seed = 0;               ///< dropout only (S8)
+  std::uint64_t philox_offset = 0;             ///< dropout only (S8)
+
+  // Backward.
+  ConstTensor dout;                     ///< like o
+  const float* dsoftmax_lse = nullptr;  ///< like softmax_lse; null: zero (S5)
+  Tensor dq;                            ///< like q
+  Tensor dk;                            ///< like k
+  Tensor dv;                            ///< like v
+  Bias dbias;                           ///< null: not computed
+  float* dsink = nullptr;               ///< (num_heads); null: not computed
+};
+
+}  // namespace tessera

@@ -1,0 +1,211 @@
+/* Tessera's C ABI. Stable within a major version: structures start with `size`, which the *_init
+ * functions set, so that later versions may append fields; enumerators keep their values.
+ *
+ * Functions that can fail return a code and write one sentence to `error` (always terminated, cut
+ * to error_size; may be NULL). Nothing throws, exits, or keeps pointers after returning. */
+#ifndef TESSERA_TESSERA_H_
+#define TESSERA_TESSERA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tessera/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Version of this header: major * 10000 + minor * 100 + patch. */
+#define TESSERA_H_VERSION 100
+
+/** What kind of failure a call met. */
+typedef enum tessera_code {
+  TESSERA_OK = 0,
+  TESSERA_INVALID = 1,     /**< an argument makes no sense */
+  TESSERA_UNSUPPORTED = 2, /**< no kernel of the device does this */
+  TESSERA_WORKSPACE = 3,   /**< the workspace is missing, too small or misaligned */
+  TESSERA_DEVICE = 4       /**< the machine or the operating system refused */
+} tessera_code;
+
+typedef enum tessera_pass { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_pass;
+
+typedef enum tessera_dtype { TESSERA_F32 = 0, TESSERA_BF16 = 1, TESSERA_F16 = 2 } tessera_dtype;
+
+typedef enum tessera_alignment {
+  TESSERA_BOTTOM_RIGHT = 0, /**< query i sits at key position i + seqlen_k - seqlen_q */
+  TESSERA_TOP_LEFT = 1      /**< query i sits at key position i */
+} tessera_alignment;
+
+typedef enum tessera_per_head {
+  TESSERA_PER_HEAD_NONE = 0,
+  TESSERA_PER_HEAD_HEADS = 1,      /**< (num_heads) */
+  TESSERA_PER_HEAD_BATCH_HEADS = 2 /**< (batch, num_heads) */
+} tessera_per_head;
+
+/** Which dimensions of the bias are stored; the others have size 1 and are broadcast. */
+enum {
+  TESSERA_BIAS_BATCH = 1,
+  TESSERA_BIAS_HEADS = 2,
+  TESSERA_BIAS_QUERIES = 4,
+  TESSERA_BIAS_KEYS = 8
+};
+
+/** One attention problem; tessera::Problem in problem.hpp describes each field. Initialise with
+ * tessera_problem_init, then set sizes. */
+typedef struct tessera_problem {
+  size_t size;             /**< set by tessera_problem_init */
+  int32_t pass;            /**< tessera_pass */
+  int32_t dtype;           /**< tessera_dtype */
+  int64_t batch;           /**< sequences */
+  int64_t num_heads;       /**< of q and o */
+  int64_t num_heads_k;     /**< of k and v */
+  int64_t seqlen_q;        /**< packed: the longest */
+  int64_t seqlen_k;        /**< packed: the longest */
+  int64_t head_dim;        /**< of q and k */
+  int64_t head_dim_v;      /**< of v and o */
+  int32_t packed;          /**< 0 or 1 */
+  int32_t alignment;       /**< tessera_alignment */
+  int64_t total_q;         /**< packed only */
+  int64_t total_k;         /**< packed only */
+  float softmax_scale;     /**< NaN (the initial value): 1 / sqrt(head_dim) */
+  float softcap;           /**< 0: none */
+  int64_t window_left;     /**< -1: unbounded */
+  int64_t window_right;    /**< -1: unbounded; causal: 0 */
+  int32_t alibi;           /**< tessera_per_head */
+  int32_t has_bias;        /**< 0 or 1 */
+  uint32_t bias_dims;      /**< TESSERA_BIAS_* */
+  int32_t bias_dtype;      /**< TESSERA_F32 or the problem's dtype */
+  int32_t sink;            /**< 0 or 1 */
+  float dropout_p;         /**< [0, 1) */
+  int32_t deterministic;   /**< 0 or 1 */
+  int32_t batch_invariant; /**< 0 or 1 */
+} tessera_problem;
+
+/** A (batch, seqlen, heads, head_dim) tensor, packed (total, heads, head_dim); strides in elements,
+ * the last one is 1. Inputs are not written to. */
+typedef struct tessera_tensor {
+  void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_tensor;
+
+/** A (batch, num_heads, seqlen_q, seqlen_k) bias; strides of broadcast dimensions are ignored. */
+typedef struct tessera_bias {
+  void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_query;
+  int64_t stride_key;
+  /** @} */
+} tessera_bias;
+
+/** Everything a run reads and writes; tessera::Tensors in tensors.hpp says which field is required
+ * when. */
+typedef struct tessera_tensors {
+  size_t size; /**< set by tessera_tensors_init */
+  /** As in tessera::Tensors. @{ */
+  tessera_tensor q;
+  tessera_tensor k;
+  tessera_tensor v;
+  tessera_tensor o;
+  float* softmax_lse;
+  tessera_bias bias;
+  const float* alibi_slopes;
+  const float* sink;
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  tessera_tensor dout;
+  const float* dsoftmax_lse;
+  tessera_tensor dq;
+  tessera_tensor dk;
+  tessera_tensor dv;
+  tessera_bias dbias;
+  float* dsink;
+  /** @} */
+} tessera_tensors;
+
+/** Where worker threads come from; tessera::Executor in executor.hpp states the contract of `run`.
+ */
+typedef struct tessera_executor {
+  size_t size;         /**< sizeof(tessera_executor) */
+  int32_t num_threads; /**< how many workers may run at the same time */
+  void* self;          /**< passed to run */
+  /** Must not be NULL. */
+  void (*run)(void* self, int num_workers, void (*work)(void* context, int worker), void* context);
+} tessera_executor;
+
+/** A plan: immutable, usable from several threads at once. */
+typedef struct tessera_plan tessera_plan;
+
+/** Sets every field to its default, and `size`. Call as tessera_problem_init(&p, sizeof p). */
+TESSERA_API void tessera_problem_init(tessera_problem* problem, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_tensors_init(tessera_tensors* tensors, size_t size);
+
+/** Chooses a kernel. `device`: a name as in `tessera info`, NULL is this CPU. On success *plan must
+ * be released with tessera_plan_destroy; on failure it is NULL. */
+TESSERA_API tessera_code tessera_plan_create(const tessera_problem* problem, const char* device,
+                                             tessera_plan** plan, char* error, size_t error_size);
+TESSERA_API void tessera_plan_destroy(tessera_plan* plan);
+/** Bytes of workspace tessera_run needs, aligned to 64. */
+TESSERA_API size_t tessera_plan_workspace_bytes(const tessera_plan* plan);
+/** Name of the chosen kernel; lives as long as the plan. */
+TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
+
+/** Runs a plan. `executor`: NULL is the process-wide pool. */
+TESSERA_API tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors,
+                                     void* workspace, size_t workspace_bytes,
+                                     const tessera_executor* executor, char* error,
+                                     size_t error_size);
+
+/** Plans for this machine and runs with a workspace of its own. */
+TESSERA_API tessera_code tessera_attend(const tessera_problem* problem,
+                                        const tessera_tensors* tensors,
+                                        const tessera_executor* executor, char* error,
+                                        size_t error_size);
+
+/** The same for a plan made for a GPU ("gpu", "gpu:1"), on a CUDA stream (a CUstream; NULL: the
+ * default stream). All pointers are device memory; the work is enqueued and not waited for. */
+TESSERA_API tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
+                                         void* workspace, size_t workspace_bytes, void* stream,
+                                         char* error, size_t error_size);
+
+/** Writes the planner's table for the problem into `text` (always terminated, cut to text_size) and
+ * returns the length it would have, like snprintf; 0 if the arguments are unusable. */
+TESSERA_API size_t tessera_explain(const tessera_problem* problem, const char* device, char* text,
+                                   size_t text_size);
+/** The problem's one-line form, in the same way. */
+TESSERA_API size_t tessera_problem_print(const tessera_problem* problem, char* text,
+                                         size_t text_size);
+/** Reads the one-line form into an initialised problem. */
+TESSERA_API tessera_code tessera_problem_parse(const char* text, tessera_problem* problem,
+                                               char* error, size_t error_size);
+
+/** What a machine reaches in simple loops; tessera::Peaks in tessera.hpp describes the fields. */
+typedef struct tessera_peaks {
+  size_t size;       /**< sizeof(tessera_peaks), set by the caller */
+  double f32_flops;  /**< per second */
+  double bf16_flops; /**< per second */
+  double read_bytes; /**< per second */
+} tessera_peaks;
+
+/** Measures them, for about `seconds` each; `device` and `executor` as above. */
+TESSERA_API tessera_code tessera_measure_peaks(const char* device, double seconds,
+                                               const tessera_executor* executor,
+                                               tessera_peaks* peaks, char* error,
+                                               size_t error_size);
+
+/** "0.1.0" */
+TESSERA_API const char* tessera_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_TESSERA_H_ */

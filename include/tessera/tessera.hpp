@@ -1,0 +1,112 @@
+// Tessera: exact attention, one tile at a time. The whole C++ API.
+//
+//   Problem --validate--> plan(Problem, Device) --> Plan --> run(Plan, Tensors, workspace,
+//   Execution)
+//
+// plan() chooses a kernel and says what memory it needs; run() allocates nothing and touches no
+// global state. attend() does both, with a workspace of its own.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/device.hpp"
+#include "tessera/executor.hpp"
+#include "tessera/export.h"
+#include "tessera/problem.hpp"
+#include "tessera/status.hpp"
+#include "tessera/tensors.hpp"
+
+#define TESSERA_VERSION_MAJOR 0
+#define TESSERA_VERSION_MINOR 1
+#define TESSERA_VERSION_PATCH 0
+
+namespace tessera {
+
+struct PlanData;  // src/plan/plan.h
+
+/// One named piece of the workspace.
+struct WorkspaceRegion {
+  std::string name;        ///< what lies there
+  std::size_t offset = 0;  ///< bytes from the start of the workspace
+  std::size_t bytes = 0;   ///< its size
+};
+
+/// What plan() decided: an immutable value, cheap to copy, usable from several threads at once.
+class TESSERA_API Plan {
+ public:
+  /// What was asked for.
+  const Problem& problem() const;
+  /// What it was planned for.
+  const Device& device() const;
+  /// Name of the catalog row that will run, e.g. "cpu.avx512_bf16.forward.tile.bf16".
+  std::string_view kernel() const;
+  /// Bytes run() needs, to be aligned to workspace_alignment; 0 is possible.
+  std::size_t workspace_bytes() const;
+  /// What the workspace consists of.
+  std::vector<WorkspaceRegion> workspace_regions() const;
+  /// Every row of the catalog with its cost or the reason why it was refused, and the workspace.
+  std::string explain() const;
+
+  /// Bytes; the start of a workspace must be a multiple.
+  static constexpr std::size_t workspace_alignment = 64;
+
+  /// Internal.
+  /// @{
+  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
+  const PlanData& data() const { return *data_; }
+  /// @}
+
+ private:
+  std::shared_ptr<const PlanData> data_;
+};
+
+/// How a run is executed; nothing here changes its result.
+struct Execution {
+  /// Null: default_executor(). Offers at most Device::threads workers' worth of parallelism.
+  const Executor* executor = nullptr;
+  /// Called now and then by one worker with done <= total (work items); must be quick.
+  void (*progress)(void* context, std::int64_t done, std::int64_t total) = nullptr;
+  void* progress_context = nullptr;  ///< passed to progress
+  void* stream = nullptr;            ///< GPU: the CUstream to enqueue on; null: the default stream
+};
+
+/// Chooses the cheapest kernel of the device that accepts the problem.
+/// Errors: invalid (the problem), unsupported (no row accepts it; the text gives each row's
+/// reason).
+TESSERA_API Result<Plan> plan(const Problem& problem, const Device& device);
+
+/// The table of every catalog row with cost or refusal, even when none accepts.
+TESSERA_API std::string explain(const Problem& problem, const Device& device);
+
+/// Computes. `workspace`: workspace_bytes() bytes, aligned to 64, uninitialised, used by one run at
+/// a time. On a GPU all pointers are device memory, the work is enqueued and not waited for, and
+/// cu_seqlens are not looked at. Errors: invalid (a tensor), workspace (too small, misaligned),
+/// device (this machine cannot execute the plan's instruction set, or the driver's own error).
+TESSERA_API Status run(const Plan& plan, const Tensors& tensors, void* workspace,
+                       std::size_t workspace_bytes, const Execution& execution = {});
+
+/// Plans for this machine and runs with a workspace of its own.
+TESSERA_API Status attend(const Problem& problem, const Tensors& tensors,
+                          const Execution& execution = {});
+
+/// What a machine reaches in simple loops; per second, all workers together.
+struct Peaks {
+  double f32_flops = 0.0;   ///< fp32 multiply-adds in registers, two operations each
+  double bf16_flops = 0.0;  ///< bf16 dot products in registers; 0: no such instruction
+  double read_bytes = 0.0;  ///< plain reads of memory
+};
+
+/// Measures them on this machine for about `seconds` each, with the device's instruction set and at
+/// most device.threads workers. Clocks drift: measure beside whatever is compared with the result.
+/// Errors: device (this machine cannot execute the device's instruction set).
+TESSERA_API Result<Peaks> measure_peaks(const Device& device, double seconds,
+                                        const Executor* executor = nullptr);
+
+/// "0.1.0"
+TESSERA_API const char* version();
+
+}  // namespace tessera

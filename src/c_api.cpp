@@ -1,0 +1,377 @@
+// The C ABI: converts to the C++ types and back; no logic of its own.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "tessera/tessera.h"
+#include "tessera/tessera.hpp"
+
+struct tessera_plan {
+  tessera::Plan plan;
+  std::string kernel;
+};
+
+namespace {
+
+using tessera::Code;
+using tessera::Result;
+using tessera::Status;
+
+static_assert(static_cast<int>(Code::device) == TESSERA_DEVICE);
+static_assert(static_cast<int>(tessera::Dtype::f16) == TESSERA_F16);
+static_assert(static_cast<int>(tessera::PerHead::batch_heads) == TESSERA_PER_HEAD_BATCH_HEADS);
+static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
+
+/// Copies text like snprintf and returns its whole length.
+std::size_t copy_text(const std::string& text, char* out, std::size_t out_size) {
+  if (out != nullptr && out_size > 0) {
+    const std::size_t length = std::min(text.size(), out_size - 1);
+    std::memcpy(out, text.data(), length);
+    out[length] = '\0';
+  }
+  return text.size();
+}
+
+tessera_code report(const Status& status, char* error, std::size_t error_size) {
+  copy_text(status.text, error, error_size);
+  return static_cast<tessera_code>(status.code);
+}
+
+/// Reads a caller's structure that may be older (shorter) or newer (longer) than ours. What an
+/// older caller does not know keeps its default; a newer caller's extra fields must be zero.
+template <class Struct>
+Status read_struct(const char* name, const Struct* from, Struct& to) {
+  if (from == nullptr) return Status::invalid(std::string(name) + " = null");
+  const std::size_t size = from->size;
+  if (size < sizeof(std::size_t) || size > 65536) {
+    return Status::invalid(std::string(name) + ".size = " + std::to_string(size) +
+                           ": initialise the structure with its _init function");
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  for (std::size_t i = sizeof(Struct); i < size; ++i) {
+    if (bytes[i] != 0) {
+      return Status::unsupported(std::string(name) + ".size = " + std::to_string(size) +
+                                 ": uses fields that this version of the library does not know");
+    }
+  }
+  std::memcpy(&to, from, std::min(size, sizeof(Struct)));
+  return {};
+}
+
+/// An enumerator or flag in [0, last].
+template <class Enum>
+Status read_enum(const char* name, std::int32_t value, Enum last, Enum& out) {
+  const auto high = static_cast<std::int32_t>(last);
+  if (value < 0 || value > high) {
+    return Status::invalid(std::string(name) + " = " + std::to_string(value) +
+                           ": must lie in [0, " + std::to_string(high) + "]");
+  }
+  out = static_cast<Enum>(value);
+  return {};
+}
+
+Result<tessera::Problem> to_cpp(const tessera_problem* from) {
+  tessera_problem c;
+  tessera_problem_init(&c, sizeof c);
+  if (Status s = read_struct("problem", from, c); !s) return s;
+  tessera::Problem p;
+  tessera::BiasShape bias;
+  bool has_bias = false;
+  const Status checks[] = {
+      read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
+      read_enum("dtype", c.dtype, tessera::Dtype::f16, p.dtype),
+      read_enum("alignment", c.alignment, tessera::Alignment::top_left, p.alignment),
+      read_enum("alibi", c.alibi, tessera::PerHead::batch_heads, p.alibi),
+      read_enum("bias_dtype", c.bias_dtype, tessera::Dtype::f16, bias.dtype),
+      read_enum("packed", c.packed, true, p.packed),
+      read_enum("has_bias", c.has_bias, true, has_bias),
+      read_enum("sink", c.sink, true, p.sink),
+      read_enum("deterministic", c.deterministic, true, p.deterministic),
+      read_enum("batch_invariant", c.batch_invariant, true, p.batch_invariant),
+  };
+  for (const Status& s : checks) {
+    if (!s) return s;
+  }
+  if (c.bias_dims > 15U) {
+    return Status::invalid("bias_dims = " + std::to_string(c.bias_dims) +
+                           ": must be a sum of TESSERA_BIAS_* values");
+  }
+  p.batch = c.batch;
+  p.num_heads = c.num_heads;
+  p.num_heads_k = c.num_heads_k;
+  p.seqlen_q = c.seqlen_q;
+  p.seqlen_k = c.seqlen_k;
+  p.head_dim = c.head_dim;
+  p.head_dim_v = c.head_dim_v;
+  p.total_q = c.total_q;
+  p.total_k = c.total_k;
+  if (!std::isnan(c.softmax_scale)) p.softmax_scale = c.softmax_scale;
+  p.softcap = c.softcap;
+  p.window_left = c.window_left;
+  p.window_right = c.window_right;
+  p.dropout_p = c.dropout_p;
+  if (has_bias) {
+    bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;
+    bias.heads = (c.bias_dims & TESSERA_BIAS_HEADS) != 0;
+    bias.queries = (c.bias_dims & TESSERA_BIAS_QUERIES) != 0;
+    bias.keys = (c.bias_dims & TESSERA_BIAS_KEYS) != 0;
+    p.bias = bias;
+  }
+  return p;
+}
+
+void to_c(const tessera::Problem& p, tessera_problem& c) {
+  c.pass = static_cast<std::int32_t>(p.pass);
+  c.dtype = static_cast<std::int32_t>(p.dtype);
+  c.batch = p.batch;
+  c.num_heads = p.num_heads;
+  c.num_heads_k = p.num_heads_k;
+  c.seqlen_q = p.seqlen_q;
+  c.seqlen_k = p.seqlen_k;
+  c.head_dim = p.head_dim;
+  c.head_dim_v = p.head_dim_v;
+  c.packed = p.packed ? 1 : 0;
+  c.alignment = static_cast<std::int32_t>(p.alignment);
+  c.total_q = p.total_q;
+  c.total_k = p.total_k;
+  c.softmax_scale = p.softmax_scale.value_or(std::numeric_limits<float>::quiet_NaN());
+  c.softcap = p.softcap;
+  c.window_left = p.window_left;
+  c.window_right = p.window_right;
+  c.alibi = static_cast<std::int32_t>(p.alibi);
+  c.has_bias = p.bias ? 1 : 0;
+  if (p.bias) {
+    const auto bit = [](bool stored, std::uint32_t value) { return stored ? value : 0U; };
+    c.bias_dims = bit(p.bias->batch, TESSERA_BIAS_BATCH) | bit(p.bias->heads, TESSERA_BIAS_HEADS) |
+                  bit(p.bias->queries, TESSERA_BIAS_QUERIES) | bit(p.bias->keys, TESSERA_BIAS_KEYS);
+    c.bias_dtype = static_cast<std::int32_t>(p.bias->dtype);
+  }
+  c.sink = p.sink ? 1 : 0;
+  c.dropout_p = p.dropout_p;
+  c.deterministic = p.deterministic ? 1 : 0;
+  c.batch_invariant = p.batch_invariant ? 1 : 0;
+}
+
+tessera::Tensor to_cpp(const tessera_tensor& t) {
+  return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+}
+
+tessera::Bias to_cpp(const tessera_bias& b) {
+  return {b.data, b.stride_batch, b.stride_head, b.stride_query, b.stride_key};
+}
+
+Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
+  tessera_tensors c;
+  tessera_tensors_init(&c, sizeof c);
+  if (Status s = read_struct("tensors", from, c); !s) return s;
+  tessera::Tensors t;
+  t.q = to_cpp(c.q);
+  t.k = to_cpp(c.k);
+  t.v = to_cpp(c.v);
+  t.o = to_cpp(c.o);
+  t.softmax_lse = c.softmax_lse;
+  const tessera_bias& bias = c.bias;
+  t.bias = {bias.data, bias.stride_batch, bias.stride_head, bias.stride_query, bias.stride_key};
+  t.alibi_slopes = c.alibi_slopes;
+  t.sink = c.sink;
+  t.cu_seqlens_q = c.cu_seqlens_q;
+  t.cu_seqlens_k = c.cu_seqlens_k;
+  t.philox_seed = c.philox_seed;
+  t.philox_offset = c.philox_offset;
+  t.dout = to_cpp(c.dout);
+  t.dsoftmax_lse = c.dsoftmax_lse;
+  t.dq = to_cpp(c.dq);
+  t.dk = to_cpp(c.dk);
+  t.dv = to_cpp(c.dv);
+  t.dbias = to_cpp(c.dbias);
+  t.dsink = c.dsink;
+  return t;
+}
+
+/// The caller's executor, or the default one.
+Result<tessera::Executor> to_cpp(const tessera_executor* from) {
+  if (from == nullptr) return tessera::default_executor();
+  tessera_executor c{};
+  if (Status s = read_struct("executor", from, c); !s) return s;
+  if (c.num_threads < 1) {
+    return Status::invalid("executor.num_threads = " + std::to_string(c.num_threads) +
+                           ": must be at least 1");
+  }
+  if (c.run == nullptr) return Status::invalid("executor.run = null");
+  return tessera::Executor{c.num_threads, c.self, c.run};
+}
+
+Result<tessera::Device> to_device(const char* name) {
+  return tessera::named_device(name == nullptr ? "cpu" : name);
+}
+
+/// The C++ side throws nothing itself, but making text and plans allocates: a failed allocation
+/// must not cross the ABI.
+template <class Body>
+tessera_code guarded(char* error, std::size_t error_size, const Body& body) {
+  try {
+    return report(body(), error, error_size);
+  } catch (const std::bad_alloc&) {
+    if (error != nullptr && error_size > 0) error[0] = '\0';
+    return TESSERA_DEVICE;
+  }
+}
+
+template <class Body>
+std::size_t guarded_text(char* text, std::size_t text_size, const Body& body) {
+  if (text != nullptr && text_size > 0) text[0] = '\0';
+  try {
+    const Result<std::string> result = body();
+    return result ? copy_text(*result, text, text_size) : 0;
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void tessera_problem_init(tessera_problem* problem, size_t size) {
+  if (problem == nullptr) return;
+  tessera_problem defaults{};
+  to_c(tessera::Problem{}, defaults);
+  std::memset(problem, 0, size);
+  std::memcpy(problem, &defaults, std::min(size, sizeof defaults));
+  problem->size = size;
+}
+
+void tessera_tensors_init(tessera_tensors* tensors, size_t size) {
+  if (tensors == nullptr) return;
+  std::memset(tensors, 0, size);
+  tensors->size = size;
+}
+
+tessera_code tessera_plan_create(const tessera_problem* problem, const char* device,
+                                 tessera_plan** plan, char* error, size_t error_size) {
+  if (plan == nullptr) return report(Status::invalid("plan = null"), error, error_size);
+  *plan = nullptr;
+  return guarded(error, error_size, [&]() -> Status {
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    const auto planned = tessera::plan(*p, *where);
+    if (!planned) return planned.status();
+    *plan = new tessera_plan{*planned, std::string(planned->kernel())};
+    return {};
+  });
+}
+
+void tessera_plan_destroy(tessera_plan* plan) { delete plan; }
+
+size_t tessera_plan_workspace_bytes(const tessera_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.workspace_bytes();
+}
+
+const char* tessera_plan_kernel(const tessera_plan* plan) {
+  return plan == nullptr ? "" : plan->kernel.c_str();
+}
+
+tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors, void* workspace,
+                         size_t workspace_bytes, const tessera_executor* executor, char* error,
+                         size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan = null");
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    const auto e = to_cpp(executor);
+    if (!e) return e.status();
+    tessera::Execution execution;
+    execution.executor = &*e;
+    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
+  });
+}
+
+tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
+                             void* workspace, size_t workspace_bytes, void* stream, char* error,
+                             size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan = null");
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    tessera::Execution execution;
+    execution.stream = stream;
+    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
+  });
+}
+
+tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensors* tensors,
+                            const tessera_executor* executor, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    const auto e = to_cpp(executor);
+    if (!e) return e.status();
+    tessera::Execution execution;
+    execution.executor = &*e;
+    return tessera::attend(*p, *t, execution);
+  });
+}
+
+size_t tessera_explain(const tessera_problem* problem, const char* device, char* text,
+                       size_t text_size) {
+  return guarded_text(text, text_size, [&]() -> Result<std::string> {
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    return tessera::explain(*p, *where);
+  });
+}
+
+size_t tessera_problem_print(const tessera_problem* problem, char* text, size_t text_size) {
+  return guarded_text(text, text_size, [&]() -> Result<std::string> {
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    return tessera::to_string(*p);
+  });
+}
+
+tessera_code tessera_problem_parse(const char* text, tessera_problem* problem, char* error,
+                                   size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (text == nullptr) return Status::invalid("text = null");
+    tessera_problem c;
+    tessera_problem_init(&c, sizeof c);
+    if (Status s = read_struct("problem", problem, c); !s) return s;
+    const auto p = tessera::parse_problem(text);
+    if (!p) return p.status();
+    to_c(*p, c);
+    std::memcpy(problem, &c, std::min(problem->size, sizeof c));
+    return {};
+  });
+}
+
+tessera_code tessera_measure_peaks(const char* device, double seconds,
+                                   const tessera_executor* executor, tessera_peaks* peaks,
+                                   char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    tessera_peaks c{};
+    if (Status s = read_struct("peaks", peaks, c); !s) return s;
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    const auto e = to_cpp(executor);
+    if (!e) return e.status();
+    const auto measured = tessera::measure_peaks(*where, seconds, &*e);
+    if (!measured) return measured.status();
+    c.f32_flops = measured->f32_flops;
+    c.bf16_flops = measured->bf16_flops;
+    c.read_bytes = measured->read_bytes;
+    std::memcpy(peaks, &c, std::min(peaks->size, sizeof c));
+    return {};
+  });
+}
+
+const char* tessera_version(void) { return tessera::version(); }
+
+}  // extern "C"

@@ -1,0 +1,44 @@
+// One row of the catalog: everything that distinguishes one kernel from another, as a value. It is
+// a structural type, so a kernel takes its row as a template argument and reads its tile sizes from
+// it.
+#pragma once
+
+#include "core/hd.h"
+#include "tessera/types.hpp"
+
+namespace tessera::core {
+
+/// The loop structure.
+enum class Form : std::uint8_t {
+  tile,    ///< a block of query rows walks over blocks of keys (backward: the other way round)
+  decode,  ///< few query rows: head_dim lies along the lanes, every key and value is read once
+};
+
+/// What the multiply-add instructions take.
+enum class Operand : std::uint8_t {
+  f32,   ///< fp32 FMA; 16-bit tensors are widened tile by tile
+  bf16,  ///< bf16 into fp32 (VDPBF16PS, wgmma)
+  f16,   ///< fp16 into fp32 (wgmma)
+};
+
+struct Kernel {
+  Arch arch = Arch::portable;
+  Pass pass = Pass::forward;
+  Form form = Form::tile;
+  Operand operand = Operand::f32;
+  int block_m = 0;   ///< query rows a work item owns (forward), or visits at a time (backward)
+  int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
+                     ///< GPU: of a warpgroup); divides block_m
+  int block_n = 0;   ///< keys a step takes (forward), or a work item owns (backward)
+  int split_n = 0;   ///< keys after which the forward may split; 0: never splits
+  int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
+  int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
+  int head_dim_v = 0;  ///< GPU: the same of values
+  int q_stages = 0;    ///< GPU: buffers of queries
+  bool extra = false;  ///< GPU: softcap, ALiBi, bias and dropout too; they spill the registers of a
+                       ///< row without (docs/performance.md)
+
+  friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
+};
+
+}  // namespace tessera::core

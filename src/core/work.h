@@ -1,0 +1,102 @@
+// Which tiles a work item owns. Work is cut along (batch, key/value head, block of query rows,
+// split of the keys); the kernels, the planner and the tile simulator turn an index into a piece of
+// work here.
+//
+// Rows: all query heads of a group read the same keys, so they are packed into one row axis (S10):
+// row r of a key/value head is query r / group of head head_k * group + r % group. Group 1 is the
+// identity.
+#pragma once
+
+#include "core/mask.h"
+
+namespace tessera::core {
+
+/// The packed rows of one key/value head.
+struct Rows {
+  int seqlen_q = 0;
+  int group = 1;
+
+  TESSERA_HD constexpr std::int64_t count() const { return std::int64_t{seqlen_q} * group; }
+  TESSERA_HD constexpr int query_of(std::int64_t row) const {
+    return static_cast<int>(row / group);
+  }
+  /// Position of the row's query head inside its group.
+  TESSERA_HD constexpr int member_of(std::int64_t row) const {
+    return static_cast<int>(row % group);
+  }
+
+  /// Queries that rows [begin, end) belong to.
+  TESSERA_HD constexpr Range queries_of(std::int64_t begin, std::int64_t end) const {
+    if (end <= begin) return {0, 0};
+    return {query_of(begin), query_of(end - 1) + 1};
+  }
+};
+
+/// One piece of forward work.
+struct WorkItem {
+  int batch = 0;
+  int head_k = 0;
+  int row_block = 0;  ///< rows [row_block * block_m, (row_block + 1) * block_m)
+  int split = 0;      ///< keys [split * split_n, (split + 1) * split_n) of those the rows see
+};
+
+/// All pieces of forward work. row_blocks and splits are those of the longest sequence; a shorter
+/// one leaves its surplus items empty.
+struct WorkGrid {
+  int batch = 1;
+  int heads_k = 1;
+  int row_blocks = 1;
+  int splits = 1;
+
+  TESSERA_HD constexpr std::int64_t count() const {
+    return std::int64_t{batch} * heads_k * row_blocks * splits;
+  }
+
+  /// Item by index. Late row blocks come first: under a causal mask they see the most keys, and
+  /// work handed out longest first ends evenly.
+  TESSERA_HD constexpr WorkItem item(std::int64_t index) const {
+    const int split = static_cast<int>(index % splits);
+    index /= splits;
+    const int head_k = static_cast<int>(index % heads_k);
+    index /= heads_k;
+    const int b = static_cast<int>(index % batch);
+    index /= batch;
+    return {b, head_k, row_blocks - 1 - static_cast<int>(index), split};
+  }
+};
+
+/// The part of the visible keys that one split covers; split_n = 0: all of them.
+TESSERA_HD constexpr Range split_keys(Range keys, int split, int split_n) {
+  if (split_n == 0) return keys;
+  const std::int64_t begin = keys.begin + std::int64_t{split} * split_n;
+  if (begin >= keys.end) return {keys.end, keys.end};
+  return {static_cast<int>(begin), static_cast<int>(min<std::int64_t>(begin + split_n, keys.end))};
+}
+
+/// Blocks of block_n keys, counted from key 0, that a run of queries meets.
+struct KeyBlocks {
+  Range seen;  ///< at least one of the queries sees one of the keys
+  Range full;  ///< of those: every query sees every key, so no mask is needed; may be empty
+};
+
+/// Queries must lie inside the sequence and not be empty.
+TESSERA_HD constexpr KeyBlocks key_blocks(const Band& band, Range queries, int block_n) {
+  const Range keys = band.keys_of(queries);
+  const Range seen = {keys.begin / block_n, ceil_div(keys.end, block_n)};
+  // What the last query's left end and the first query's right end leave.
+  const int begin = max(0, queries.end - 1 + band.offset - band.left);
+  const int end = max(0, min(band.seqlen_k, queries.begin + band.offset + band.right + 1));
+  const Range full = intersect(seen, {ceil_div(begin, block_n), end / block_n});
+  return {seen, full.empty() ? Range{seen.begin, seen.begin} : full};
+}
+
+/// Where one sequence lies: dense tensors have equal sequences, packed ones follow cu_seqlens
+/// (S11).
+struct Sequence {
+  int seqlen_q = 0;
+  int seqlen_k = 0;
+  std::int64_t first_q = 0;  ///< packed: first row of q, o and softmax_lse; dense: 0
+  std::int64_t first_k = 0;  ///< packed: first row of k and v; dense: 0
+};
+
+}  // namespace tessera::core

@@ -1,0 +1,47 @@
+// Dispatch: from a plan's catalog row to the kernel that this build has for it.
+#include "cpu/backend.h"
+
+#include "cpu/isa.h"
+
+namespace tessera::cpu {
+
+const Isa* isa_of(Arch arch) {
+  switch (arch) {
+#if defined(TESSERA_HAVE_PORTABLE)
+    case Arch::portable: return &portable::kIsa;
+#endif
+#if defined(TESSERA_HAVE_AVX2)
+    case Arch::avx2: return &avx2::kIsa;
+#endif
+#if defined(TESSERA_HAVE_AVX512)
+    case Arch::avx512: return &avx512::kIsa;
+#endif
+#if defined(TESSERA_HAVE_AVX512_BF16)
+    case Arch::avx512_bf16: return &avx512_bf16::kIsa;
+#endif
+    default: return nullptr;
+  }
+}
+
+Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
+           const Execution& execution) {
+  if (best_arch() < plan.kernel.arch) {
+    return Status::device(std::string("the plan's kernel ") + plan.kernel_name + " needs " +
+                          to_string(plan.kernel.arch) + "; this machine, with this build, runs " +
+                          to_string(best_arch()) + " at most; plan for this_cpu()");
+  }
+  const Isa* isa = isa_of(plan.kernel.arch);
+  const KernelFunction kernel = isa == nullptr ? nullptr : isa->find_kernel(plan.kernel);
+  if (kernel == nullptr) {
+    return Status::device(std::string("the plan's kernel ") + plan.kernel_name +
+                          " is not part of this build");
+  }
+  Workspace memory(workspace);
+  const PlanLayout memory_layout = layout(memory, plan);
+  const Executor executor =
+      execution.executor != nullptr ? *execution.executor : default_executor();
+  kernel({plan, tensors, memory_layout, executor, execution.progress, execution.progress_context});
+  return {};
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,687 @@
+// The decode kernel: few query rows, any number of keys. The limit is memory, so every row of K and
+// V is read once for all query rows of its key/value head (core::Rows). A work item owns one split
+// of the keys, of several heads where these are neighbours in memory: it takes a chunk of block_n
+// keys of one head after the other, so that what the memory system fetches around a head's rows is
+// used while it is near. head_dim lies along the SIMD lanes; a chunk goes through three steps:
+//   scores  four keys x kRowTile rows of partial sums in registers, reduced across lanes together
+//   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
+//   values  four rows of V added to the fp32 outputs, which stay in the first-level cache
+// Weights stay fp32: the multiply-adds take fp32 anyway.
+//
+// What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
+// reaches it too (0 * NaN). Keys that no row sees are not read, nor is anything past a row's end.
+#pragma once
+
+#include "core/philox.h"
+#include "core/softmax.h"
+#include "cpu/combine.h"
+#include "cpu/math.h"
+#include "cpu/pack.h"
+#include "cpu/product.h"
+#include "cpu/rows.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+/// Keys multiplied at a time, and rows: together their partial sums are kLanes vectors, one
+/// reduction.
+inline constexpr int kKeyTile = 4;
+inline constexpr int kRowTile = kLanes / kKeyTile;
+/// Vectors of an output row that are accumulated at a time.
+inline constexpr int kColumnTile = 4;
+/// Keys after which the next kRowTile rows take their turn: few enough that K and V come from the
+/// first-level cache then, and that the requests for coming keys hardly pause.
+inline constexpr int kKeyBlock = 16;
+
+/// How far ahead of its use a cache line of K or V is asked for, in bytes of both.
+inline constexpr int kPrefetchBytes = 12288;
+inline constexpr int kCacheLine = 64;
+/// Cache lines asked for by a step of the softmax.
+inline constexpr int kWeighLines = 2;
+
+/// Rows of K or V of one head, as they lie in memory.
+template <class T>
+struct KeyRows {
+  const T* data;             ///< of key 0
+  std::int64_t stride;       ///< elements between keys
+  std::int64_t n;            ///< elements of a row
+  std::int64_t stride_head;  ///< elements to the next head
+
+  TESSERA_INLINE const T* operator[](int key) const { return data + key * stride; }
+  TESSERA_INLINE KeyRows head(int h) const {
+    return {data + h * stride_head, stride, n, stride_head};
+  }
+  /// Cache lines of a row.
+  TESSERA_INLINE int lines() const {
+    return static_cast<int>(
+        core::ceil_div<std::int64_t>(n * static_cast<std::int64_t>(sizeof(T)), kCacheLine));
+  }
+};
+
+/// Asks for the cache lines of K and V in the order of their use: a chunk of a head's keys, the
+/// same chunk of its values, the same of the next head, the next chunk. On Zen 5 memory and
+/// arithmetic overlap only if requests come evenly and in order, so every step of the arithmetic
+/// makes a few, about as many as it reads itself, and never more than kPrefetchBytes ahead.
+class Requests {
+ public:
+  template <class T>
+  Requests(const KeyRows<T>& k, const KeyRows<T>& v, core::Range keys, int chunk, int heads)
+      : streams_{stream(k, keys), stream(v, keys)},
+        chunk_(chunk),
+        keys_(keys.size()),
+        heads_(heads) {
+    start();
+    for (int i = 0; i < kAhead; ++i) advance<1>();
+  }
+
+  /// `lines` more have been used.
+  TESSERA_INLINE void used(int lines) { allowed_ += lines; }
+
+  template <int kLines>
+  TESSERA_INLINE void advance() {
+    if (allowed_ < kLines) return;
+    allowed_ -= kLines;
+    if (line_ + kLines * kCacheLine <= end_) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kLines; ++i) prefetch(line_ + i * kCacheLine);
+      line_ += kLines * kCacheLine;
+      if (line_ >= end_) next_row();
+      return;
+    }
+#pragma GCC unroll 1
+    for (int i = 0; i < kLines; ++i) {
+      prefetch(line_);
+      line_ += kCacheLine;
+      if (line_ >= end_) next_row();
+    }
+  }
+
+ private:
+  static constexpr int kAhead = kPrefetchBytes / kCacheLine;
+
+  struct Stream {
+    const std::byte* data;     ///< first key of the first head
+    std::int64_t stride;       ///< bytes between keys
+    std::int64_t bytes;        ///< of a row
+    std::int64_t stride_head;  ///< bytes between heads
+  };
+
+  template <class T>
+  static Stream stream(const KeyRows<T>& rows, core::Range keys) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    return {reinterpret_cast<const std::byte*>(rows[keys.begin]), rows.stride * kSize,
+            rows.n * kSize, rows.stride_head * kSize};
+  }
+
+  /// Part of a chunk: one head's keys or values.
+  void start() {
+    const Stream& s = streams_[current_];
+    left_ = core::min(chunk_, keys_ - first_);
+    line_ = s.data + first_ * s.stride + head_ * s.stride_head;
+    end_ = line_ + s.bytes;
+  }
+
+  [[gnu::noinline]] void next_part() {
+    current_ = 1 - current_;
+    if (current_ == 0 && ++head_ == heads_) {
+      head_ = 0;
+      first_ += chunk_;
+    }
+    if (first_ >= keys_) {
+      allowed_ = -(1 << 30);  // all has been asked for
+      return;
+    }
+    start();
+  }
+
+  TESSERA_INLINE void next_row() {
+    if (--left_ <= 0) return next_part();
+    const Stream& s = streams_[current_];
+    line_ = end_ - s.bytes + s.stride;
+    end_ = line_ + s.bytes;
+  }
+
+  Stream streams_[2];  ///< keys, values
+  int chunk_;
+  int keys_;  ///< of every head
+  int heads_;
+  int current_ = 0;  ///< stream
+  int head_ = 0;
+  int first_ = 0;  ///< key of the chunk
+  int left_ = 0;   ///< rows of this part
+  int allowed_ = kAhead;
+  const std::byte* line_ = nullptr;
+  const std::byte* end_ = nullptr;
+};
+
+/// Cache lines in `vectors` vectors of operands.
+template <class T, class Operand>
+constexpr int lines_of(int vectors) {
+  const int elements = vectors * kLanes * (std::is_same_v<Operand, U32> ? 2 : 1);
+  return core::max(1, elements * static_cast<int>(sizeof(T)) / static_cast<int>(kCacheLine));
+}
+
+// What the multiply-adds take, from rows of T: vectors of fp32, or of pairs of bf16. Head dims past
+// a row's end are zero.
+template <class T>
+TESSERA_INLINE F32 load_operand(F32, const T* p) {
+  return load(p);
+}
+template <class T>
+TESSERA_INLINE F32 load_operand_n(F32, const T* p, std::int64_t n) {
+  return load_n(p, n);
+}
+#if TESSERA_ISA_CODE == 3
+TESSERA_INLINE U32 load_operand(U32, const Bf16* p) {
+  return load(reinterpret_cast<const std::uint32_t*>(p));
+}
+TESSERA_INLINE U32 load_operand_n(U32, const Bf16* p, std::int64_t n) {
+  return u32(_mm512_maskz_loadu_epi16(n >= 32 ? ~0U : (1U << n) - 1U, p));
+}
+/// Pairs (a, b) of the 16-bit elements of two rows. Column 8 l + c of the rows is in lane 4 l + c
+/// of pairs[0] for c < 4, in lane 4 l + c - 4 of pairs[1] from there on.
+TESSERA_INLINE void pair_rows_of_values(U32 a, U32 b, U32 (&pairs)[2]) {
+  pairs[0] = u32(_mm512_unpacklo_epi16(native(a), native(b)));
+  pairs[1] = u32(_mm512_unpackhi_epi16(native(a), native(b)));
+}
+/// Puts sums over such pairs into the order of the columns.
+TESSERA_INLINE void order_columns(U32, F32& x, F32& y) {
+  const __m512 low = x.v, high = y.v;
+  x = F32(_mm512_shuffle_f32x4(low, high, 0x44));
+  y = F32(_mm512_shuffle_f32x4(low, high, 0xEE));
+  x = F32(_mm512_shuffle_f32x4(x.v, x.v, 0xD8));
+  y = F32(_mm512_shuffle_f32x4(y.v, y.v, 0xD8));
+}
+#endif
+
+/// sums[r][j] += part of q row r . the same part of key row j.
+template <int NR, class LoadKey, class LoadQuery>
+TESSERA_INLINE void multiply_key_step(F32 (&sums)[kLanes], const LoadKey& load_key,
+                                      const LoadQuery& load_query) {
+  decltype(load_key(0)) keys[kKeyTile];
+#pragma GCC unroll 4
+  for (int j = 0; j < kKeyTile; ++j) keys[j] = load_key(j);
+#pragma GCC unroll 4
+  for (int r = 0; r < NR; ++r) {
+    const auto q = load_query(r);
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeyTile; ++j) {
+      sums[r * kKeyTile + j] = multiply_add(keys[j], q, sums[r * kKeyTile + j]);
+    }
+  }
+}
+
+/// Lanes used when `left` elements are left, if any.
+TESSERA_INLINE std::int64_t lanes_of(std::int64_t left) {
+  return core::max<std::int64_t>(0, core::min<std::int64_t>(left, kLanes));
+}
+
+/// Calls body(std::integral_constant<int, n>) for 1 <= n <= kRowTile.
+template <int NR = kRowTile, class Body>
+TESSERA_INLINE void with_rows(int n, const Body& body) {
+  if constexpr (NR > 1) {
+    if (n < NR) return with_rows<NR - 1>(n, body);
+  }
+  body(std::integral_constant<int, NR>{});
+}
+
+template <core::Kernel K>
+class DecodeItem {
+  static_assert(K.lanes == kLanes && K.block_n % kKeyBlock == 0 && kKeyBlock % kLanes == 0 &&
+                K.block_m % kRowTile == 0);
+
+ public:
+  /// Split `split` of `heads` key/value heads from `head_k` on.
+  DecodeItem(const Call& call, int batch, int head_k, int heads, int split, int worker)
+      : plan_(call.plan),
+        problem_(call.plan.problem),
+        tensors_(call.tensors),
+        splits_(call.layout.splits),
+        split_(split),
+        num_heads_(heads),
+        map_(call, batch, head_k),
+        band_(band_of(problem_, map_.sequence)),
+        score_(call.plan.score),
+        dropout_(
+            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
+    Workspace workspace(call.scratch(worker));
+    scratch_ = layout_decode_scratch(workspace, plan_);
+    // fp32 queries are scaled while they are copied, bf16 ones would be rounded again.
+    if (!kPairs) score_.pre = 1.0F;
+  }
+
+  void run() {
+    head_rows_ = static_cast<int>(map_.rows.count());
+    if (head_rows_ == 0) return;
+    keys_ =
+        core::split_keys(band_.keys_of(map_.rows.queries_of(0, head_rows_)), split_, plan_.split_n);
+    for (int h = 0; h < num_heads_; ++h) {
+      RowMap::Row row = map_.at(0);
+      for (int r = h * head_rows_; r < (h + 1) * head_rows_; ++r, row = map_.next(row)) {
+        rows_[r].query = row.query;
+        rows_[r].head = map_.head_of(row) + h * map_.rows.group;
+        rows_[r].keys = core::intersect(band_.keys_of(row.query), keys_);
+      }
+    }
+    with_storage(problem_.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      if constexpr (!kPairs || std::is_same_v<T, Bf16>) {
+        load_queries<T>();
+        attend<T>();
+        write<T>();
+      }
+    });
+  }
+
+ private:
+  static constexpr bool kPairs = K.operand == core::Operand::bf16;
+  using Operand = std::conditional_t<kPairs, U32, F32>;
+  using Query = std::conditional_t<kPairs, Bf16, float>;
+  using Weight = Query;  ///< rounded to V's type for the second product if that takes it
+  static constexpr int kStep = kPairs ? 2 * kLanes : kLanes;  ///< head dims of a multiply-add
+
+  struct RowState {
+    int query = 0;
+    int head = 0;
+    core::Range keys;  ///< that the row sees, inside the item's split
+    core::Softmax<float> softmax;
+  };
+
+  int num_rows() const { return num_heads_ * head_rows_; }
+
+  // ---- scratch; rows end with zeros up to a whole step ----
+
+  std::int64_t query_stride() const { return decode_row_stride(problem_.head_dim); }
+  std::int64_t output_stride() const { return decode_row_stride(problem_.head_dim_v); }
+  Query* query(int r) const { return reinterpret_cast<Query*>(scratch_.q) + r * query_stride(); }
+  float* output(int r) const { return scratch_.o + r * output_stride(); }
+  float* scores(int r) const { return scratch_.scores + r * K.block_n; }
+  /// The weights of a row replace its scores.
+  Weight* weights(int r) const { return reinterpret_cast<Weight*>(scores(r)); }
+
+  template <class T>
+  void load_queries() {
+    const std::int64_t d = problem_.head_dim;
+    for (int r = 0; r < num_rows(); ++r) {
+      const T* q = static_cast<const T*>(tensors_.q.data) +
+                   map_.offset(tensors_.q, rows_[r].query, rows_[r].head);
+      for (std::int64_t i = 0; i < query_stride(); i += kLanes) {
+        const F32 x = load_n(q + i, lanes_of(d - i));
+        store(query(r) + i, kPairs ? x : x * F32(plan_.score.pre));
+      }
+      for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(output(r) + i, F32{});
+    }
+  }
+
+  template <class T>
+  void attend() {
+    const KeyRows<T> k = {static_cast<const T*>(tensors_.k.data) + map_.key_offset(tensors_.k),
+                          tensors_.k.stride_seqlen, problem_.head_dim, tensors_.k.stride_head};
+    const KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + map_.key_offset(tensors_.v),
+                          tensors_.v.stride_seqlen, problem_.head_dim_v, tensors_.v.stride_head};
+    if (keys_.empty()) return;
+    Requests requests(k, v, keys_, K.block_n, num_heads_);
+    for (int key = keys_.begin; key < keys_.end; key += K.block_n) {
+      chunk_ = {key, core::min(key + K.block_n, keys_.end)};
+      for (int h = 0; h < num_heads_; ++h) attend_chunk(k.head(h), v.head(h), h, requests);
+    }
+  }
+
+  template <class T>
+  TESSERA_INLINE void attend_chunk(const KeyRows<T>& k, const KeyRows<T>& v, int h,
+                                   Requests& requests) {
+    const int first = h * head_rows_, last = first + head_rows_;
+    for_each_block([&](core::Range keys) {
+      requests.used(keys.size() * k.lines());
+      for_each_tile(first, last,
+                    [&](auto rows, int r) { multiply_keys<rows()>(k, keys, r, requests); });
+    });
+    for (int r = first; r < last; ++r) weigh(r, requests);
+    for_each_block([&](core::Range keys) {
+      requests.used(keys.size() * v.lines());
+      for_each_tile(first, last,
+                    [&](auto rows, int r) { multiply_values<rows()>(v, keys, r, requests); });
+    });
+  }
+
+  /// Calls body(block of the chunk's keys).
+  template <class Body>
+  TESSERA_INLINE void for_each_block(const Body& body) const {
+    for (int key = chunk_.begin; key < chunk_.end; key += kKeyBlock) {
+      body(core::Range{key, core::min(key + kKeyBlock, chunk_.end)});
+    }
+  }
+
+  /// Calls body(number of rows, first row).
+  template <class Body>
+  TESSERA_INLINE static void for_each_tile(int first, int last, const Body& body) {
+    for (int r = first; r < last; r += kRowTile) {
+      with_rows(last - r, [&](auto rows) { body(rows, r); });
+    }
+  }
+
+  // ---- scores ----
+
+  /// Scores of rows [first, first + NR) against a block of keys. Where fewer than four keys are
+  /// left, the last one is read again; its extra scores are masked.
+  template <int NR, class T>
+  [[gnu::noinline]] void multiply_keys(const KeyRows<T> k, core::Range keys, int first,
+                                       Requests& shared_requests) const {
+    const std::int64_t stride = query_stride();
+    constexpr int kLines = lines_of<T, Operand>(kKeyTile);
+    Requests requests = shared_requests;  // in registers
+    const Query* q = query(first);
+    for (int key = keys.begin; key < keys.end; key += kKeyTile) {
+      const T* row[kKeyTile];
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeyTile; ++j) row[j] = k[core::min(key + j, keys.end - 1)];
+      F32 sums[kLanes];
+#pragma GCC unroll 16
+      for (F32& sum : sums) sum = F32{};
+      std::int64_t i = 0;
+      const auto load_query = [&](int r) { return load_operand(Operand{}, q + r * stride + i); };
+      for (; i + kStep <= k.n; i += kStep) {
+        if (i > 0) requests.advance<kLines>();  // the rest is left to the softmax
+        multiply_key_step<NR>(
+            sums, [&](int j) { return load_operand(Operand{}, row[j] + i); }, load_query);
+      }
+      if (i < k.n) {
+        requests.advance<kLines>();
+        multiply_key_step<NR>(
+            sums, [&](int j) { return load_operand_n(Operand{}, row[j] + i, k.n - i); },
+            load_query);
+      }
+      store_scores<NR>(sum_rows(sums), scores(first) + (key - chunk_.begin));
+    }
+    shared_requests = requests;
+  }
+
+  /// Lane r * kKeyTile + j is the score of row r and key j.
+  template <int NR>
+  TESSERA_INLINE static void store_scores(F32 tile, float* out) {
+    float lanes[kLanes];
+    store(lanes, tile);
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; ++r) {
+      __builtin_memcpy(out + r * K.block_n, lanes + r * kKeyTile, kKeyTile * sizeof(float));
+    }
+  }
+
+  // ---- weights ----
+
+  /// Turns a row's scores of a chunk into weights and rescales its output if its maximum rose.
+  [[gnu::noinline]] void weigh(int r, Requests& requests) {
+    RowState& row = rows_[r];
+    F32 top(-core::kInfinity);
+    for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
+      float* p = scores(r) + (key - chunk_.begin);
+      requests.advance<kWeighLines>();
+      const F32 x = finish_scores(row, key, load(p));
+      top = max(x, top);
+      store(p, x);
+    }
+    const float before = row.softmax.max;
+    row.softmax.max = core::max(before, reduce_max(top));
+    const F32 shift(core::shift_of(row.softmax.max));
+    if (row.softmax.max != before) rescale(r, exp2(F32(before) - shift));
+    F32 sum{};
+    for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
+      const int at = key - chunk_.begin;
+      requests.advance<kWeighLines>();
+      F32 weight = exp2(load(scores(r) + at) - shift);
+      sum += weight;
+      if (dropout_.active()) weight = dropped(row, key, weight);
+      store(weights(r) + at, weight);
+    }
+    row.softmax.sum += reduce_add(sum);
+  }
+
+  void rescale(int r, F32 factor) {
+    rows_[r].softmax.sum *= lane(factor, 0);
+    float* o = output(r);
+    for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(o + i, load(o + i) * factor);
+  }
+
+  /// S1 for kLanes keys: products of scaled queries become base-2 scores.
+  TESSERA_INLINE F32 finish_scores(const RowState& row, int key, F32 x) const {
+    if (kPairs || score_.capped) x = core::score2(score_, x);
+    if (problem_.alibi != PerHead::none) {
+      const int position = row.query + map_.sequence.seqlen_k - map_.sequence.seqlen_q;
+      const F32 distance = to_f32(iota() + I32(key - position));
+      x += core::alibi2(F32(alibi_slope(row.head)), abs(distance));
+    }
+    if (problem_.bias) x += bias_of(row, key);
+    const bool inside = row.keys.begin <= key && key + kLanes <= row.keys.end;
+    if (inside) return x;
+    const Mask seen = first_lanes(row.keys.end - key) & ~first_lanes(row.keys.begin - key);
+    return select(seen, x, F32(-core::kInfinity));
+  }
+
+  float alibi_slope(int head) const {
+    const std::int64_t first =
+        problem_.alibi == PerHead::batch_heads ? map_.batch * problem_.num_heads : 0;
+    return tensors_.alibi_slopes[first + head];
+  }
+
+  /// The bias of kLanes keys in base 2; zero where the row sees no key.
+  [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
+    const BiasShape& shape = *problem_.bias;
+    const ConstBias& bias = tensors_.bias;
+    const std::int64_t stride = shape.keys ? bias.stride_key : 0;
+    const std::int64_t start = (shape.batch ? map_.batch * bias.stride_batch : 0) +
+                               (shape.heads ? row.head * bias.stride_head : 0) +
+                               (shape.queries ? row.query * bias.stride_query : 0);
+    const core::Range keys = core::intersect(row.keys, {key, key + kLanes});
+    F32 x{};
+    with_storage(shape.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const T* data = static_cast<const T*>(bias.data) + start;
+      if (stride == 1 && keys.size() == kLanes) {
+        x = load(data + key);
+        return;
+      }
+      float lanes[kLanes] = {};
+      for (int j = keys.begin; j < keys.end; ++j) {
+        lanes[j - key] = lane(load_n(data + j * stride, 1), 0);
+      }
+      x = load(lanes);
+    });
+    return x * F32(core::kLog2e);
+  }
+
+  [[gnu::noinline]] F32 dropped(const RowState& row, int key, F32 weight) const {
+    const U32 keys = bits(iota() + I32(key));
+    const core::Philox4<U32> random =
+        core::dropout_bits(dropout_, U32(static_cast<std::uint32_t>(map_.batch)),
+                           U32(static_cast<std::uint32_t>(row.head)),
+                           U32(static_cast<std::uint32_t>(row.query)), keys >> 3);
+    const auto has = [&](std::uint32_t bit) { return (keys & U32(bit)) == U32(bit); };
+    const U32 word = select(has(4), select(has(2), random.word[3], random.word[2]),
+                            select(has(2), random.word[1], random.word[0]));
+    const U32 half = select(has(1), word >> 16, word & U32(0xFFFFU));
+    return select(half >= U32(dropout_.threshold), weight * F32(dropout_.keep_scale), F32{});
+  }
+
+  // ---- values ----
+
+  /// o[r] += sum over a block of keys of weight * V row, for rows [first, first + NR).
+  template <int NR, class T>
+  [[gnu::noinline]] void multiply_values(const KeyRows<T> v, core::Range keys, int first,
+                                         Requests& shared_requests) const {
+    constexpr std::int64_t strip = kColumnTile * kLanes;
+    Requests requests = shared_requests;  // in registers
+    std::int64_t i = 0;
+    for (; i + strip <= v.n; i += strip) {
+      add_values<NR, kColumnTile>(v, keys, first, i, requests,
+                                  [](const T* p) { return load_operand(Operand{}, p); });
+    }
+    for (; i < v.n; i += kStep) {
+      const std::int64_t n = core::min<std::int64_t>(v.n - i, kStep);
+      add_values<NR, kStep / kLanes>(v, keys, first, i, requests,
+                                     [=](const T* p) { return load_operand_n(Operand{}, p, n); });
+    }
+    shared_requests = requests;
+  }
+
+  /// The same for head dims [i, i + NC * kLanes), which stay in registers over the whole block.
+  template <int NR, int NC, class T, class Load>
+  TESSERA_INLINE void add_values(const KeyRows<T>& v, core::Range keys, int first, std::int64_t i,
+                                 Requests& requests, const Load& load_value) const {
+    constexpr int kKeys = kPairs ? 2 : 1;  // of a multiply-add
+    const Weight* weight = weights(first) + (keys.begin - chunk_.begin);
+    const std::int64_t stride = output_stride();
+    float* o = output(first) + i;
+    F32 sums[NR][NC];
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < NC; ++c) sums[r][c] = load(o + r * stride + c * kLanes);
+    }
+    for (int key = keys.begin; key < keys.end; key += kKeys, weight += kKeys) {
+      requests.advance<lines_of<T, Operand>(NC)>();
+      Operand value[NC];
+      load_values(v[key] + i, v.stride, key + 1 < keys.end, load_value, value);
+#pragma GCC unroll 4
+      for (int r = 0; r < NR; ++r) {
+        const Operand factor = broadcast_weight(weight + r * weight_stride());
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; ++c) sums[r][c] = multiply_add(value[c], factor, sums[r][c]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < NR; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < NC; ++c) store(o + r * stride + c * kLanes, sums[r][c]);
+    }
+  }
+
+  /// Elements of type Weight between rows of weights.
+  static constexpr int weight_stride() { return K.block_n * 4 / static_cast<int>(sizeof(Weight)); }
+
+  /// Pairs: of this key's row and the next one's, or zeros where there is none.
+  template <int NC, class T, class Load>
+  TESSERA_INLINE static void load_values(const T* row, [[maybe_unused]] std::int64_t stride,
+                                         [[maybe_unused]] bool has_next, const Load& load_value,
+                                         Operand (&value)[NC]) {
+    if constexpr (kPairs) {
+#pragma GCC unroll 4
+      for (int c = 0; c < NC; c += 2) {
+        // A vector of pairs holds 2 * kLanes head dims: c counts vectors of sums.
+        const U32 next = has_next ? load_value(row + stride + c * kLanes) : U32{};
+        U32 pairs[2];
+        pair_rows_of_values(load_value(row + c * kLanes), next, pairs);
+        value[c] = pairs[0];
+        value[c + 1] = pairs[1];
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int c = 0; c < NC; ++c) value[c] = load_value(row + c * kLanes);
+    }
+  }
+
+  TESSERA_INLINE static Operand broadcast_weight(const Weight* weight) {
+    if constexpr (kPairs) {
+      std::uint32_t pair = 0;
+      __builtin_memcpy(&pair, weight, sizeof pair);
+      return Operand(pair);
+    } else {
+      return Operand(*weight);
+    }
+  }
+
+  // ---- results ----
+
+  template <class T>
+  void write() const {
+    const bool whole = plan_.grid.splits <= 1;
+    const std::int64_t part = split_ * map_.split_rows();
+    for (int r = 0; r < num_rows(); ++r) {
+      const RowState& row = rows_[r];
+      core::Softmax<float> merged = row.softmax;
+      float factor = core::inverse_sum(row.softmax);
+      if (whole && problem_.sink) {
+        merged = core::combine(merged, {tensors_.sink[row.head] * core::kLog2e, 1.0F});
+        factor = core::weight_of({row.softmax.max, 1.0F}, merged);
+      }
+      float* o = output(r);
+      if constexpr (kPairs) {
+        for (std::int64_t i = 0; i < output_stride(); i += kStep) {
+          F32 x = load(o + i), y = load(o + i + kLanes);
+          order_columns(Operand{}, x, y);
+          store(o + i, x);
+          store(o + i + kLanes, y);
+        }
+      }
+      if (!whole) {
+        const std::int64_t at = part + map_.split_row(row.query, row.head);
+        splits_.lse[at] = core::lse_of(merged);
+        write_row(o, factor, splits_.o + at * problem_.head_dim_v);
+        continue;
+      }
+      if (tensors_.softmax_lse != nullptr) {
+        tensors_.softmax_lse[map_.lse_index(row.query, row.head)] = core::lse_of(merged);
+      }
+      write_row(o, factor,
+                static_cast<T*>(tensors_.o.data) + map_.offset(tensors_.o, row.query, row.head));
+    }
+  }
+
+  template <class T>
+  TESSERA_INLINE void write_row(const float* o, float factor, T* out) const {
+    const std::int64_t n = problem_.head_dim_v;
+    for (std::int64_t i = 0; i < n; i += kLanes) {
+      store_n(out + i, load(o + i) * F32(factor), lanes_of(n - i));
+    }
+  }
+
+  const PlanData& plan_;
+  const Problem& problem_;
+  const Tensors& tensors_;
+  const SplitLayout& splits_;
+  const int split_;
+  const int num_heads_;  ///< key/value heads of the item
+  const RowMap map_;     ///< of the first of them
+  const core::Band band_;
+  core::Score score_;  ///< for products of already scaled queries
+  const core::Dropout dropout_;
+  DecodeScratch scratch_;
+
+  core::Range keys_;   ///< of the item
+  core::Range chunk_;  ///< of those, at work
+  int head_rows_ = 0;  ///< query rows of each head
+  RowState rows_[decode_rows(K)];
+};
+
+/// Key/value heads that one item takes: those that lie between one key and the next, as many as fit
+/// the scratch and leave every worker a few items. No result depends on it.
+inline int heads_of_item(const Call& call) {
+  const Problem& p = call.plan.problem;
+  const Tensors& t = call.tensors;
+  if (t.k.stride_head >= t.k.stride_seqlen || t.v.stride_head >= t.v.stride_seqlen) return 1;
+  constexpr int kItemsOfWorker = 4;
+  const std::int64_t workers = core::min(call.executor.num_threads, call.plan.device.threads);
+  const std::int64_t items =
+      call.plan.grid.count() / (kItemsOfWorker * core::max<std::int64_t>(1, workers));
+  const std::int64_t rows = core::max<std::int64_t>(1, p.seqlen_q * p.group());
+  const std::int64_t heads = core::min(decode_rows(call.plan.kernel) / rows, items);
+  return static_cast<int>(core::max<std::int64_t>(1, core::min(p.num_heads_k, heads)));
+}
+
+/// The whole pass.
+template <core::Kernel K>
+void decode(const Call& call) {
+  const core::WorkGrid& grid = call.plan.grid;
+  const int heads = heads_of_item(call);
+  const int groups = core::ceil_div(grid.heads_k, heads);
+  for_each_task(
+      call, std::int64_t{grid.batch} * groups * grid.splits, [&](std::int64_t index, int worker) {
+        const auto split = static_cast<int>(index % grid.splits);
+        const auto group = static_cast<int>(index / grid.splits % groups);
+        const auto batch = static_cast<int>(index / grid.splits / groups);
+        const int head_k = group * heads;
+        DecodeItem<K>(call, batch, head_k, core::min(heads, grid.heads_k - head_k), split, worker)
+            .run();
+      });
+  if (grid.splits > 1) combine_splits(call);
+}
+
+}  // namespace tessera::cpu::TESSERA_ISA

@@ -1,0 +1,769 @@
+// The forward tile kernel. A work item is block_m packed query rows of one (batch, key/value head);
+// they lie in sub-tiles of kTile rows, one row a SIMD lane, and all sub-tiles walk over the same
+// blocks of keys. Scores are S^T = K Q^T [key][row] and outputs O^T += V^T P^T [head_dim][row]: K
+// and V are read as they lie in memory and broadcast, row maxima and sums are lane-wise and need no
+// reduction.
+//
+// The softmax shift of a row is not its running maximum but a reference that is left alone until a
+// block's weights exceed it by kSlack powers of two: any shift gives the same quotient, so weights
+// need no second pass over the scores and O is almost never rescaled. Softmax{reference, sum} is a
+// state for core::combine like any other.
+//
+// What a row does not see has weight 0. Keys that no row of the item sees are not read; a NaN or
+// infinite value of a key that some row of a sub-tile sees and another does not reaches both, as
+// 0 * NaN.
+#pragma once
+
+#include "core/philox.h"
+#include "core/softmax.h"
+#include "cpu/combine.h"
+#include "cpu/math.h"
+#include "cpu/pack.h"
+#include "cpu/product.h"
+#include "cpu/rows.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+/// log2 of what a weight may reach before the reference is raised.
+inline constexpr float kSlack = 30.0F;
+
+/// kTile rows: one SIMD lane each. The rows past `lanes` repeat the last one.
+struct SubTile {
+  int first = 0;  ///< of the item's rows
+  int lanes = 0;
+  core::Range queries;
+  core::Range keys;      ///< that at least one of the rows sees, inside the item's split
+  int first_lanes_end;   ///< where the keys end that rows outside the last vector see
+  bool started = false;  ///< its output holds something
+};
+
+template <core::Kernel K>
+class ForwardItem {
+  static_assert(K.tile_m == kTile && K.lanes == kLanes && K.block_m % K.tile_m == 0);
+  static_assert(K.block_n % 2 == 0);
+
+ public:
+  ForwardItem(const Call& call, const core::WorkItem& item, int worker)
+      : plan_(call.plan),
+        problem_(call.plan.problem),
+        tensors_(call.tensors),
+        splits_(call.layout.splits),
+        item_(item),
+        map_(call, item.batch, item.head_k),
+        band_(band_of(problem_, map_.sequence)),
+        score_(call.plan.score),
+        general_(score_.capped || problem_.bias || problem_.alibi != PerHead::none ||
+                 problem_.dropout_p > 0.0F),
+        dropout_(
+            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
+    Workspace workspace(call.scratch(worker));
+    scratch_ = layout_forward_scratch(workspace, plan_);
+    // fp32 queries are scaled while they are transposed, bf16 ones would be rounded again.
+    if (!kPairs) score_.pre = 1.0F;
+  }
+
+  void run() {
+    const std::int64_t first = std::int64_t{item_.row_block} * K.block_m;
+    const int count =
+        static_cast<int>(core::min<std::int64_t>(K.block_m, map_.rows.count() - first));
+    if (count <= 0) return;
+    keys_ = core::split_keys(band_.keys_of(map_.rows.queries_of(first, first + count)), item_.split,
+                             plan_.split_n);
+    place_rows(first, count);
+    prefetch_queries(0);
+    for (int t = 0; t < num_tiles_; ++t) prefetch_keys(keys_.begin, t);
+    for (int key = keys_.begin; key < keys_.end; key += K.block_n) {
+      block_ = {key, core::min(key + K.block_n, keys_.end)};
+      load_block();
+      for (int t = 0; t < num_tiles_; ++t) {
+        if (block_.begin == keys_.begin) {
+          load_queries(t);
+          if (t + 1 < num_tiles_) prefetch_queries(t + 1);
+        }
+        prefetch_keys(block_.end, t);
+        attend(t);
+        if (block_.end == keys_.end) write(t);
+      }
+    }
+    if (keys_.empty()) {
+      for (int t = 0; t < num_tiles_; ++t) write(t);
+    }
+  }
+
+ private:
+  static constexpr bool kPairs = K.operand == core::Operand::bf16;
+  static constexpr int kTiles = K.block_m / K.tile_m;
+  using Element = std::conditional_t<kPairs, Bf16, float>;             // of K
+  using Broadcast = std::conditional_t<kPairs, std::uint32_t, float>;  // of V; lanes of Q and P
+  using Lanes = std::conditional_t<kPairs, U32, F32>;
+
+  // ---- geometry ----
+
+  /// Fills in the sub-tiles and, for every row, its query, its head and the keys it sees.
+  void place_rows(std::int64_t first, int count) {
+    num_tiles_ = core::ceil_div(count, K.tile_m);
+    RowMap::Row row = map_.at(first);
+    for (int r = 0; r < num_tiles_ * K.tile_m; ++r) {
+      const core::Range keys = band_.keys_of(row.query);
+      scratch_.query[r] = row.query;
+      scratch_.head[r] = map_.head_of(row);
+      scratch_.first_key[r] = keys.begin;
+      scratch_.last_key[r] = keys.end;
+      if (r + 1 < count) row = map_.next(row);
+    }
+    for (int t = 0; t < num_tiles_; ++t) {
+      SubTile& tile = tiles_[t];
+      tile.first = t * K.tile_m;
+      tile.lanes = core::min(K.tile_m, count - tile.first);
+      tile.queries = {scratch_.query[tile.first], scratch_.query[tile.first + tile.lanes - 1] + 1};
+      tile.keys = core::intersect(band_.keys_of(tile.queries), keys_);
+      tile.first_lanes_end =
+          band_.keys_of({tile.queries.begin, scratch_.query[tile.first + kTile - kLanes - 1] + 1})
+              .end;
+      for (int i = tile.first; i < tile.first + K.tile_m; ++i) {
+        scratch_.max[i] = -core::kInfinity;
+        scratch_.sum[i] = 0.0F;
+      }
+      tile.started = false;
+    }
+  }
+
+  float* output(int t) const { return scratch_.o + t * problem_.head_dim_v * K.tile_m; }
+  Broadcast* queries(int t) const {
+    return reinterpret_cast<Broadcast*>(scratch_.q) + t * query_steps() * K.tile_m;
+  }
+  /// Vectors of a transposed query: one an element, or one a pair.
+  std::int64_t query_steps() const {
+    return kPairs ? core::ceil_div<std::int64_t>(problem_.head_dim, 2) : problem_.head_dim;
+  }
+
+  // ---- copies in ----
+
+  void prefetch_queries(int t) const {
+    const std::int64_t size = size_of(problem_.dtype);
+    for (int i = 0; i < tiles_[t].lanes; ++i) {
+      const int r = tiles_[t].first + i;
+      prefetch_row(static_cast<const std::byte*>(tensors_.q.data) +
+                       map_.offset(tensors_.q, scratch_.query[r], scratch_.head[r]) * size,
+                   problem_.head_dim * size);
+    }
+  }
+
+  /// Sub-tile t's share of the block of keys and values that starts at `first`.
+  void prefetch_keys(int first, int t) const {
+    const int count = core::min(K.block_n, keys_.end - first);
+    const std::int64_t size = size_of(problem_.dtype);
+    for (int key = first + count * t / num_tiles_; key < first + count * (t + 1) / num_tiles_;
+         ++key) {
+      prefetch_row(static_cast<const std::byte*>(tensors_.k.data) +
+                       (map_.key_offset(tensors_.k) + key * tensors_.k.stride_seqlen) * size,
+                   problem_.head_dim * size);
+      prefetch_row(static_cast<const std::byte*>(tensors_.v.data) +
+                       (map_.key_offset(tensors_.v) + key * tensors_.v.stride_seqlen) * size,
+                   problem_.head_dim_v * size);
+    }
+  }
+
+  void load_queries(int t) {
+    with_storage(problem_.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const T* rows[kTile];
+      for (int i = 0; i < kTile; ++i) {
+        const int r = tiles_[t].first + i;
+        rows[i] = static_cast<const T*>(tensors_.q.data) +
+                  map_.offset(tensors_.q, scratch_.query[r], scratch_.head[r]);
+      }
+      if constexpr (!kPairs) {
+        rows_to_lanes(rows, problem_.head_dim, plan_.score.pre, queries(t));
+      } else if constexpr (std::is_same_v<T, Bf16>) {
+        rows_to_lane_pairs(rows, problem_.head_dim, queries(t));
+      }
+    });
+  }
+
+  /// Do a tensor's fp32 rows fall into the same few cache sets?
+  static bool aliases(const ConstTensor& tensor) {
+    constexpr std::int64_t kAliasBytes = 4096;
+    return tensor.stride_seqlen * 4 % kAliasBytes == 0;
+  }
+
+  /// Makes key_rows_ and value_rows_ point at the block's keys and values.
+  void load_block() {
+    with_storage(problem_.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const T* k = static_cast<const T*>(tensors_.k.data) + map_.key_offset(tensors_.k) +
+                   block_.begin * tensors_.k.stride_seqlen;
+      const T* v = static_cast<const T*>(tensors_.v.data) + map_.key_offset(tensors_.v) +
+                   block_.begin * tensors_.v.stride_seqlen;
+      if constexpr (!kPairs) {
+        // The product walks along a row of K, but across the rows of V: only V can lie badly.
+        if constexpr (std::is_same_v<T, float>) {
+          key_rows_ = {k, tensors_.k.stride_seqlen};
+          if (!aliases(tensors_.v)) {
+            value_rows_ = {v, tensors_.v.stride_seqlen};
+            return;
+          }
+        } else {
+          key_rows_ = copied(k, tensors_.k.stride_seqlen, problem_.head_dim, scratch_.k);
+        }
+        const Rows<float> values =
+            copied(v, tensors_.v.stride_seqlen, problem_.head_dim_v, scratch_.v);
+        value_rows_ = {values.data, values.stride};
+      } else if constexpr (std::is_same_v<T, Bf16>) {
+        key_rows_ = {k, tensors_.k.stride_seqlen};
+        auto* pairs = reinterpret_cast<std::uint32_t*>(scratch_.v);
+        const std::int64_t stride = forward_copy_stride(problem_.head_dim_v);
+        pair_rows(v, tensors_.v.stride_seqlen, block_.size(), problem_.head_dim_v, pairs, stride);
+        value_rows_ = {pairs, stride};
+      }
+    });
+  }
+
+  /// The block's rows, copied as fp32.
+  template <class T>
+  Rows<float> copied(const T* data, std::int64_t stride, std::int64_t n, std::byte* copy) const {
+    auto* rows = reinterpret_cast<float*>(copy);
+    const std::int64_t copy_stride = forward_copy_stride(n);
+    widen_rows(data, stride, block_.size(), n, rows, copy_stride);
+    return {rows, copy_stride};
+  }
+
+  // ---- scores to weights ----
+
+  /// Lane limits of a sub-tile, and what its rows have seen so far.
+  struct State {
+    I32 first[kNV], last[kNV];
+    F32 reference[kNV], sum[kNV];
+  };
+
+  State load_state(int t) const {
+    State s;
+    for (int n = 0; n < kNV; ++n) {
+      const int r = tiles_[t].first + n * kLanes;
+      s.first[n] = load(scratch_.first_key + r);
+      s.last[n] = load(scratch_.last_key + r);
+      s.reference[n] = load(scratch_.max + r);
+      s.sum[n] = load(scratch_.sum + r);
+    }
+    return s;
+  }
+
+  void store_state(int t, const State& s) const {
+    for (int n = 0; n < kNV; ++n) {
+      const int r = tiles_[t].first + n * kLanes;
+      store(scratch_.max + r, s.reference[n]);
+      store(scratch_.sum + r, s.sum[n]);
+    }
+  }
+
+  /// x where the row sees the key.
+  TESSERA_INLINE static F32 visible(const State& s, int n, int key, F32 x, F32 otherwise) {
+    return select((s.first[n] <= I32(key)) & (I32(key) < s.last[n]), x, otherwise);
+  }
+
+  /// Keys that every row of the sub-tile sees.
+  TESSERA_INLINE core::Range common_keys(const SubTile& tile) const {
+    return core::intersect(band_.keys_of(tile.queries.begin), band_.keys_of(tile.queries.end - 1));
+  }
+
+  /// Epilogue of S^T: weights. A finished block of raw products waits in L1 and turns into weights
+  /// while the next one is multiplied, two keys after every few steps: the exponential's additions
+  /// and conversions then fill units that the multiplications leave idle.
+  struct ToWeights {
+    State& state;
+    core::Score score;   ///< scale and nothing else
+    core::Range common;  ///< keys that need no mask
+    int key;             ///< of row 0
+    bool fresh;          ///< some row may have no reference yet
+    float* raw;          ///< [kRowBlock][kTile] products that wait
+    Broadcast* out;      ///< P^T
+    F32 shift[kNV];
+    F32 sum[kNV] = {};
+    int waiting = 0;    ///< rows in raw
+    int waiting_m = 0;  ///< the first of them
+
+    TESSERA_INLINE ToWeights(const ForwardItem& item, int t, State& rows, int first_key)
+        : state(rows),
+          score{item.score_.pre, 1.0F, false, 0.0F},
+          common(item.common_keys(item.tiles_[t])),
+          key(first_key),
+          fresh(false),
+          raw(item.scratch_.waiting),
+          out(item.weights()) {
+      for (int n = 0; n < kNV; ++n) {
+        fresh |= any(state.reference[n] == F32(-core::kInfinity));
+        shift[n] = core::shift_of(state.reference[n]);
+      }
+    }
+
+    template <int MR>
+    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+        for (int n = 0; n < kNV; ++n) store(raw + i * kTile + n * kLanes, c[i][n]);
+      }
+      waiting = MR;
+      waiting_m = static_cast<int>(m);
+      if (fresh) {
+        fresh = find_references(raw, MR, key + waiting_m, score, state);
+        for (int n = 0; n < kNV; ++n) shift[n] = core::shift_of(state.reference[n]);
+      }
+    }
+
+    TESSERA_INLINE int pieces() const { return (waiting + 1) / 2; }
+
+    /// Rows 2 * number and 2 * number + 1 of those that wait.
+    TESSERA_INLINE void piece(int number) {
+      const int row = 2 * number;
+      const int first = key + waiting_m + row;
+      F32 x[2][kNV];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 8
+        for (int n = 0; n < kNV; ++n) {
+          const F32 qk = load(raw + (row + i) * kTile + n * kLanes);
+          x[i][n] = weight(core::score2(score, qk) - shift[n]);
+        }
+      }
+      const bool odd_end = row + 1 == waiting;
+      if (first < common.begin || first + 2 > common.end || odd_end) {
+        for (int n = 0; n < kNV; ++n) {
+          x[0][n] = visible(state, n, first, x[0][n], F32{});
+          x[1][n] = odd_end ? F32{} : visible(state, n, first + 1, x[1][n], F32{});
+        }
+      }
+#pragma GCC unroll 8
+      for (int n = 0; n < kNV; ++n) sum[n] += x[0][n] + x[1][n];
+      store_weights(out, waiting_m + row, x);
+    }
+
+    /// To be called after the product.
+    TESSERA_INLINE void flush() {
+      for (int i = 0; i < pieces(); ++i) piece(i);
+    }
+  };
+
+  /// Rows that saw nothing before take the maximum of their first scores as reference; true if some
+  /// row still has none.
+  [[gnu::noinline]] static bool find_references(const float* raw, int count, int key,
+                                                core::Score score, State& s) {
+    bool fresh = false;
+    for (int n = 0; n < kNV; ++n) {
+      F32 top(-core::kInfinity);
+      for (int i = 0; i < count; ++i) {
+        const F32 x = core::score2(score, load(raw + i * kTile + n * kLanes));
+        top = max(visible(s, n, key + i, x, F32(-core::kInfinity)), top);
+      }
+      s.reference[n] = select(s.reference[n] == F32(-core::kInfinity), top, s.reference[n]);
+      fresh |= any(s.reference[n] == F32(-core::kInfinity));
+    }
+    return fresh;
+  }
+
+  /// Epilogue of S^T: only the maximum.
+  struct ToMaximum {
+    const State& state;
+    core::Score score;
+    int key;
+    F32 top[kNV];
+
+    template <int MR>
+    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
+      const int first = key + static_cast<int>(m);
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        for (int n = 0; n < kNV; ++n) {
+          const F32 x = core::score2(score, c[i][n]);
+          top[n] = max(visible(state, n, first + i, x, F32(-core::kInfinity)), top[n]);
+        }
+      }
+    }
+  };
+
+  /// Epilogue of S^T: raw products, for transform().
+  struct ToScores {
+    float* out;
+
+    template <int MR>
+    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        for (int n = 0; n < kNV; ++n) store(out + (m + i) * kTile + n * kLanes, c[i][n]);
+      }
+    }
+  };
+
+  /// Epilogue of O^T.
+  struct AddToOutput {
+    float* out;
+    bool started;
+
+    TESSERA_INLINE void operator()(std::int64_t m, F32 (&c)[kNV]) const {
+#pragma GCC unroll 8
+      for (int n = 0; n < kNV; ++n) {
+        float* p = out + m * kTile + n * kLanes;
+        store(p, started ? load(p) + c[n] : c[n]);
+      }
+    }
+  };
+
+  /// Weights are rounded to V's type for the second product, so bf16 needs no better.
+  TESSERA_INLINE static F32 weight(F32 x) {
+    if constexpr (kPairs) {
+      return exp2_short(x);
+    } else {
+      return exp2(x);
+    }
+  }
+
+  Broadcast* weights() const { return reinterpret_cast<Broadcast*>(scratch_.scores); }
+
+  /// Rows m and m + 1 of P^T, m even. There is room for one row more than there are keys.
+  TESSERA_INLINE static void store_weights(Broadcast* out, std::int64_t m, const F32 (&x)[2][kNV]) {
+#pragma GCC unroll 8
+    for (int n = 0; n < kNV; ++n) {
+      if constexpr (kPairs) {
+        store(out + m / 2 * kTile + n * kLanes, pair_bf16(x[0][n], x[1][n]));
+      } else {
+        store(out + m * kTile + n * kLanes, x[0][n]);
+        store(out + (m + 1) * kTile + n * kLanes, x[1][n]);
+      }
+    }
+  }
+
+  /// Raises the reference to `top` in the chosen rows and rescales what they have gathered.
+  void raise_references(int t, State& s, const Mask (&chosen)[kNV], const F32 (&top)[kNV]) const {
+    F32 factor[kNV];
+    for (int n = 0; n < kNV; ++n) {
+      const F32 raised = select(chosen[n], max(s.reference[n], top[n]), s.reference[n]);
+      factor[n] = exp2(s.reference[n] - core::shift_of(raised));
+      factor[n] = select(s.reference[n] == raised, F32(1.0F), factor[n]);
+      s.reference[n] = raised;
+      s.sum[n] *= factor[n];
+    }
+    if (!tiles_[t].started) return;
+    float* o = output(t);
+    for (std::int64_t j = 0; j < problem_.head_dim_v; ++j) {
+      for (int n = 0; n < kNV; ++n) {
+        float* p = o + j * kTile + n * kLanes;
+        store(p, load(p) * factor[n]);
+      }
+    }
+  }
+
+  /// One sub-tile against one block of keys.
+  void attend(int t) {
+    const SubTile& tile = tiles_[t];
+    core::Range keys = core::intersect(tile.keys, block_);
+    if (keys.empty()) return;
+    // Pairs of values are counted from the block's first key.
+    if (kPairs) keys.begin -= (keys.begin - block_.begin) & 1;
+    State state = load_state(t);
+    if (general_) {
+      multiply_keys(t, keys, ToScores{scratch_.scores});
+      transform(t, keys, state);
+    } else {
+      weigh(t, keys, state);
+    }
+    store_state(t, state);
+    multiply_values(t, keys);
+    tiles_[t].started = true;
+  }
+
+  /// How many of the last keys only the last vector of rows sees: what a diagonal cuts off. Even
+  /// numbers of keys come before them.
+  TESSERA_INLINE int last_only(int t, core::Range keys) const {
+    const int first = core::max(tiles_[t].first_lanes_end, keys.begin);
+    return core::max(0, keys.size() - core::round_up(first - keys.begin, 2));
+  }
+
+  /// Epilogue of a product of the last vector of rows: completes the vectors.
+  template <class Epilogue>
+  struct LastLanes {
+    Epilogue& epilogue;
+    std::int64_t first;  ///< row of C
+
+    template <int MR>
+    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][1]) {
+      F32 all[MR][kNV];
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+        for (int n = 0; n < kNV; ++n) all[i][n] = n + 1 < kNV ? F32{} : c[i][0];
+      }
+      epilogue.block(first + m, all);
+    }
+    TESSERA_INLINE int pieces() const
+      requires requires(Epilogue& e) { e.pieces(); }
+    {
+      return epilogue.pieces();
+    }
+    TESSERA_INLINE void piece(int number) { epilogue.piece(number); }
+  };
+
+  /// S^T for the keys; where nobody outside the last vector of rows sees a key, only that one's.
+  template <class Epilogue>
+  TESSERA_INLINE void multiply_keys(int t, core::Range keys, Epilogue&& epilogue) const {
+    const int last = last_only(t, keys);
+    const Rows<Element> rows = key_rows_.from(keys.begin - block_.begin);
+    const int count = keys.size() - last;
+    product(count, problem_.head_dim, rows, queries(t), kTile, epilogue);
+    if (last == 0) return;
+    using Wrapped = LastLanes<std::remove_reference_t<Epilogue>>;
+    product<1>(last, problem_.head_dim, rows.from(count), queries(t) + kTile - kLanes, kTile,
+               Wrapped{epilogue, count});
+  }
+
+  /// O^T += V^T P^T.
+  [[gnu::noinline]] void multiply_values(int t, core::Range keys) const {
+    const int first = (keys.begin - block_.begin) / (kPairs ? 2 : 1);
+    float* o = output(t);
+    product(problem_.head_dim_v, keys.size(),
+            Columns<Broadcast>{value_rows_.data + first * value_rows_.stride, value_rows_.stride},
+            weights(), kTile, AddToOutput{o, tiles_[t].started}, last_only(t, keys));
+  }
+
+  /// Nothing but scale and mask between the products: P^T comes out of the first one's registers.
+  [[gnu::noinline]] void weigh(int t, core::Range keys, State& state) const {
+    ToWeights first(*this, t, state, keys.begin);
+    multiply_keys(t, keys, first);
+    first.flush();
+    Mask exceeded[kNV];
+    bool redo = false;
+    for (int n = 0; n < kNV; ++n) {
+      exceeded[n] = ~(first.sum[n] <= F32(__builtin_exp2f(kSlack)));
+      redo |= any(exceeded[n]);
+    }
+    if (redo) {
+      reweigh(t, keys, state, exceeded, first.sum);
+    }
+    for (int n = 0; n < kNV; ++n) state.sum[n] += first.sum[n];
+  }
+
+  /// Weights again, with higher references: rare.
+  [[gnu::noinline]] void reweigh(int t, core::Range keys, State& state, const Mask (&exceeded)[kNV],
+                                 F32 (&sum)[kNV]) const {
+    ToMaximum highest{state, score_, keys.begin, {}};
+    for (F32& top : highest.top) top = F32(-core::kInfinity);
+    multiply_keys(t, keys, highest);
+    raise_references(t, state, exceeded, highest.top);
+    ToWeights second(*this, t, state, keys.begin);
+    multiply_keys(t, keys, second);
+    second.flush();
+    for (int n = 0; n < kNV; ++n) sum[n] = second.sum[n];
+  }
+
+  // ---- the general path: softcap, bias, ALiBi, dropout ----
+
+  /// Raw products in scratch_.scores become weights there.
+  [[gnu::noinline]] void transform(int t, core::Range keys, State& state) {
+    const SubTile& tile = tiles_[t];
+    float* scores = scratch_.scores;
+    if (problem_.bias) load_bias(t, keys);
+    F32 slope[kNV], position[kNV], top[kNV];
+    for (int n = 0; n < kNV; ++n) {
+      load_alibi(tile.first + n * kLanes, keys.begin, slope[n], position[n]);
+      top[n] = F32(-core::kInfinity);
+    }
+    const core::Range common = common_keys(tile);
+    for (int key = keys.begin; key < keys.end; ++key) {
+      const int row = key - keys.begin;
+      const bool mask = key < common.begin || key >= common.end;
+      for (int n = 0; n < kNV; ++n) {
+        float* p = scores + row * kTile + n * kLanes;
+        F32 x = core::score2(score_, load(p));
+        if (problem_.alibi != PerHead::none) {
+          x += core::alibi2(slope[n], abs(position[n] - F32(static_cast<float>(row))));
+        }
+        if (problem_.bias) x += load(scratch_.bias + row * kTile + n * kLanes);
+        if (mask) x = visible(state, n, key, x, F32(-core::kInfinity));
+        top[n] = max(x, top[n]);
+        store(p, x);
+      }
+    }
+    Mask exceeded[kNV];
+    bool raise = false;
+    for (int n = 0; n < kNV; ++n) {
+      exceeded[n] = top[n] > state.reference[n] + F32(kSlack);
+      raise |= any(exceeded[n]);
+    }
+    if (raise) raise_references(t, state, exceeded, top);
+    exponentiate(t, keys, state);
+  }
+
+  /// Scores to weights, with dropout; the sum knows nothing of dropout (S1).
+  TESSERA_INLINE void exponentiate(int t, core::Range keys, State& state) const {
+    core::Philox4<U32> random[kNV] = {};
+    F32 sum[kNV] = {};  // of this block: one long sum would err by more
+    for (int key = keys.begin; key < keys.end; key += 2) {
+      F32 c[2][kNV];
+      for (int i = 0; i < 2; ++i) {
+        const bool inside = key + i < keys.end;
+        for (int n = 0; n < kNV; ++n) {
+          c[i][n] = F32{};
+          if (!inside) continue;
+          const F32 score = load(scratch_.scores + (key + i - keys.begin) * kTile + n * kLanes);
+          c[i][n] = exp2(score - core::shift_of(state.reference[n]));
+          sum[n] += c[i][n];
+        }
+        if (inside && dropout_.active()) {
+          if (key + i == keys.begin || (key + i) % core::kPhiloxKeys == 0) draw(t, key + i, random);
+          for (int n = 0; n < kNV; ++n) c[i][n] = dropped(random[n], key + i, c[i][n]);
+        }
+      }
+      const std::int64_t row = key - keys.begin;
+      store_weights(weights(), row, c);
+    }
+    for (int n = 0; n < kNV; ++n) state.sum[n] += sum[n];
+  }
+
+  /// Random bits of the eight keys around `key`.
+  TESSERA_INLINE void draw(int t, int key, core::Philox4<U32> (&random)[kNV]) const {
+    for (int n = 0; n < kNV; ++n) {
+      const int r = tiles_[t].first + n * kLanes;
+      random[n] = core::dropout_bits(dropout_, U32(static_cast<std::uint32_t>(item_.batch)),
+                                     bits(load(scratch_.head + r)), bits(load(scratch_.query + r)),
+                                     U32(static_cast<std::uint32_t>(key / core::kPhiloxKeys)));
+    }
+  }
+
+  TESSERA_INLINE F32 dropped(const core::Philox4<U32>& random, int key, F32 weight) const {
+    const U32 word = random.word[(key >> 1) & 3];
+    const U32 half = (key & 1) != 0 ? word >> 16 : word & U32(0xFFFFU);
+    return select(half >= U32(dropout_.threshold), weight * F32(dropout_.keep_scale), F32{});
+  }
+
+  /// Slopes of kLanes rows, and their key positions seen from first_key.
+  TESSERA_INLINE void load_alibi(int r, int first_key, F32& slope, F32& position) const {
+    if (problem_.alibi == PerHead::none) return;
+    const float* slopes = tensors_.alibi_slopes;
+    if (problem_.alibi == PerHead::batch_heads) slopes += item_.batch * problem_.num_heads;
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = slopes[scratch_.head[r + i]];
+    slope = load(lanes);
+    position = to_f32(load(scratch_.query + r) +
+                      I32(map_.sequence.seqlen_k - map_.sequence.seqlen_q - first_key));
+  }
+
+  /// The bias of a sub-tile, in base 2, into scratch_.bias [key][row].
+  void load_bias(int t, core::Range keys) const {
+    const BiasShape& shape = *problem_.bias;
+    with_storage(shape.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const ConstBias& bias = tensors_.bias;
+      const std::int64_t stride_key = shape.keys ? bias.stride_key : 0;
+      const T* rows[kTile];
+      for (int i = 0; i < kTile; ++i) {
+        const int r = tiles_[t].first + i;
+        rows[i] =
+            static_cast<const T*>(bias.data) + (shape.batch ? item_.batch * bias.stride_batch : 0) +
+            (shape.heads ? scratch_.head[r] * bias.stride_head : 0) +
+            (shape.queries ? scratch_.query[r] * bias.stride_query : 0) + keys.begin * stride_key;
+      }
+      if (stride_key == 1) {
+        rows_to_lanes(rows, keys.size(), core::kLog2e, scratch_.bias);
+      } else {
+        for (int key = 0; key < keys.size(); ++key) {
+          for (int i = 0; i < kTile; ++i) {
+            const F32 x = load_n(rows[i] + key * stride_key, 1);
+            scratch_.bias[key * kTile + i] = lane(x, 0) * core::kLog2e;
+          }
+        }
+      }
+    });
+  }
+
+  // ---- results ----
+
+  void write(int t) const {
+    const SubTile& tile = tiles_[t];
+    if (!tile.started) {
+      for (std::int64_t i = 0; i < problem_.head_dim_v * K.tile_m; ++i) output(t)[i] = 0.0F;
+    }
+    float factor[kTile], lse[kTile], sink[kTile];
+    const bool whole = plan_.grid.splits <= 1;
+    const bool with_sink = whole && problem_.sink;
+    for (int i = 0; i < kTile; ++i) {
+      sink[i] = with_sink ? tensors_.sink[scratch_.head[tile.first + i]] : 0.0F;
+    }
+    for (int n = 0; n < kTile; n += kLanes) {
+      const core::Softmax<F32> row = {load(scratch_.max + tile.first + n),
+                                      load(scratch_.sum + tile.first + n)};
+      core::Softmax<F32> merged = row;
+      F32 f = core::inverse_sum(row);
+      if (with_sink) {
+        merged = core::combine(row, {load(sink + n) * F32(core::kLog2e), F32(1.0F)});
+        f = core::weight_of({row.max, F32(1.0F)}, merged);
+      }
+      store(factor + n, f);
+      store(lse + n, core::lse_of(merged));
+    }
+    if (whole) {
+      with_storage(problem_.dtype, [&](auto storage) {
+        using T = decltype(storage);
+        T* rows[kTile];
+        for (int i = 0; i < kTile; ++i) {
+          const int r = tile.first + i;
+          rows[i] = static_cast<T*>(tensors_.o.data) +
+                    map_.offset(tensors_.o, scratch_.query[r], scratch_.head[r]);
+        }
+        lanes_to_rows(output(t), problem_.head_dim_v, factor, tile.lanes, rows);
+      });
+      write_lse(tile, lse);
+    } else {
+      write_split(t, factor, lse);
+    }
+  }
+
+  void write_lse(const SubTile& tile, const float (&lse)[kTile]) const {
+    if (tensors_.softmax_lse == nullptr) return;
+    for (int i = 0; i < tile.lanes; ++i) {
+      const int r = tile.first + i;
+      tensors_.softmax_lse[map_.lse_index(scratch_.query[r], scratch_.head[r])] = lse[i];
+    }
+  }
+
+  void write_split(int t, const float (&factor)[kTile], const float (&lse)[kTile]) const {
+    const SubTile& tile = tiles_[t];
+    const std::int64_t part = item_.split * map_.split_rows();
+    float* rows[kTile];
+    for (int i = 0; i < kTile; ++i) {
+      const int r = tile.first + i;
+      const std::int64_t row = part + map_.split_row(scratch_.query[r], scratch_.head[r]);
+      rows[i] = splits_.o + row * problem_.head_dim_v;
+      if (i < tile.lanes) splits_.lse[row] = lse[i];
+    }
+    lanes_to_rows(output(t), problem_.head_dim_v, factor, tile.lanes, rows);
+  }
+
+  const PlanData& plan_;
+  const Problem& problem_;
+  const Tensors& tensors_;
+  const SplitLayout& splits_;
+  const core::WorkItem item_;
+  const RowMap map_;
+  const core::Band band_;
+  core::Score score_;   ///< for products of already scaled queries
+  const bool general_;  ///< more than scale and mask between product and softmax
+  const core::Dropout dropout_;
+  ForwardScratch scratch_;
+
+  core::Range keys_;   ///< of the item
+  core::Range block_;  ///< of keys
+  int num_tiles_ = 0;
+  SubTile tiles_[kTiles];
+  Rows<Element> key_rows_{};
+  Columns<Broadcast> value_rows_{};
+};
+
+/// The whole pass.
+template <core::Kernel K>
+void forward(const Call& call) {
+  const core::WorkGrid& grid = call.plan.grid;
+  for_each_task(call, grid.count(), [&](std::int64_t index, int worker) {
+    ForwardItem<K>(call, grid.item(index), worker).run();
+  });
+  if (grid.splits > 1) combine_splits(call);
+}
+
+}  // namespace tessera::cpu::TESSERA_ISA

@@ -1,0 +1,51 @@
+// The CPU kernels of one instruction set: compiled once per set, with TESSERA_ISA naming it. Every
+// catalog row of this set becomes a function; the row itself is the template argument.
+#if defined(__GNUC__) && !defined(__clang__)
+// g++ 12 warns about the deliberately undefined operands inside its own intrinsics.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
+#include "cpu/backward.h"
+#include "cpu/decode.h"
+#include "cpu/forward.h"
+#include "cpu/isa.h"
+#include "cpu/peak.h"
+#include "plan/catalog.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+namespace {
+
+template <core::Kernel K>
+constexpr KernelFunction kernel_of() {
+  if constexpr (K.arch != Arch::TESSERA_ISA) {
+    return nullptr;
+  } else if constexpr (K.pass == Pass::forward && K.form == core::Form::tile) {
+    return &forward<K>;
+  } else if constexpr (K.pass == Pass::forward) {
+    return &decode<K>;
+  } else {
+    return &backward<K>;
+  }
+}
+
+template <std::size_t... kRow>
+KernelFunction find(const core::Kernel& row, std::index_sequence<kRow...>) {
+  KernelFunction found = nullptr;
+  ((found = kCatalog[kRow] == row ? kernel_of<kCatalog[kRow]>() : found), ...);
+  return found;
+}
+
+KernelFunction find_kernel(const core::Kernel& row) {
+  return find(row, std::make_index_sequence<std::size(kCatalog)>{});
+}
+
+}  // namespace
+
+extern const Isa kIsa = {find_kernel, f32_burst, bf16_burst, read_sweep};
+
+}  // namespace tessera::cpu::TESSERA_ISA

@@ -1,0 +1,144 @@
+// Copies that change the shape of a tile: rows of a tensor into lanes (queries side by side) and
+// back, 16-bit rows into fp32, neighbouring bf16 rows into pairs. Every access stays inside the
+// rows given.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "cpu/simd.h"
+#include "tessera/types.hpp"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+/// Calls body(T{}) with the storage type of dtype.
+template <class Body>
+TESSERA_INLINE void with_storage(Dtype dtype, const Body& body) {
+  switch (dtype) {
+    case Dtype::f32: return body(float{});
+    case Dtype::bf16: return body(Bf16{});
+    case Dtype::f16: return body(F16{});
+  }
+}
+
+/// Asks for a row, into the second-level cache.
+TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
+  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+  __builtin_prefetch(row + bytes - 1, 0, 2);
+}
+
+/// out[j][i] = row[i][j] * factor for j < n: kTile rows become the lanes of n vectors.
+template <class T>
+TESSERA_INLINE void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, float factor,
+                                  float* out) {
+  for (int first = 0; first < kTile; first += kLanes) {
+    for (std::int64_t j = 0; j < n; j += kLanes) {
+      F32 x[kLanes];
+      const std::int64_t count = n - j < kLanes ? n - j : kLanes;
+      if (count == kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) x[i] = load(row[first + i] + j);
+      } else {
+        for (int i = 0; i < kLanes; ++i) x[i] = load_n(row[first + i] + j, count);
+      }
+      transpose(x);
+      float* target = out + j * kTile + first;
+      for (std::int64_t i = 0; i < count; ++i) store(target + i * kTile, x[i] * F32(factor));
+    }
+  }
+}
+
+/// The same for pairs: out[j][i] = (row[i][2j], row[i][2j+1]), 2j < n; past an odd end comes a
+/// zero.
+TESSERA_INLINE void rows_to_lane_pairs(const Bf16* const (&row)[kTile], std::int64_t n,
+                                       std::uint32_t* out) {
+  for (int first = 0; first < kTile; first += kLanes) {
+    for (std::int64_t j = 0; j < n; j += 2 * kLanes) {
+      U32 x[kLanes];
+      const std::int64_t left = n - j < 2 * kLanes ? n - j : 2 * kLanes;
+      if (left == 2 * kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          __builtin_memcpy(&x[i].v, row[first + i] + j, sizeof x[i].v);  // of any alignment
+        }
+      } else {
+        for (int i = 0; i < kLanes; ++i) {
+          std::uint32_t pairs[kLanes] = {};
+          __builtin_memcpy(pairs, row[first + i] + j, static_cast<std::size_t>(2 * left));
+          x[i] = load(pairs);
+        }
+      }
+      transpose(x);
+      std::uint32_t* target = out + j / 2 * kTile + first;
+      for (std::int64_t i = 0; i < (left + 1) / 2; ++i) store(target + i * kTile, x[i]);
+    }
+  }
+}
+
+/// row[i][j] = in[j][i] * factor[i] for j < n and i < count: the way back, rounded to T.
+template <class T>
+TESSERA_INLINE void lanes_to_rows(const float* in, std::int64_t n, const float* factor, int count,
+                                  T* const (&row)[kTile]) {
+  for (int first = 0; first < count; first += kLanes) {
+    const F32 f = load(factor + first);
+    const int rows = count - first < kLanes ? count - first : kLanes;
+    for (std::int64_t j = 0; j < n; j += kLanes) {
+      const std::int64_t left = n - j < kLanes ? n - j : kLanes;
+      F32 x[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = i < left ? load(in + (j + i) * kTile + first) * f : F32{};
+      }
+      transpose(x);
+      for (int i = 0; i < rows; ++i) {
+        if (left == kLanes) {
+          store(row[first + i] + j, x[i]);
+        } else {
+          store_n(row[first + i] + j, x[i], left);
+        }
+      }
+    }
+  }
+}
+
+/// out[r][j] = in[r][j] in fp32.
+template <class T>
+TESSERA_INLINE void widen_rows(const T* in, std::int64_t in_stride, std::int64_t rows,
+                               std::int64_t n, float* out, std::int64_t out_stride) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* source = in + r * in_stride;
+    float* target = out + r * out_stride;
+    std::int64_t j = 0;
+    for (; j + kLanes <= n; j += kLanes) store(target + j, load(source + j));
+    if (j < n) store_n(target + j, load_n(source + j, n - j), n - j);
+  }
+}
+
+/// out[r/2][j] = (in[r][j], in[r+1][j]) for even r; past an odd end comes a row of zeros.
+TESSERA_INLINE void pair_rows(const Bf16* in, std::int64_t in_stride, std::int64_t rows,
+                              std::int64_t n, std::uint32_t* out, std::int64_t out_stride) {
+  for (std::int64_t r = 0; r < rows; r += 2) {
+    const Bf16* low = in + r * in_stride;
+    const bool pair = r + 1 < rows;
+    const Bf16* high = pair ? low + in_stride : low;
+    std::uint32_t* target = out + r / 2 * out_stride;
+    std::int64_t j = 0;
+#if TESSERA_ISA_CODE == 3
+    for (; pair && j + 2 * kLanes <= n; j += 2 * kLanes) {
+      U32 first, second;
+      load_pairs(low + j, high + j, first, second);
+      store(target + j, first);
+      store(target + j + kLanes, second);
+    }
+#endif
+    for (; j < n; j += kLanes) {
+      const std::int64_t left = n - j < kLanes ? n - j : kLanes;
+      if (pair) {
+        store_n(target + j, load_pairs_n(low + j, high + j, left), left);
+      } else {
+        store_n(target + j, load_pairs_n(low + j, left), left);
+      }
+    }
+  }
+}
+
+}  // namespace tessera::cpu::TESSERA_ISA

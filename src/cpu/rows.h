@@ -1,0 +1,65 @@
+// Where the rows of a work item lie: addresses of the packed rows (core::Rows) of one batch entry
+// and one key/value head in q, o, softmax_lse and the split results. Forward, decode and combine
+// share it.
+#pragma once
+
+#include "cpu/call.h"
+#include "cpu/simd.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+struct RowMap {
+  const Problem& problem;
+  const Tensors& tensors;
+  core::Sequence sequence;
+  core::Rows rows;
+  int batch;
+  int head_k;
+
+  TESSERA_INLINE RowMap(const Call& call, int batch_index, int head_k_index)
+      : problem(call.plan.problem),
+        tensors(call.tensors),
+        sequence(sequence_of(call.plan.problem, call.tensors, batch_index)),
+        rows{sequence.seqlen_q,
+             static_cast<int>(call.plan.problem.num_heads / call.plan.problem.num_heads_k)},
+        batch(batch_index),
+        head_k(head_k_index) {}
+
+  /// A row, with its divisions done; next() walks without any.
+  struct Row {
+    int query;
+    int member;  ///< of the group
+  };
+  TESSERA_INLINE Row at(std::int64_t row) const {
+    return {rows.query_of(row), rows.member_of(row)};
+  }
+  TESSERA_INLINE Row next(Row row) const {
+    return row.member + 1 < rows.group ? Row{row.query, row.member + 1} : Row{row.query + 1, 0};
+  }
+  TESSERA_INLINE int head_of(Row row) const { return head_k * rows.group + row.member; }
+
+  /// Elements from the start of a tensor with q's layout to the row.
+  template <class T>
+  TESSERA_INLINE std::int64_t offset(const T& tensor, int query, int head) const {
+    const std::int64_t start = problem.packed ? 0 : batch * tensor.stride_batch;
+    return start + (sequence.first_q + query) * tensor.stride_seqlen + head * tensor.stride_head;
+  }
+  /// Elements from the start of k or v to key 0 of this sequence and head.
+  TESSERA_INLINE std::int64_t key_offset(const ConstTensor& tensor) const {
+    const std::int64_t start = problem.packed ? 0 : batch * tensor.stride_batch;
+    return start + sequence.first_k * tensor.stride_seqlen + head_k * tensor.stride_head;
+  }
+  /// Index into softmax_lse.
+  TESSERA_INLINE std::int64_t lse_index(int query, int head) const {
+    return problem.packed ? head * problem.total_q + sequence.first_q + query
+                          : (batch * problem.num_heads + head) * problem.seqlen_q + query;
+  }
+  /// Row of SplitLayout, before the split's own offset of split_rows().
+  TESSERA_INLINE std::int64_t split_row(int query, int head) const {
+    const std::int64_t first = problem.packed ? sequence.first_q : batch * problem.seqlen_q;
+    return (first + query) * problem.num_heads + head;
+  }
+  TESSERA_INLINE std::int64_t split_rows() const { return problem.rows_q() * problem.num_heads; }
+};
+
+}  // namespace tessera::cpu::TESSERA_ISA

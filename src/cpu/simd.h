@@ -1,0 +1,204 @@
+// The SIMD vocabulary of the CPU kernels: vectors of kLanes 32-bit elements as values with
+// operators. A translation unit is compiled once per instruction set with -DTESSERA_ISA=portable |
+// avx2 | avx512 | avx512_bf16 and that set's flags (cmake/isa.cmake); everything here lives in a
+// namespace of that name and is always inlined, so no copy made for one set can end up in another's
+// code. This file holds what compiler vector extensions express on any machine; simd_<set>.h holds
+// the rest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define TESSERA_ISA_CODE_portable 0
+#define TESSERA_ISA_CODE_avx2 1
+#define TESSERA_ISA_CODE_avx512 2
+#define TESSERA_ISA_CODE_avx512_bf16 3
+#define TESSERA_ISA_PASTE2(a, b) a##b
+#define TESSERA_ISA_PASTE(a, b) TESSERA_ISA_PASTE2(a, b)
+#define TESSERA_ISA_CODE TESSERA_ISA_PASTE(TESSERA_ISA_CODE_, TESSERA_ISA)
+
+#if TESSERA_ISA_CODE > 0
+#include <immintrin.h>
+#endif
+
+#define TESSERA_INLINE inline __attribute__((always_inline))
+
+namespace tessera::cpu {
+
+/// Storage of 16-bit floating point elements; vectors of them are loaded to and stored from F32.
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct F16 {
+  std::uint16_t bits;
+};
+
+}  // namespace tessera::cpu
+
+namespace tessera::cpu::TESSERA_ISA {
+
+inline constexpr int kLanes = TESSERA_ISA_CODE >= 2 ? 16 : TESSERA_ISA_CODE == 1 ? 8 : 4;
+/// Vectors across one tile, and its width: the queries (or head dimensions) a product works on at
+/// once.
+inline constexpr int kNV = 2;
+inline constexpr int kTile = kNV * kLanes;
+/// Is there an instruction for sums of bf16 products? If not, kernels widen bf16 to f32 first.
+inline constexpr bool kHasBf16Dot = TESSERA_ISA_CODE == 3;
+
+inline constexpr int kVectorBytes = 4 * kLanes;
+template <class T>
+using NativeVector __attribute__((vector_size(kVectorBytes))) = T;
+/// The same at any address: what loads and stores go through. Not one template: clang 19 forgets
+/// aligned(4) where the element type is a template parameter.
+using LooseF32 __attribute__((vector_size(kVectorBytes), aligned(4), may_alias)) = float;
+using LooseI32 __attribute__((vector_size(kVectorBytes), aligned(4), may_alias)) = std::int32_t;
+using LooseU32 __attribute__((vector_size(kVectorBytes), aligned(4), may_alias)) = std::uint32_t;
+static_assert(alignof(LooseF32) == 4 && alignof(LooseI32) == 4 && alignof(LooseU32) == 4);
+
+/// T{x} repeats x in every lane, T{} is zero.
+struct F32 {
+  NativeVector<float> v;
+  F32() = default;
+  TESSERA_INLINE explicit F32(NativeVector<float> x) : v(x) {}
+  TESSERA_INLINE explicit F32(float x);
+};
+struct I32 {
+  NativeVector<std::int32_t> v;
+  I32() = default;
+  TESSERA_INLINE explicit I32(NativeVector<std::int32_t> x) : v(x) {}
+  TESSERA_INLINE explicit I32(std::int32_t x);
+};
+struct U32 {
+  NativeVector<std::uint32_t> v;
+  U32() = default;
+  TESSERA_INLINE explicit U32(NativeVector<std::uint32_t> x) : v(x) {}
+  TESSERA_INLINE explicit U32(std::uint32_t x);
+};
+
+// ---- reinterpretation ----
+TESSERA_INLINE U32 bits(F32 a) { return U32((NativeVector<std::uint32_t>)a.v); }
+TESSERA_INLINE U32 bits(I32 a) { return U32((NativeVector<std::uint32_t>)a.v); }
+TESSERA_INLINE F32 f32_from_bits(U32 a) { return F32((NativeVector<float>)a.v); }
+TESSERA_INLINE I32 i32_from_bits(U32 a) { return I32((NativeVector<std::int32_t>)a.v); }
+
+// ---- arithmetic; integers wrap ----
+TESSERA_INLINE F32 operator+(F32 a, F32 b) { return F32(a.v + b.v); }
+TESSERA_INLINE F32 operator-(F32 a, F32 b) { return F32(a.v - b.v); }
+TESSERA_INLINE F32 operator*(F32 a, F32 b) { return F32(a.v * b.v); }
+TESSERA_INLINE F32 operator/(F32 a, F32 b) { return F32(a.v / b.v); }
+TESSERA_INLINE F32 operator-(F32 a) { return F32(-a.v); }
+TESSERA_INLINE F32& operator+=(F32& a, F32 b) { return a = a + b; }
+TESSERA_INLINE F32& operator-=(F32& a, F32 b) { return a = a - b; }
+TESSERA_INLINE F32& operator*=(F32& a, F32 b) { return a = a * b; }
+TESSERA_INLINE U32 operator+(U32 a, U32 b) { return U32(a.v + b.v); }
+TESSERA_INLINE U32 operator-(U32 a, U32 b) { return U32(a.v - b.v); }
+TESSERA_INLINE U32 operator&(U32 a, U32 b) { return U32(a.v & b.v); }
+TESSERA_INLINE U32 operator|(U32 a, U32 b) { return U32(a.v | b.v); }
+TESSERA_INLINE U32 operator^(U32 a, U32 b) { return U32(a.v ^ b.v); }
+TESSERA_INLINE U32 operator<<(U32 a, int n) { return U32(a.v << static_cast<std::uint32_t>(n)); }
+TESSERA_INLINE U32 operator>>(U32 a, int n) { return U32(a.v >> static_cast<std::uint32_t>(n)); }
+TESSERA_INLINE I32 operator+(I32 a, I32 b) { return i32_from_bits(bits(a) + bits(b)); }
+TESSERA_INLINE I32 operator-(I32 a, I32 b) { return i32_from_bits(bits(a) - bits(b)); }
+/// Arithmetic shift.
+TESSERA_INLINE I32 operator>>(I32 a, int n) { return I32(a.v >> n); }
+TESSERA_INLINE F32 abs(F32 a) { return f32_from_bits(bits(a) & U32(0x7FFFFFFFU)); }
+/// |magnitude| with the sign of `sign`.
+TESSERA_INLINE F32 copysign(F32 magnitude, F32 sign) {
+  return f32_from_bits((bits(magnitude) & U32(0x7FFFFFFFU)) | (bits(sign) & U32(0x80000000U)));
+}
+
+// ---- loads and stores, whole vectors, any alignment ----
+TESSERA_INLINE F32 load(const float* p) { return F32(*reinterpret_cast<const LooseF32*>(p)); }
+TESSERA_INLINE I32 load(const std::int32_t* p) {
+  return I32(*reinterpret_cast<const LooseI32*>(p));
+}
+TESSERA_INLINE U32 load(const std::uint32_t* p) {
+  return U32(*reinterpret_cast<const LooseU32*>(p));
+}
+TESSERA_INLINE void store(float* p, F32 a) { *reinterpret_cast<LooseF32*>(p) = a.v; }
+TESSERA_INLINE void store(std::int32_t* p, I32 a) { *reinterpret_cast<LooseI32*>(p) = a.v; }
+TESSERA_INLINE void store(std::uint32_t* p, U32 a) { *reinterpret_cast<LooseU32*>(p) = a.v; }
+
+/// One element, for scalar ends; not for inner loops.
+TESSERA_INLINE float lane(F32 a, int i) { return a.v[i]; }
+TESSERA_INLINE std::int32_t lane(I32 a, int i) { return a.v[i]; }
+TESSERA_INLINE std::uint32_t lane(U32 a, int i) { return a.v[i]; }
+
+/// Asks for the cache line that holds p.
+TESSERA_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+}  // namespace tessera::cpu::TESSERA_ISA
+
+// Each of these completes the vocabulary, with the same names and meanings:
+//   Mask                          one truth value per lane; comparisons of F32, I32, U32 (a
+//   comparison
+//                                 with NaN is false, != is true); & | ^ ~ ; any, all, to_bits
+//   first_lanes(n)                true in lanes [0, n), any n
+//   select(mask, a, b)            a where true
+//   iota()                        I32 0, 1, 2, ...
+//   fma, fms, fnma                a*b+c, a*b-c, c-a*b
+//   max(a, b), min(a, b)          if either is NaN: b
+//   to_f32(I32), round_to_i32     nearest even
+//   mul_hi_lo(a, b, hi, lo)       64-bit products of U32
+//   reduce_add, reduce_max        over lanes, a fixed tree
+//   sum_rows(rows[kLanes])        lane i: the sum over the lanes of rows[i]
+//   transpose(rows[kLanes])       in place
+//   load/store of Bf16, F16       kLanes elements to/from F32; stores round to nearest even
+//   load_n/store_n(p, .., n)      the same for the first n elements (0 <= n <= kLanes): no access
+//   past
+//                                 them, missing lanes are zero
+//   load_pairs(row0, row1)        U32 of 16-bit elements (row0[i], row1[i]), the first in the low
+//   half;
+//                                 load_pairs_n for n of them, load_pairs_n(row0, n): row1 = zeros
+//   pair_bf16(a, b)               the same from two F32, rounded
+//   split_exp2 / join_exp2        the range reduction of exp2 (math.h)
+//   dot_bf16(c, a, b)             kHasBf16Dot only: c + a.low*b.low + a.high*b.high
+#if TESSERA_ISA_CODE >= 2
+#include "cpu/simd_avx512.h"
+#elif TESSERA_ISA_CODE == 1
+#include "cpu/simd_avx2.h"
+#else
+#include "cpu/simd_portable.h"
+#endif
+
+namespace tessera::cpu::TESSERA_ISA {
+
+/// In place, for 32-bit elements of any meaning, e.g. pairs of bf16.
+TESSERA_INLINE void transpose(U32 (&rows)[kLanes]) {
+  F32 moved[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) moved[i] = f32_from_bits(rows[i]);
+  transpose(moved);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) rows[i] = bits(moved[i]);
+}
+
+TESSERA_INLINE F32 load(const Bf16* p) { return f32_from_bits(load_u16(p) << 16); }
+TESSERA_INLINE F32 load_n(const Bf16* p, std::int64_t n) {
+  return f32_from_bits(load_u16_n(p, n) << 16);
+}
+TESSERA_INLINE U32 load_pairs(const Bf16* row0, const Bf16* row1) {
+  return load_u16(row0) | (load_u16(row1) << 16);
+}
+TESSERA_INLINE U32 load_pairs_n(const Bf16* row0, const Bf16* row1, std::int64_t n) {
+  return load_u16_n(row0, n) | (load_u16_n(row1, n) << 16);
+}
+TESSERA_INLINE U32 load_pairs_n(const Bf16* row0, std::int64_t n) { return load_u16_n(row0, n); }
+
+#if TESSERA_ISA_CODE != 3
+/// Nearest even by integer arithmetic, in the high half of each lane; NaN stays a (quiet) NaN.
+TESSERA_INLINE U32 round_to_bf16(F32 a) {
+  const U32 x = bits(a);
+  const U32 rounded = x + U32(0x7FFFU) + ((x >> 16) & U32(1U));
+  return select(a != a, x | U32(0x400000U), rounded);
+}
+TESSERA_INLINE void store(Bf16* p, F32 a) { store_u16(p, round_to_bf16(a) >> 16); }
+TESSERA_INLINE void store_n(Bf16* p, F32 a, std::int64_t n) {
+  store_u16_n(p, round_to_bf16(a) >> 16, n);
+}
+TESSERA_INLINE U32 pair_bf16(F32 a, F32 b) {
+  return (round_to_bf16(a) >> 16) | (round_to_bf16(b) & U32(0xFFFF0000U));
+}
+#endif
+
+}  // namespace tessera::cpu::TESSERA_ISA

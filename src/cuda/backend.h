@@ -1,0 +1,19 @@
+// The GPU backend's door: finds the machine code of a plan's catalog row and launches it. Called by
+// tessera.cpp.
+#pragma once
+
+#include "plan/plan.h"
+
+namespace tessera::cuda {
+
+/// The GPU with this ordinal as the planner sees it. Errors: device (no driver, no such GPU, or one
+/// that no kernel runs on).
+Result<Device> device_at(int ordinal);
+
+/// Enqueues the plan on execution.stream of its device. The problem fits the tensors; their memory
+/// is the device's. Errors: invalid (an address or stride that the copy engine cannot take),
+/// device.
+Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
+           const Execution& execution);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,179 @@
+// The build-time device compiler: every catalog row of a GPU to a cubin, as many at a time as there
+// are cores, and one C++ file that embeds them.
+//
+//   compiler --nvrtc LIBRARY --source ROOT --output FOLDER
+//
+// Fails on anything that would make a kernel silently slow: spilled registers, local memory, or one
+// of ptxas's C75xx remarks (serialised wgmma, a fence it had to add, an ignored setmaxnreg).
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/compiler/nvrtc.h"
+#include "cuda/symbol.h"
+#include "plan/catalog.h"
+
+namespace tessera::cuda {
+namespace {
+
+struct Options {
+  std::string nvrtc, source, output;
+};
+
+/// One row on its way.
+struct Job {
+  std::size_t row = 0;  ///< of kCatalog
+  std::string symbol;
+};
+
+std::string program_of(const Job& job) {
+  const std::string row = "tessera::kCatalog[" + std::to_string(job.row) + "]";
+  return "#include \"cuda/sm90/forward.h\"\n"
+         "#include \"plan/catalog.h\"\n"
+         "using namespace tessera;\n"
+         "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::Shape<" +
+         row + ">::kThreads, 1)\n" + job.symbol +
+         "(const __grid_constant__ cuda::sm90::ForwardParams p) {\n"
+         "  extern __shared__ char shared[];\n"
+         "  cuda::sm90::forward<" +
+         row + ">(p, shared);\n}\n";
+}
+
+/// Why a compilation is not good enough; empty: it is.
+std::string complaint(const Compilation& result) {
+  if (!result.ok) return "does not compile";
+  if (result.log.find("C75") != std::string::npos) return "has a C75xx remark of ptxas";
+  for (const char* bad : {"spilled", "Local memory used", "bytes stack frame"}) {
+    std::size_t at = result.log.find(bad);
+    if (at == std::string::npos) continue;
+    if (std::strcmp(bad, "bytes stack frame") != 0) return std::string("ptxas says: ") + bad;
+    // "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+    const std::size_t line = result.log.rfind('\n', at);
+    const std::size_t begin = line == std::string::npos ? 0 : line + 1;
+    const std::string text = result.log.substr(begin, result.log.find('\n', at) - begin);
+    if (text.find("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") ==
+        std::string::npos) {
+      return "ptxas says:" + text;
+    }
+  }
+  return {};
+}
+
+std::vector<Job> jobs() {
+  std::vector<Job> list;
+  for (std::size_t i = 0; i < std::size(kCatalog); ++i) {
+    if (is_gpu(kCatalog[i].arch)) list.push_back({i, symbol_of(kCatalog[i])});
+  }
+  return list;
+}
+
+bool write_file(const std::string& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(content.data(), static_cast<std::streamsize>(content.size()));
+  return file.good();
+}
+
+/// Compiles a row and writes its cubin and log; false: not good enough, and the reason is printed.
+bool compile(const Nvrtc& nvrtc, const Options& options, const Job& job) {
+  const std::vector<std::string> arguments = {
+      "-arch=sm_90a",
+      "-std=c++20",
+      "-default-device",
+      "--use_fast_math",
+      "-I" + options.source + "/src",
+      "-I" + options.source + "/include",
+      "-I" + options.source + "/src/cuda/compiler/include",
+      "--ptxas-options=-v",
+      "--ptxas-options=--warn-on-spills",
+      "--ptxas-options=--warn-on-local-memory-usage",
+  };
+  const Compilation result = nvrtc.compile(job.symbol + ".cu", program_of(job), arguments);
+  const std::string problem = complaint(result);
+  if (!problem.empty()) {
+    std::fprintf(stderr, "%s: %s\n%s\n", job.symbol.c_str(), problem.c_str(), result.log.c_str());
+  }
+  const std::string stem = options.output + "/" + job.symbol;
+  if (!write_file(stem + ".cubin", result.cubin) || !write_file(stem + ".log", result.log)) {
+    std::fprintf(stderr, "device compiler: %s cannot be written\n", stem.c_str());
+    return false;
+  }
+  return problem.empty();
+}
+
+/// Processes, because NVRTC compiles one program at a time in each.
+bool compile_all(const Nvrtc& nvrtc, const Options& options, const std::vector<Job>& list) {
+  const std::size_t workers = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<pid_t> children;
+  for (std::size_t w = 0; w < workers; ++w) {
+    const pid_t child = fork();
+    if (child == 0) {
+      bool good = true;
+      for (std::size_t i = w; i < list.size(); i += workers)
+        good &= compile(nvrtc, options, list[i]);
+      std::fflush(nullptr);
+      _exit(good ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  bool good = true;
+  for (const pid_t child : children) {
+    int status = 1;
+    good &= child > 0 && waitpid(child, &status, 0) == child && status == 0;
+  }
+  return good;
+}
+
+/// The C++ file: cubins by .incbin, and the table that cuda/cubins.h declares.
+std::string embedding_of(const Options& options, const std::vector<Job>& list) {
+  std::string code = "// Made by the device compiler.\n#include \"cuda/cubins.h\"\n\n";
+  std::string table;
+  for (const Job& job : list) {
+    const std::string begin = "tessera_cubin_" + job.symbol, end = begin + "_end";
+    code += "asm(\".pushsection .rodata\\n.balign 64\\n" + begin + ":\\n.incbin \\\"" +
+            options.output + "/" + job.symbol + ".cubin\\\"\\n" + end + ":\\n.popsection\\n\");\n";
+    code += "extern \"C\" const unsigned char " + begin + "[], " + end + "[];\n";
+    table += "    {\"" + job.symbol + "\", " + begin + ", " + end + "},\n";
+  }
+  return code + "\nnamespace tessera::cuda {\n\nstd::span<const Cubin> cubins() {\n" +
+         "  static const Cubin table[] = {\n" + table +
+         "  };\n  return table;\n}\n\n}  // namespace tessera::cuda\n";
+}
+
+int run(const Options& options) {
+  const Nvrtc nvrtc(options.nvrtc);
+  if (!nvrtc.missing().empty()) {
+    std::fprintf(stderr, "device compiler: %s\n", nvrtc.missing().c_str());
+    return 1;
+  }
+  const std::vector<Job> list = jobs();
+  if (!compile_all(nvrtc, options, list)) return 1;
+  std::printf("device compiler: %zu kernels, NVRTC %s\n", list.size(), nvrtc.version().c_str());
+  return write_file(options.output + "/cubins.cpp", embedding_of(options, list)) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tessera::cuda
+
+int main(int argc, char** argv) {
+  tessera::cuda::Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    if (name == "--nvrtc") options.nvrtc = argv[i + 1];
+    if (name == "--source") options.source = argv[i + 1];
+    if (name == "--output") options.output = argv[i + 1];
+  }
+  if (options.source.empty() || options.output.empty()) {
+    std::fprintf(stderr, "usage: %s [--nvrtc LIBRARY] --source ROOT --output FOLDER\n", argv[0]);
+    return 2;
+  }
+  return tessera::cuda::run(options);
+}

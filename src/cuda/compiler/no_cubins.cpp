@@ -1,0 +1,8 @@
+// The table of cubins of a build without NVRTC.
+#include "cuda/cubins.h"
+
+namespace tessera::cuda {
+
+std::span<const Cubin> cubins() { return {}; }
+
+}  // namespace tessera::cuda

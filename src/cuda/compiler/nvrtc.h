@@ -1,0 +1,48 @@
+// NVRTC, opened at run time by path or by name; declared here from its documentation, so that no
+// CUDA header is needed to build. Called by main.cpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::cuda {
+
+/// What one compilation gave.
+struct Compilation {
+  bool ok = false;
+  std::string log;  ///< ptxas's resource lines included
+  std::string cubin;
+};
+
+class Nvrtc {
+ public:
+  /// Opens `path`, or the first libnvrtc the system knows if it is empty.
+  explicit Nvrtc(const std::string& path);
+
+  /// Why NVRTC cannot be used; empty: it can.
+  const std::string& missing() const { return missing_; }
+  std::string version() const;
+  /// Thread-safe.
+  Compilation compile(const std::string& name, const std::string& source,
+                      const std::vector<std::string>& options) const;
+
+ private:
+  using Program = struct NvrtcProgram*;
+  struct Functions {
+    const char* (*error_string)(int);
+    int (*version)(int*, int*);
+    int (*create)(Program*, const char* source, const char* name, int headers,
+                  const char* const* header_sources, const char* const* header_names);
+    int (*destroy)(Program*);
+    int (*compile)(Program, int options, const char* const* values);
+    int (*log_size)(Program, std::size_t*);
+    int (*log)(Program, char*);
+    int (*cubin_size)(Program, std::size_t*);
+    int (*cubin)(Program, char*);
+  };
+
+  Functions nvrtc_{};
+  std::string missing_;
+};
+
+}  // namespace tessera::cuda

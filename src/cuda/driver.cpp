@@ -1,0 +1,62 @@
+// Opening libcuda and finding its entry points.
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+
+namespace tessera::cuda {
+namespace {
+
+Driver open_driver() {
+  Driver d{};
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    d.missing = "no NVIDIA driver: libcuda.so.1 cannot be opened";
+    return d;
+  }
+  const auto find = [&](auto& function, const char* name) {
+    void* symbol = dlsym(library, name);
+    if (symbol == nullptr && d.missing.empty()) {
+      d.missing =
+          std::string("the NVIDIA driver has no ") + name + "; it must be of CUDA 12.0 or later";
+    }
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+  };
+  find(d.init, "cuInit");
+  find(d.get_error_name, "cuGetErrorName");
+  find(d.get_error_string, "cuGetErrorString");
+  find(d.driver_version, "cuDriverGetVersion");
+  find(d.device_count, "cuDeviceGetCount");
+  find(d.device_get, "cuDeviceGet");
+  find(d.device_name, "cuDeviceGetName");
+  find(d.device_attribute, "cuDeviceGetAttribute");
+  find(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  find(d.context_push, "cuCtxPushCurrent_v2");
+  find(d.context_pop, "cuCtxPopCurrent_v2");
+  find(d.library_load, "cuLibraryLoadData");
+  find(d.library_kernel, "cuLibraryGetKernel");
+  find(d.kernel_set_attribute, "cuKernelSetAttribute");
+  find(d.launch_kernel, "cuLaunchKernelEx");
+  find(d.encode_tensor_map, "cuTensorMapEncodeTiled");
+  if (!d.missing.empty()) return d;
+  if (const CuResult result = d.init(0); result != 0) d.missing = d.check(result, "cuInit").text;
+  return d;
+}
+
+}  // namespace
+
+Status Driver::check(CuResult result, const char* what) const {
+  if (result == 0) return {};
+  const char *name = nullptr, *text = nullptr;
+  if (get_error_name(result, &name) != 0 || name == nullptr) name = "unknown error";
+  if (get_error_string(result, &text) != 0 || text == nullptr)
+    text = "the driver has no text for it";
+  return Status::device(std::string(what) + ": " + name + " (" + std::to_string(result) +
+                        "): " + text);
+}
+
+const Driver& driver() {
+  static const Driver opened = open_driver();
+  return opened;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,76 @@
+// The CUDA driver, opened at run time: one library for machines with and without a GPU. Only the
+// few entry points and types that are used are declared here, from the driver API's documentation;
+// no CUDA header is needed to build. Called by device.cpp and launch.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tessera/status.hpp"
+
+namespace tessera::cuda {
+
+// Handles and results as the driver's ABI has them.
+using CuResult = int;
+using CuDevice = int;
+using CuLibrary = struct CuLibrarySt*;
+using CuKernel = struct CuKernelSt*;
+using CuStream = struct CuStreamSt*;
+using CuContext = struct CuContextSt*;
+
+// CUdevice_attribute.
+inline constexpr int kMultiprocessorCount = 16;
+inline constexpr int kL2Bytes = 38;
+inline constexpr int kComputeMajor = 75;
+inline constexpr int kComputeMinor = 76;
+inline constexpr int kSharedBytesOptin = 97;
+// CUfunction_attribute.
+inline constexpr int kMaxDynamicSharedBytes = 8;
+// CUtensorMap's enumerations.
+inline constexpr int kMapFloat16 = 6, kMapBfloat16 = 9;
+inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
+                     kMapFillZero = 0;
+
+/// CUlaunchConfig.
+struct CuLaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  CuStream stream;
+  void* attributes;
+  unsigned num_attributes;
+};
+
+/// The entry points; one table for the whole process.
+struct Driver {
+  CuResult (*init)(unsigned flags);
+  CuResult (*get_error_name)(CuResult, const char**);
+  CuResult (*get_error_string)(CuResult, const char**);
+  CuResult (*driver_version)(int*);
+  CuResult (*device_count)(int*);
+  CuResult (*device_get)(CuDevice*, int ordinal);
+  CuResult (*device_name)(char*, int size, CuDevice);
+  CuResult (*device_attribute)(int*, int attribute, CuDevice);
+  CuResult (*primary_context_retain)(CuContext*, CuDevice);
+  CuResult (*context_push)(CuContext);
+  CuResult (*context_pop)(CuContext*);
+  CuResult (*library_load)(CuLibrary*, const void* image, int* jit_options, void** jit_values,
+                           unsigned num_jit, int* options, void** values, unsigned num);
+  CuResult (*library_kernel)(CuKernel*, CuLibrary, const char* name);
+  CuResult (*kernel_set_attribute)(int attribute, int value, CuKernel, CuDevice);
+  CuResult (*launch_kernel)(const CuLaunchConfig*, CuKernel, void** parameters, void** extra);
+  CuResult (*encode_tensor_map)(void* map, int type, unsigned rank, void* address,
+                                const std::uint64_t* sizes, const std::uint64_t* strides,
+                                const unsigned* box, const unsigned* element_strides,
+                                int interleave, int swizzle, int promotion, int fill);
+
+  std::string missing;  ///< why there is no driver; empty: there is one
+
+  bool available() const { return missing.empty(); }
+  /// Ok, or a device error with the driver's own name and text for it.
+  Status check(CuResult result, const char* what) const;
+};
+
+/// Opens the driver on the first call.
+const Driver& driver();
+
+}  // namespace tessera::cuda

@@ -1,0 +1,201 @@
+// From a plan and tensors to a launch: parameters, tensor maps, the row's kernel. Allocates nothing
+// and waits for nothing; a kernel's code is loaded by its first launch.
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <mutex>
+#include <string>
+
+#include "core/kernel.h"
+#include "cuda/backend.h"
+#include "cuda/cubins.h"
+#include "cuda/driver.h"
+#include "cuda/sm90/params.h"
+#include "cuda/sm90/shape.h"
+#include "cuda/symbol.h"
+#include "plan/catalog.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// A row's kernel, once it is loaded.
+struct Loaded {
+  std::once_flag once;
+  Status status;
+  CuKernel kernel = nullptr;
+};
+
+const Loaded& load(const core::Kernel& row, CuDevice device) {
+  static std::array<Loaded, std::size(kCatalog)> all;
+  const auto at = static_cast<std::size_t>(
+      std::find(std::begin(kCatalog), std::end(kCatalog), row) - std::begin(kCatalog));
+  Loaded& loaded = all[at];
+  std::call_once(loaded.once, [&] {
+    const Driver& d = driver();
+    const std::string symbol = symbol_of(row);
+    const auto found = std::find_if(cubins().begin(), cubins().end(),
+                                    [&](const Cubin& c) { return symbol == c.symbol; });
+    if (found == cubins().end()) {
+      loaded.status = Status::device(name_of(row) +
+                                     " is not part of this build: libnvrtc was "
+                                     "missing when it was made");
+      return;
+    }
+    CuLibrary library = nullptr;
+    loaded.status =
+        d.check(d.library_load(&library, found->begin, nullptr, nullptr, 0, nullptr, nullptr, 0),
+                "cuLibraryLoadData");
+    if (!loaded.status) return;
+    loaded.status =
+        d.check(d.library_kernel(&loaded.kernel, library, symbol.c_str()), "cuLibraryGetKernel");
+    if (!loaded.status) return;
+    loaded.status = d.check(d.kernel_set_attribute(kMaxDynamicSharedBytes, sm90::shared_bytes(row),
+                                                   loaded.kernel, device),
+                            "cuKernelSetAttribute");
+  });
+  return loaded;
+}
+
+/// The copy engine's view of q, k or v: boxes of 64 columns and `rows` rows.
+Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
+                bool queries, std::int64_t dim, int rows) {
+  const std::int64_t size = size_of(p.dtype);
+  const std::int64_t seqlen =
+      queries ? (p.packed ? p.total_q : p.seqlen_q) : (p.packed ? p.total_k : p.seqlen_k);
+  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
+  const std::int64_t batch = p.packed ? 1 : p.batch;
+  constexpr std::int64_t kUnit = 16;
+  const struct {
+    const char* name;
+    std::int64_t stride, size;
+  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, seqlen},
+              {".stride_head", tensor.stride_head, heads},
+              {".stride_batch", tensor.stride_batch, batch}};
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
+    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes");
+  }
+  std::uint64_t sizes[4] = {static_cast<std::uint64_t>(dim)}, strides[3];
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size : kUnit;
+    if (bytes % kUnit != 0 || bytes <= 0 || bytes >= std::int64_t{1} << 40) {
+      return Status::invalid(std::string(name) + axes[i].name + " = " +
+                             std::to_string(axes[i].stride) +
+                             ": must be a positive multiple of 8 elements below 2^39");
+    }
+    sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
+    strides[i] = static_cast<std::uint64_t>(bytes);
+  }
+  const unsigned box[4] = {sm90::kColumns, static_cast<unsigned>(rows), 1, 1};
+  const unsigned ones[4] = {1, 1, 1, 1};
+  const Driver& d = driver();
+  return d.check(
+      d.encode_tensor_map(&map, p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16, 4,
+                          const_cast<void*>(tensor.data), sizes, strides, box, ones,
+                          kMapInterleaveNone, kMapSwizzle128, kMapPromoteL2To256, kMapFillZero),
+      "cuTensorMapEncodeTiled");
+}
+
+Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  if (Status s = make_map(params.q, "q", t.q, p, true, p.head_dim, row.block_m); !s) return s;
+  if (Status s = make_map(params.k, "k", t.k, p, false, p.head_dim, row.block_n); !s) return s;
+  if (Status s = make_map(params.v, "v", t.v, p, false, p.head_dim_v, row.block_n); !s) return s;
+  const auto unaligned = [&](std::int64_t stride, std::int64_t size) {
+    return size > 1 && stride % 8 != 0;
+  };
+  if (reinterpret_cast<std::uintptr_t>(t.o.data) % 16 != 0 ||
+      unaligned(t.o.stride_seqlen, p.seqlen_q) || unaligned(t.o.stride_head, p.num_heads) ||
+      unaligned(t.o.stride_batch, p.packed ? 1 : p.batch)) {
+    return Status::invalid("o: must be aligned to 16 bytes, its strides multiples of 8 elements");
+  }
+  params.o = t.o.data;
+  params.o_strides = {p.packed ? 0 : t.o.stride_batch, t.o.stride_seqlen, t.o.stride_head};
+  params.softmax_lse = t.softmax_lse;
+  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
+  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
+  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
+  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
+  params.sink = p.sink ? t.sink : nullptr;
+  if (p.bias) {
+    params.bias = t.bias.data;
+    params.bias_dtype = p.bias->dtype;
+    params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
+    params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
+    params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
+    params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
+  }
+  params.score = plan.score;
+  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.alignment = p.alignment;
+  params.total_q = p.total_q;
+  params.batch = static_cast<int>(p.batch);
+  params.heads = static_cast<int>(p.num_heads);
+  params.group = static_cast<int>(p.group());
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.row_blocks = plan.grid.row_blocks;
+  params.tiles = plan.grid.count();
+  params.longest_first = p.window_left >= 0 || p.window_right >= 0 || p.packed;
+  return {};
+}
+
+/// Makes a device's primary context the calling thread's for a while.
+class CurrentContext {
+ public:
+  explicit CurrentContext(CuDevice device) {
+    const Driver& d = driver();
+    CuContext context = nullptr;
+    status_ = d.check(d.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+    if (status_) status_ = d.check(d.context_push(context), "cuCtxPushCurrent");
+    pushed_ = status_.ok();
+  }
+  ~CurrentContext() {
+    CuContext context = nullptr;
+    if (pushed_) driver().context_pop(&context);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+  bool pushed_ = false;
+};
+
+}  // namespace
+
+Status run(const PlanData& plan, const Tensors& tensors, void* /*workspace*/,
+           const Execution& execution) {
+  const Driver& d = driver();
+  if (!d.available()) return Status::device(d.missing);
+  if (plan.grid.count() == 0) return {};
+  CuDevice device = 0;
+  if (Status s = d.check(d.device_get(&device, plan.device.ordinal), "cuDeviceGet"); !s) return s;
+  const CurrentContext context(device);
+  if (!context.status()) return context.status();
+  const Loaded& loaded = load(plan.kernel, device);
+  if (!loaded.status) return loaded.status;
+  sm90::ForwardParams params;
+  if (Status s = make_params(params, plan, tensors); !s) return s;
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(plan.grid.count(), plan.device.threads));
+  const CuLaunchConfig config = {blocks,
+                                 1,
+                                 1,
+                                 static_cast<unsigned>(sm90::threads(plan.kernel)),
+                                 1,
+                                 1,
+                                 static_cast<unsigned>(sm90::shared_bytes(plan.kernel)),
+                                 static_cast<CuStream>(execution.stream),
+                                 nullptr,
+                                 0};
+  void* arguments[] = {&params};
+  return d.check(d.launch_kernel(&config, loaded.kernel, arguments, nullptr), "cuLaunchKernelEx");
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,48 @@
+// Single instructions on registers. PTX ISA, "Floating Point Instructions".
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/types.hpp"
+
+namespace tessera::cuda::ptx {
+
+/// 2^x, relative error 2^-22; results below the normal range become 0.
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// log2(x), absolute error 2^-22 outside [0.5, 2].
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// 1 / x, error one unit in the last place.
+__device__ __forceinline__ float rcp(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// An fp16, given by its bits.
+__device__ __forceinline__ float widen_f16(std::uint16_t bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+/// Two fp32 rounded to a pair of the 16-bit type, `low` in the low half.
+template <Dtype kType>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t pair;
+  if constexpr (kType == Dtype::bf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,47 @@
+// What the Hopper forward kernel is given: one value, filled in by launch.cpp, read by forward.h.
+#pragma once
+
+#include "core/mask.h"
+#include "core/philox.h"
+#include "core/score.h"
+#include "cuda/ptx/tensor_map.h"
+
+namespace tessera::cuda::sm90 {
+
+/// Elements between neighbours of a (batch, seqlen, heads, head_dim) tensor.
+struct Strides {
+  std::int64_t batch = 0, seqlen = 0, head = 0;
+};
+
+struct ForwardParams {
+  ptx::TensorMap q, k, v;  ///< (head_dim, seqlen, heads, batch), innermost first
+
+  void* o = nullptr;
+  Strides o_strides;
+  float* softmax_lse = nullptr;  ///< may be null
+
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
+  const std::int32_t* cu_seqlens_k = nullptr;
+  const float* alibi_slopes = nullptr;  ///< null: no ALiBi
+  const float* sink = nullptr;          ///< null: no sink
+  const void* bias = nullptr;           ///< null: no bias
+  std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
+               bias_key = 0;  ///< strides, 0: broadcast
+
+  core::Score score;
+  core::Dropout dropout;
+  std::int64_t window_left = -1, window_right = -1;
+  std::int64_t total_q = 0;  ///< packed only
+
+  int batch = 0, heads = 0, group = 1;  ///< query heads; those that share one key/value head
+  int seqlen_q = 0, seqlen_k = 0;       ///< packed: of the longest sequences
+  int head_dim_v = 0;
+  int row_blocks = 0;  ///< of the longest sequence
+  std::int64_t tiles = 0;
+  Alignment alignment = Alignment::bottom_right;
+  Dtype bias_dtype = Dtype::f32;
+  bool alibi_per_batch = false;
+  bool longest_first = false;  ///< row blocks see unequal numbers of keys
+};
+
+}  // namespace tessera::cuda::sm90

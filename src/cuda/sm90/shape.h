@@ -1,0 +1,34 @@
+// What follows from a Hopper row of the catalog: threads, shared memory. Read by the kernel and by
+// its launch.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace tessera::cuda::sm90 {
+
+inline constexpr int kStages = 2;               ///< of the rings of keys and of values
+inline constexpr int kColumns = 64;             ///< of a chunk: 128 bytes, the swizzle's width
+inline constexpr int kRows = 64;                ///< query rows of a warpgroup
+inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
+
+/// Consuming warpgroups.
+TESSERA_HD constexpr int consumers(const core::Kernel& row) { return row.block_m / kRows; }
+TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(row) + 1) * 128; }
+
+/// Bytes of one buffer: chunks of columns one after another.
+TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
+  return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
+}
+/// mbarriers: full and empty of every buffer.
+TESSERA_HD constexpr int barriers(const core::Kernel& row) {
+  return 2 * (row.q_stages + 2 * kStages);
+}
+/// Of a block, with room to align it to the swizzle's 1024 bytes.
+TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
+  return row.q_stages * buffer_bytes(row.head_dim, row.block_m) +
+         kStages *
+             (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
+         8 * barriers(row) + 1024;
+}
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,56 @@
+// The catalog: every kernel, one row each. Planner, kernels, tests, docs and command line read this
+// table; a kernel that is not a row does not exist. Device code includes it too.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace tessera {
+
+// clang-format off
+inline constexpr core::Kernel kCatalog[] = {
+  // arch               pass            form                operand             block_m tile_m block_n split_n lanes
+  {Arch::portable,    Pass::forward,  core::Form::tile,   core::Operand::f32,     64,     8,    128,   4096,    4},
+  {Arch::portable,    Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    4},
+  {Arch::portable,    Pass::backward, core::Form::tile,   core::Operand::f32,     48,     8,    120,      0,    4},
+  {Arch::avx2,        Pass::forward,  core::Form::tile,   core::Operand::f32,    256,    16,    128,   4096,    8},
+  {Arch::avx2,        Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    8},
+  {Arch::avx2,        Pass::backward, core::Form::tile,   core::Operand::f32,     48,    16,    120,      0,    8},
+  {Arch::avx512,      Pass::forward,  core::Form::tile,   core::Operand::f32,    256,    32,    128,   4096,   16},
+  {Arch::avx512,      Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,   16},
+  {Arch::avx512,      Pass::backward, core::Form::tile,   core::Operand::f32,     64,    32,    128,      0,   16},
+  {Arch::avx512_bf16, Pass::forward,  core::Form::tile,   core::Operand::bf16,   256,    32,    256,   4096,   16},
+  {Arch::avx512_bf16, Pass::forward,  core::Form::decode, core::Operand::bf16,    16,    16,     64,   1024,   16},
+  {Arch::avx512_bf16, Pass::backward, core::Form::tile,   core::Operand::bf16,   128,    32,    128,      0,   16},
+
+  // GPU rows.
+  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_stages extra
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      64,        64,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      64,        64,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,    128,      0,    0,      64,        64,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      192,    64,    128,      0,    0,      64,        64,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      96,        96,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      96,        96,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,     128,       128,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     128,       128,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,       2, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,     192,       128,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     192,       128,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     96,      0,    0,     192,       192,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     96,      0,    0,     192,       192,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     80,      0,    0,     256,       256,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     80,      0,    0,     256,       256,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     256,       256,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     256,       256,       1, false},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,      64,        64,       2, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,      64,        64,       2, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,       2, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,       2, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     192,       128,       1, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     192,       128,       1, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,       1, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     32,      0,    0,     256,       256,       1, true},
+};
+// clang-format on
+
+}  // namespace tessera

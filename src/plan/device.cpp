@@ -1,0 +1,35 @@
+// Processors that can be planned for without having them. "cpu" and the names of instruction sets
+// mean this machine and are resolved in tessera.cpp, because plan/ asks no hardware anything.
+#include "plan/device_table.h"
+
+namespace tessera {
+
+const char* to_string(Arch arch) {
+  switch (arch) {
+    case Arch::portable: return "portable";
+    case Arch::avx2: return "avx2";
+    case Arch::avx512: return "avx512";
+    case Arch::avx512_bf16: return "avx512_bf16";
+    case Arch::sm90: return "sm90";
+  }
+  return "?";
+}
+
+const std::vector<Device>& device_table() {
+  // Cores or multiprocessors, and caches per core (GPU: shared memory of a block, L2), from the
+  // manufacturers' specifications.
+  static const std::vector<Device> table = {
+      {"haswell-4", Arch::avx2, 4, 32 << 10, 256 << 10},
+      {"zen3-16", Arch::avx2, 16, 32 << 10, 512 << 10},
+      {"skylake-sp-28", Arch::avx512, 28, 32 << 10, 1 << 20},
+      {"zen4-16", Arch::avx512_bf16, 16, 32 << 10, 1 << 20},
+      {"zen5-16", Arch::avx512_bf16, 16, 48 << 10, 1 << 20},
+      {"sapphire-rapids-56", Arch::avx512_bf16, 56, 48 << 10, 2 << 20},
+      {"graviton3-64", Arch::portable, 64, 64 << 10, 1 << 20},
+      {"h100", Arch::sm90, 132, 232448, 50 << 20},
+      {"h200", Arch::sm90, 132, 232448, 50 << 20},
+  };
+  return table;
+}
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+// The planner's account of itself: the problem, every row with its cost or refusal, and the memory.
+#include <algorithm>
+#include <cstdio>
+
+#include "plan/catalog.h"
+#include "plan/names.h"
+#include "plan/select.h"
+
+namespace tessera {
+
+namespace {
+
+/// 12345678 -> "12,345,678"
+std::string grouped(std::int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), ",");
+  }
+  return digits;
+}
+
+std::string padded_left(const std::string& text, std::size_t width) {
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
+
+std::string padded_right(const std::string& text, std::size_t width) {
+  return text + std::string(width - std::min(width, text.size()), ' ');
+}
+
+}  // namespace
+
+std::string explain(const Problem& problem, const Device& device) {
+  std::string text = "problem    " + to_string(problem) + "\n";
+  text += "device     " + device.name + " (" + to_string(device.arch) + ", " +
+          std::to_string(device.threads) +
+          (is_gpu(device.arch)   ? " multiprocessors"
+           : device.threads == 1 ? " thread"
+                                 : " threads") +
+          ")\n";
+  if (const Status s = validate(problem); !s) return text + "invalid    " + s.text + "\n";
+
+  const Result<Plan> chosen = [&]() -> Result<Plan> {
+    // plan() itself calls explain() when nothing fits, so look before asking.
+    for (const core::Kernel& row : kCatalog) {
+      if (refusal(row, problem, device).empty()) return plan(problem, device);
+    }
+    return Status::unsupported("no row accepts the problem");
+  }();
+  text += "kernel     " + (chosen ? std::string(chosen->kernel()) : "none") + "\n";
+  text += is_gpu(device.arch) ? "candidates (estimated multiprocessor cycles a query head)\n"
+                              : "candidates (estimated core cycles a key/value head)\n";
+  for (const core::Kernel& row : kCatalog) {
+    const std::string name = name_of(row);
+    const std::string reason = refusal(row, problem, device);
+    const bool is_chosen = chosen && chosen->data().kernel == row;
+    text += std::string(is_chosen ? " * " : "   ") + padded_right(name, 40);
+    text += reason.empty() ? padded_left(grouped(cost(plan_row(row, problem, device))), 20)
+                           : "refused: " + reason;
+    text += "\n";
+  }
+  if (!chosen) return text;
+  const PlanData& data = chosen->data();
+  const core::WorkGrid& grid = data.grid;
+  text += "work       " + grouped(grid.count()) + " items = batch " + std::to_string(grid.batch) +
+          (is_gpu(device.arch) ? " x heads " : " x heads_k ") + std::to_string(grid.heads_k) +
+          (problem.pass == Pass::forward ? " x row blocks " : " x key blocks ") +
+          std::to_string(grid.row_blocks) + " x splits " + std::to_string(grid.splits) + "\n";
+  text += "workspace  " + grouped(static_cast<std::int64_t>(data.workspace_bytes)) + " bytes\n";
+  for (const WorkspaceRegion& region : data.regions) {
+    text += "   " + padded_right(region.name, 12) +
+            padded_left(grouped(static_cast<std::int64_t>(region.bytes)), 16) + " bytes\n";
+  }
+  return text;
+}
+
+}  // namespace tessera

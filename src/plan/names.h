@@ -1,0 +1,36 @@
+// How rows of the catalog are called, in plans, tables and machine code.
+#pragma once
+
+#include <string>
+
+#include "core/kernel.h"
+#include "tessera/device.hpp"
+
+namespace tessera {
+
+inline const char* to_string(core::Operand operand) {
+  switch (operand) {
+    case core::Operand::f32: return "f32";
+    case core::Operand::bf16: return "bf16";
+    case core::Operand::f16: return "f16";
+  }
+  return "?";
+}
+
+/// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
+/// largest head_dim it takes (192v128 where that of values differs), and its tile.
+inline std::string name_of(const core::Kernel& kernel) {
+  const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
+  const std::string operand = std::string(".") + to_string(kernel.operand);
+  if (!is_gpu(kernel.arch)) {
+    return std::string("cpu.") + to_string(kernel.arch) + pass +
+           (kernel.form == core::Form::tile ? ".tile" : ".decode") + operand;
+  }
+  std::string name =
+      to_string(kernel.arch) + pass + operand + ".d" + std::to_string(kernel.head_dim);
+  if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
+  name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
+  return kernel.extra ? name + ".extra" : name;
+}
+
+}  // namespace tessera

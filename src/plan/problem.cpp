@@ -1,0 +1,284 @@
+// Problem as text and as a hash key. One table of words serves printing and parsing.
+#include "tessera/problem.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "plan/text.h"
+
+namespace tessera {
+
+float Problem::scale() const {
+  return softmax_scale ? *softmax_scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+}
+
+const char* to_string(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return "f32";
+    case Dtype::bf16: return "bf16";
+    case Dtype::f16: return "f16";
+  }
+  return "?";
+}
+
+const char* to_string(Pass pass) { return pass == Pass::forward ? "fwd" : "bwd"; }
+
+namespace {
+
+/// "a/b", or "a" alone where both are equal.
+std::string pair_text(std::int64_t a, std::int64_t b) {
+  return a == b ? std::to_string(a) : std::to_string(a) + "/" + std::to_string(b);
+}
+
+std::string bias_text(const BiasShape& bias) {
+  std::string text;
+  if (bias.batch) text += 'b';
+  if (bias.heads) text += 'h';
+  if (bias.queries) text += 'q';
+  if (bias.keys) text += 'k';
+  if (text.empty()) text = "1";
+  return text + ":" + to_string(bias.dtype);
+}
+
+/// Cuts the text at the first separator; the rest stays in `text`.
+std::string_view cut(std::string_view& text, char separator) {
+  const std::size_t end = text.find(separator);
+  const std::string_view head = text.substr(0, end);
+  text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  return head;
+}
+
+Status parse_error(std::string_view word, std::string_view accepted) {
+  return Status::invalid("problem: '" + std::string(word) +
+                         "' is not understood; accepted: " + std::string(accepted));
+}
+
+/// Reads a whole number; false if anything else is there or it does not fit.
+bool read_int(std::string_view text, std::int64_t& value) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end;
+}
+
+/// "a,b" or "a/b"; with one number only if `single` is allowed, then both get it.
+bool read_pair(std::string_view text, char separator, bool single, std::int64_t& a,
+               std::int64_t& b) {
+  const bool has_two = text.find(separator) != std::string_view::npos;
+  const std::string_view first = cut(text, separator);
+  if (!read_int(first, a)) return false;
+  if (has_two) return read_int(text, b);
+  b = a;
+  return single;
+}
+
+bool read_float(std::string_view text, float& value) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && std::isfinite(value);
+}
+
+bool read_dtype(std::string_view text, Dtype& dtype) {
+  for (const Dtype candidate : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    if (text == to_string(candidate)) {
+      dtype = candidate;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool read_bias(std::string_view text, std::optional<BiasShape>& bias) {
+  BiasShape shape{false, false, false, false, Dtype::f32};
+  const std::string_view dims = cut(text, ':');
+  if (!text.empty() && !read_dtype(text, shape.dtype)) return false;
+  if (dims.empty()) return false;
+  bool* const flags[] = {&shape.batch, &shape.heads, &shape.queries, &shape.keys};
+  constexpr std::string_view letters = "bhqk";
+  if (dims != "1") {
+    for (const char letter : dims) {
+      const std::size_t index = letters.find(letter);
+      if (index == std::string_view::npos || *flags[index]) return false;
+      *flags[index] = true;
+    }
+  }
+  bias = shape;
+  return true;
+}
+
+bool read_per_head(std::string_view text, PerHead& value) {
+  value = text == "bh" ? PerHead::batch_heads : PerHead::heads;
+  return text == "bh" || text == "h";
+}
+
+/// One word of the grammar.
+struct Word {
+  std::string_view name;      ///< "causal", or "b" for "b=2"
+  std::string_view accepted;  ///< shown in errors and in the docs
+  bool (*read)(Problem& problem, std::string_view value);
+};
+
+template <bool Problem::* flag>
+bool set_flag(Problem& problem, std::string_view) {
+  return problem.*flag = true;
+}
+
+template <std::int64_t Problem::* field>
+bool set_int(Problem& problem, std::string_view value) {
+  return read_int(value, problem.*field);
+}
+
+template <float Problem::* field>
+bool set_float(Problem& problem, std::string_view value) {
+  return read_float(value, problem.*field);
+}
+
+constexpr Word kFlags[] = {
+    {"fwd", "fwd",
+     [](Problem& p, std::string_view) {
+       p.pass = Pass::forward;
+       return true;
+     }},
+    {"bwd", "bwd",
+     [](Problem& p, std::string_view) {
+       p.pass = Pass::backward;
+       return true;
+     }},
+    {"f32", "f32",
+     [](Problem& p, std::string_view) {
+       p.dtype = Dtype::f32;
+       return true;
+     }},
+    {"bf16", "bf16",
+     [](Problem& p, std::string_view) {
+       p.dtype = Dtype::bf16;
+       return true;
+     }},
+    {"f16", "f16",
+     [](Problem& p, std::string_view) {
+       p.dtype = Dtype::f16;
+       return true;
+     }},
+    {"causal", "causal",
+     [](Problem& p, std::string_view) {
+       p.window_right = 0;
+       return true;
+     }},
+    {"sink", "sink", set_flag<&Problem::sink>},
+    {"deterministic", "deterministic", set_flag<&Problem::deterministic>},
+    {"batch_invariant", "batch_invariant", set_flag<&Problem::batch_invariant>},
+};
+
+constexpr Word kValues[] = {
+    {"b", "b=BATCH", set_int<&Problem::batch>},
+    {"h", "h=NUM_HEADS or h=NUM_HEADS/NUM_HEADS_K",
+     [](Problem& p, std::string_view v) {
+       return read_pair(v, '/', true, p.num_heads, p.num_heads_k);
+     }},
+    {"q", "q=SEQLEN_Q", set_int<&Problem::seqlen_q>},
+    {"k", "k=SEQLEN_K", set_int<&Problem::seqlen_k>},
+    {"d", "d=HEAD_DIM or d=HEAD_DIM/HEAD_DIM_V",
+     [](Problem& p, std::string_view v) {
+       return read_pair(v, '/', true, p.head_dim, p.head_dim_v);
+     }},
+    {"packed", "packed=TOTAL_Q,TOTAL_K",
+     [](Problem& p, std::string_view v) {
+       p.packed = true;
+       return read_pair(v, ',', false, p.total_q, p.total_k);
+     }},
+    {"scale", "scale=SOFTMAX_SCALE",
+     [](Problem& p, std::string_view v) {
+       float scale = 0.0F;
+       const bool good = read_float(v, scale);
+       p.softmax_scale = scale;
+       return good;
+     }},
+    {"softcap", "softcap=CAP", set_float<&Problem::softcap>},
+    {"window", "window=LEFT,RIGHT (-1: unbounded)",
+     [](Problem& p, std::string_view v) {
+       return read_pair(v, ',', false, p.window_left, p.window_right);
+     }},
+    {"align", "align=br or align=tl",
+     [](Problem& p, std::string_view v) {
+       p.alignment = v == "tl" ? Alignment::top_left : Alignment::bottom_right;
+       return v == "tl" || v == "br";
+     }},
+    {"alibi", "alibi=h or alibi=bh",
+     [](Problem& p, std::string_view v) { return read_per_head(v, p.alibi); }},
+    {"bias", "bias=DIMS or bias=DIMS:DTYPE, DIMS the stored ones of bhqk, 1 for none of them",
+     [](Problem& p, std::string_view v) { return read_bias(v, p.bias); }},
+    {"dropout", "dropout=PROBABILITY", set_float<&Problem::dropout_p>},
+};
+
+std::string all_words() {
+  std::string text;
+  for (const Word& word : kFlags) text += (text.empty() ? "" : ", ") + std::string(word.accepted);
+  for (const Word& word : kValues) text += ", " + std::string(word.accepted);
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const Problem& p) {
+  std::string text = std::string(to_string(p.pass)) + " " + to_string(p.dtype);
+  const auto add = [&text](const std::string& word) { text += " " + word; };
+  add("b=" + std::to_string(p.batch));
+  add("h=" + pair_text(p.num_heads, p.num_heads_k));
+  add("q=" + std::to_string(p.seqlen_q));
+  add("k=" + std::to_string(p.seqlen_k));
+  add("d=" + pair_text(p.head_dim, p.head_dim_v));
+  if (p.packed) add("packed=" + std::to_string(p.total_q) + "," + std::to_string(p.total_k));
+  if (p.window_left == -1 && p.window_right == 0) {
+    add("causal");
+  } else if (p.window_left != -1 || p.window_right != -1) {
+    add("window=" + std::to_string(p.window_left) + "," + std::to_string(p.window_right));
+  }
+  if (p.alignment == Alignment::top_left) add("align=tl");
+  if (p.softmax_scale) add("scale=" + float_text(*p.softmax_scale));
+  if (p.softcap != 0.0F) add("softcap=" + float_text(p.softcap));
+  if (p.alibi != PerHead::none) add(p.alibi == PerHead::heads ? "alibi=h" : "alibi=bh");
+  if (p.bias) add("bias=" + bias_text(*p.bias));
+  if (p.sink) add("sink");
+  if (p.dropout_p != 0.0F) add("dropout=" + float_text(p.dropout_p));
+  if (p.deterministic) add("deterministic");
+  if (p.batch_invariant) add("batch_invariant");
+  return text;
+}
+
+Result<Problem> parse_problem(std::string_view text) {
+  Problem problem;
+  std::vector<std::string_view> seen;
+  while (!text.empty()) {
+    const std::size_t start = text.find_first_not_of(" \t\r\n");
+    if (start == std::string_view::npos) break;
+    text.remove_prefix(start);
+    const std::size_t length = text.find_first_of(" \t\r\n");
+    const std::string_view word = text.substr(0, length);
+    text.remove_prefix(word.size());
+
+    std::string_view value = word;
+    const bool has_value = word.find('=') != std::string_view::npos;
+    const std::string_view name = cut(value, '=');
+    const Word* match = nullptr;
+    if (has_value) {
+      for (const Word& candidate : kValues) match = candidate.name == name ? &candidate : match;
+    } else {
+      for (const Word& candidate : kFlags) match = candidate.name == name ? &candidate : match;
+    }
+    if (match == nullptr) return parse_error(word, all_words());
+    for (const std::string_view other : seen) {
+      if (other == name) return parse_error(word, "each word once");
+    }
+    seen.push_back(name);
+    if (!match->read(problem, value)) return parse_error(word, match->accepted);
+  }
+  return problem;
+}
+
+}  // namespace tessera
+
+std::size_t std::hash<tessera::Problem>::operator()(
+    const tessera::Problem& problem) const noexcept {
+  // The text form is one-to-one, so its hash is consistent with ==.
+  return std::hash<std::string>()(tessera::to_string(problem));
+}

@@ -1,0 +1,224 @@
+// The planner: refusals, splits, cost model, choice.
+#include "plan/select.h"
+
+#include <limits>
+
+#include "plan/catalog.h"
+#include "plan/layout.h"
+#include "plan/names.h"
+
+namespace tessera {
+
+std::int64_t rows_per_head_k(const Problem& problem) { return problem.seqlen_q * problem.group(); }
+
+namespace {
+
+/// What a GPU row asks for beyond its device.
+std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
+  const core::Operand operand =
+      problem.dtype == Dtype::bf16 ? core::Operand::bf16 : core::Operand::f16;
+  if (problem.dtype == Dtype::f32 || row.operand != operand) {
+    return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
+           to_string(problem.dtype);
+  }
+  // A row without extras takes the maximum of raw products, so their factor must be positive.
+  const bool extra = problem.softcap > 0.0F || problem.alibi != PerHead::none ||
+                     problem.bias.has_value() || problem.dropout_p > 0.0F ||
+                     !(problem.scale() > 0.0F);
+  if (extra && !row.extra) {
+    return "takes no softcap, ALiBi, bias, dropout, and no softmax_scale <= 0";
+  }
+  const struct {
+    const char* name;
+    std::int64_t value;
+    int limit;
+  } dims[] = {{"head_dim", problem.head_dim, row.head_dim},
+              {"head_dim_v", problem.head_dim_v, row.head_dim_v}};
+  for (const auto& dim : dims) {
+    if (dim.value > dim.limit || dim.value % 8 != 0) {
+      return std::string("takes multiples of 8 up to ") + std::to_string(dim.limit) + "; " +
+             dim.name + " = " + std::to_string(dim.value);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string refusal(const core::Kernel& row, const Problem& problem, const Device& device) {
+  if (is_gpu(row.arch) != is_gpu(device.arch)) {
+    return is_gpu(row.arch) ? "runs on a GPU; the device is a CPU"
+                            : "runs on a CPU; the device is a GPU";
+  }
+  if (row.arch > device.arch) {
+    return std::string("needs ") + to_string(row.arch) + "; the device has " +
+           to_string(device.arch);
+  }
+  if (row.pass != problem.pass) {
+    return row.pass == Pass::forward ? "computes the forward pass" : "computes the backward pass";
+  }
+  if (is_gpu(row.arch)) return gpu_refusal(row, problem);
+  if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
+    return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
+  }
+  if (row.form == core::Form::decode) {
+    const std::int64_t rows = rows_per_head_k(problem);
+    if (rows > row.block_m) {
+      return "takes at most " + std::to_string(row.block_m) +
+             " query rows per key/value head; seqlen_q * num_heads / num_heads_k = " +
+             std::to_string(rows);
+    }
+    if (problem.packed && problem.batch_invariant) {
+      return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
+             "use a dense problem";
+    }
+  }
+  return {};
+}
+
+namespace {
+
+/// Most keys that one block of rows can see.
+std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
+  const core::Band band =
+      core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
+                      p.window_right, p.alignment);
+  return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
+}
+
+/// Splits pay only where one block of rows faces many keys. They depend on nothing but the shape of
+/// a sequence, never on threads or batch, so they change neither repeatability nor batch invariance
+/// (S9).
+int split_size(const core::Kernel& row, const Problem& p) {
+  if (row.split_n == 0 || row.pass != Pass::forward) return 0;
+  if (rows_per_head_k(p) > row.block_m) return 0;
+  if (p.packed && p.batch_invariant) return 0;
+  return longest_keys(p, p.seqlen_q) > row.split_n ? row.split_n : 0;
+}
+
+/// Visible (query, key) pairs of the longest sequence, from at most 64 sampled queries.
+std::int64_t visible_pairs(const Problem& p) {
+  if (p.seqlen_q == 0 || p.seqlen_k == 0) return 0;
+  const core::Band band =
+      core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
+                      p.window_right, p.alignment);
+  const std::int64_t samples = core::min<std::int64_t>(p.seqlen_q, 64);
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    sum += band.keys_of(static_cast<int>((2 * i + 1) * p.seqlen_q / (2 * samples))).size();
+  }
+  return static_cast<std::int64_t>(static_cast<double>(sum) / static_cast<double>(samples) *
+                                   static_cast<double>(p.seqlen_q));
+}
+
+}  // namespace
+
+PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device) {
+  PlanData plan;
+  plan.problem = problem;
+  plan.device = device;
+  plan.kernel = row;
+  plan.kernel_name = name_of(row);
+  plan.score = core::make_score(problem.scale(), problem.softcap);
+  plan.split_n = split_size(row, problem);
+  const bool forward = row.pass == Pass::forward;
+  const std::int64_t rows = problem.seqlen_q * plan.packed_heads();
+  const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, row.block_m)
+                                      : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
+  plan.grid.batch = static_cast<int>(problem.batch);
+  plan.grid.heads_k = static_cast<int>(problem.num_heads / plan.packed_heads());
+  plan.grid.row_blocks = static_cast<int>(blocks);
+  plan.grid.splits = plan.split_n == 0
+                         ? 1
+                         : static_cast<int>(core::ceil_div<std::int64_t>(
+                               longest_keys(problem, problem.seqlen_q), plan.split_n));
+  Workspace counter(&plan.regions);
+  layout(counter, plan);
+  plan.workspace_bytes = counter.bytes();
+  return plan;
+}
+
+namespace {
+
+/// Cycles of a multiprocessor for one query head: wgmma multiplies 4096 pairs a cycle at the row's
+/// own head dims, on whole tiles; with few keys the drain of a tile counts.
+std::int64_t gpu_cost(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  if (p.seqlen_q == 0) return 0;
+  const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
+  const double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
+  const bool diagonal = p.window_left >= 0 || p.window_right >= 0;
+  // Keys beyond the visible ones: half a block, and on a diagonal half a warpgroup's rows.
+  const double read = keys + (diagonal ? 0.5 * (row.tile_m + row.block_n) : 0.5 * row.block_n);
+  const double dims = static_cast<double>(row.head_dim + row.head_dim_v);
+  // A block's products start and end with a wait.
+  const double multiply = row.block_m * read * (1.0 + 4.0 / row.block_n) * dims / 2048.0;
+  // Exponentials take turns with the products; three warpgroups hide them better than two.
+  const double softmax = row.block_m * read / (row.block_m > 128 ? 40.0 : 24.0);
+  const double extra = row.extra ? 2.0 : 1.0, drain = 10.0 * row.block_m;
+  return static_cast<std::int64_t>(tiles * (multiply + softmax * extra + drain)) + 1000;
+}
+
+}  // namespace
+
+std::int64_t cost(const PlanData& plan) {
+  if (is_gpu(plan.kernel.arch)) return gpu_cost(plan);
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  const double lanes = row.lanes;
+  const double pairs = static_cast<double>(visible_pairs(p)) * static_cast<double>(p.group());
+  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const double rows = static_cast<double>(rows_per_head_k(p));
+  const double keys = rows > 0 ? pairs / rows : 0;  // seen by an average row
+  const double rate = 2.0 * lanes * (row.operand == core::Operand::bf16 ? 2.0 : 1.0);
+  const double products = row.pass == Pass::forward ? 1.0 : 2.5;
+  // Bytes a core reads from memory in a cycle, when all cores read at once.
+  constexpr double kBytesPerCycle = 8.0;
+  const double kv_bytes = dims * static_cast<double>(size_of(p.dtype));
+
+  double cycles = 0.0;
+  if (row.form == core::Form::decode) {
+    // Four rows are multiplied at a time; each score costs a share of a transposing reduction.
+    const double padded = static_cast<double>(core::round_up<std::int64_t>(rows_per_head_k(p), 4));
+    const double compute = padded * keys * (dims / rate * 1.3 + 4.0);
+    cycles = core::max(compute, keys * kv_bytes / kBytesPerCycle);
+  } else {
+    const double padded =
+        static_cast<double>(core::round_up<std::int64_t>(rows_per_head_k(p), row.tile_m));
+    const double visits = padded / row.block_m < 1.0 ? 1.0 : padded / row.block_m;
+    const bool widens = row.operand == core::Operand::f32 && p.dtype != Dtype::f32;
+    const double softmax = 6.0 / lanes;
+    const double compute = padded * keys * (dims / rate * products + softmax) +
+                           (widens ? visits * keys * dims * 2.0 / lanes : 0.0);
+    cycles = core::max(compute, visits * keys * kv_bytes / kBytesPerCycle);
+  }
+  const double total = cycles + 1000.0;
+  return total < 9e18 ? static_cast<std::int64_t>(total) : std::numeric_limits<std::int64_t>::max();
+}
+
+Result<Plan> plan(const Problem& problem, const Device& device) {
+  if (Status s = validate(problem); !s) return s;
+  if (device.threads < 1) {
+    return Status::invalid("device.threads = " + std::to_string(device.threads) +
+                           ": must be at least 1");
+  }
+  std::shared_ptr<const PlanData> best;
+  std::int64_t best_cost = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (!refusal(row, problem, device).empty()) continue;
+    auto candidate = std::make_shared<const PlanData>(plan_row(row, problem, device));
+    const std::int64_t candidate_cost = cost(*candidate);
+    // A later row wins a tie: the catalog lists richer instruction sets last.
+    if (best == nullptr || candidate_cost <= best_cost) {
+      best = std::move(candidate);
+      best_cost = candidate_cost;
+    }
+  }
+  if (best == nullptr) {
+    return Status::unsupported("no kernel accepts this problem:\n" + explain(problem, device));
+  }
+  return Plan(std::move(best));
+}
+
+}  // namespace tessera

@@ -1,0 +1,330 @@
+// validate: does a problem make sense, and do the tensors fit it? Every refusal names the argument,
+// its value and what would be accepted.
+#include <array>
+#include <cmath>
+#include <span>
+#include <string>
+
+#include "plan/plan.h"
+#include "plan/text.h"
+
+namespace tessera {
+
+namespace {
+
+Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return {};
+  return Status::invalid(refused(
+      name, value, "must lie in [" + std::to_string(low) + ", " + std::to_string(high) + "]"));
+}
+
+/// Values that no enumerator has can arrive through casts.
+Status check_enumerators(const Problem& p) {
+  const struct {
+    const char* name;
+    int value, last;
+  } values[] = {
+      {"pass", static_cast<int>(p.pass), static_cast<int>(Pass::backward)},
+      {"dtype", static_cast<int>(p.dtype), static_cast<int>(Dtype::f16)},
+      {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
+      {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
+      {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, static_cast<int>(Dtype::f16)},
+  };
+  for (const auto& v : values) {
+    if (Status s = check_range(v.name, v.value, 0, v.last); !s) return s;
+  }
+  return {};
+}
+
+Status check_sizes(const Problem& p) {
+  const struct {
+    const char* name;
+    std::int64_t value, low, high;
+  } ranges[] = {
+      {"batch", p.batch, 0, kMaxBatch},
+      {"num_heads", p.num_heads, 1, kMaxHeads},
+      {"num_heads_k", p.num_heads_k, 1, kMaxHeads},
+      {"seqlen_q", p.seqlen_q, 0, kMaxSeqlen},
+      {"seqlen_k", p.seqlen_k, 0, kMaxSeqlen},
+      {"head_dim", p.head_dim, 1, kMaxHeadDim},
+      {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
+      {"window_left", p.window_left, -1, INT64_MAX},
+      {"window_right", p.window_right, -1, INT64_MAX},
+  };
+  for (const auto& range : ranges) {
+    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
+  }
+  if (p.num_heads % p.num_heads_k != 0) {
+    return Status::invalid(refused("num_heads_k", p.num_heads_k,
+                                   "must divide num_heads = " + std::to_string(p.num_heads)));
+  }
+  constexpr std::int64_t kMaxRows = std::int64_t{1} << 36;
+  if (p.seqlen_q * p.group() > kMaxRows) {
+    return Status::invalid(refused("seqlen_q", p.seqlen_q,
+                                   "times num_heads / num_heads_k = " + std::to_string(p.group()) +
+                                       " must not exceed " + std::to_string(kMaxRows)));
+  }
+  return {};
+}
+
+Status check_totals(const Problem& p) {
+  if (!p.packed) {
+    if (p.total_q != 0) {
+      return Status::invalid(refused("total_q", p.total_q, "must be 0 unless packed"));
+    }
+    if (p.total_k != 0) {
+      return Status::invalid(refused("total_k", p.total_k, "must be 0 unless packed"));
+    }
+    return {};
+  }
+  // seqlen_q and seqlen_k are upper bounds of the sequences' lengths; cu_seqlens is int32.
+  const auto check = [&p](const char* name, std::int64_t total, const char* longest_name,
+                          std::int64_t longest) -> Status {
+    const std::int64_t high = core::min<std::int64_t>(p.batch * longest, INT32_MAX);
+    if (total >= 0 && total <= high) return {};
+    return Status::invalid(refused(name, total,
+                                   std::string("must lie in [0, batch * ") + longest_name +
+                                       "] = [0, " + std::to_string(high) + "]"));
+  };
+  if (Status s = check("total_q", p.total_q, "seqlen_q", p.seqlen_q); !s) return s;
+  return check("total_k", p.total_k, "seqlen_k", p.seqlen_k);
+}
+
+Status check_score(const Problem& p) {
+  if (p.softmax_scale && !std::isfinite(*p.softmax_scale)) {
+    return Status::invalid(refused("softmax_scale", *p.softmax_scale, "must be finite"));
+  }
+  if (!std::isfinite(p.softcap) || p.softcap < 0.0F) {
+    return Status::invalid(
+        refused("softcap", p.softcap, "must be finite and positive, or 0 for no softcap"));
+  }
+  // Dropout decides by 16 random bits (S8): what rounds to 0 or 1 there cannot be honoured.
+  constexpr float kStep = 1.0F / 65536.0F;
+  if (p.dropout_p != 0.0F && !(p.dropout_p >= kStep && p.dropout_p <= 1.0F - kStep)) {
+    return Status::invalid(
+        refused("dropout_p", p.dropout_p, "must be 0, or lie in [2^-16, 1 - 2^-16]"));
+  }
+  if (p.bias && p.bias->dtype != Dtype::f32 && p.bias->dtype != p.dtype) {
+    return Status::invalid(std::string("bias dtype = ") + to_string(p.bias->dtype) +
+                           ": must be f32 or the problem's dtype, " + to_string(p.dtype));
+  }
+  return {};
+}
+
+/// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
+/// spare.
+Status check_products(const Problem& p) {
+  const auto fits = [](std::initializer_list<std::int64_t> factors) {
+    std::int64_t product = 8;  // the widest element, and the sign bit's distance
+    for (const std::int64_t factor : factors) {
+      if (__builtin_mul_overflow(product, core::max<std::int64_t>(factor, 1), &product))
+        return false;
+    }
+    return true;
+  };
+  const std::int64_t dim = core::max(p.head_dim, p.head_dim_v);
+  if (!fits({p.batch, core::max(p.seqlen_q, p.seqlen_k), p.num_heads, dim})) {
+    return Status::invalid("batch * seqlen * num_heads * head_dim: " + std::to_string(p.batch) +
+                           " * " + std::to_string(core::max(p.seqlen_q, p.seqlen_k)) + " * " +
+                           std::to_string(p.num_heads) + " * " + std::to_string(dim) +
+                           " elements do not fit 64-bit offsets");
+  }
+  return {};
+}
+
+Status missing(const char* name, const char* why) {
+  return Status::invalid(std::string(name) + " = null: " + why);
+}
+
+/// What a tensor's strides are compared with.
+struct Shape {
+  std::int64_t batch, seqlen, heads, dim;
+};
+
+/// One dimension of a tensor. A stride is read only if its dimension has more than one element.
+struct Axis {
+  const char* name;
+  std::int64_t stride, size;
+};
+
+/// Inputs may overlap themselves (a stride of 0 broadcasts).
+Status check_strides(const char* tensor, std::span<const Axis> axes) {
+  constexpr std::int64_t kReach = std::int64_t{1} << 60;
+  for (const Axis& axis : axes) {
+    std::int64_t reach = 0;
+    if (axis.size > 1 && (__builtin_mul_overflow(axis.stride, axis.size, &reach) ||
+                          reach > kReach || reach < -kReach)) {
+      return Status::invalid(
+          refused((std::string(tensor) + axis.name).c_str(), axis.stride,
+                  "times " + std::to_string(axis.size) + " does not fit 64-bit offsets"));
+    }
+  }
+  return {};
+}
+
+/// Outputs may not: neighbours in any dimension are at least `least` elements apart.
+Status check_apart(const char* tensor, std::span<const Axis> axes, std::int64_t least) {
+  for (const Axis& axis : axes) {
+    const std::int64_t distance = axis.stride < 0 ? -axis.stride : axis.stride;
+    if (axis.size > 1 && distance < least) {
+      return Status::invalid(refused((std::string(tensor) + axis.name).c_str(), axis.stride,
+                                     "outputs must not overlap themselves: at least " +
+                                         std::to_string(least) + " elements apart"));
+    }
+  }
+  return {};
+}
+
+std::array<Axis, 3> axes_of(const ConstTensor& t, const Shape& shape, bool packed) {
+  return {{{".stride_batch", t.stride_batch, packed ? 1 : shape.batch},
+           {".stride_seqlen", t.stride_seqlen, shape.seqlen},
+           {".stride_head", t.stride_head, shape.heads}}};
+}
+
+Status check_tensor(const char* name, const ConstTensor& tensor, const Shape& shape, bool packed) {
+  if (shape.seqlen == 0 || shape.batch == 0) return {};
+  if (tensor.data == nullptr) return missing(name, "must point to the tensor");
+  return check_strides(name, axes_of(tensor, shape, packed));
+}
+
+Status check_output(const char* name, const Tensor& tensor, const Shape& shape, bool packed) {
+  if (Status s = check_tensor(name, tensor, shape, packed); !s) return s;
+  if (shape.seqlen == 0 || shape.batch == 0) return {};
+  return check_apart(name, axes_of(tensor, shape, packed), shape.dim);
+}
+
+/// ConstBias or Bias; only stored dimensions count.
+template <class AnyBias>
+std::array<Axis, 4> axes_of(const AnyBias& bias, const Problem& p) {
+  const auto size = [](bool stored, std::int64_t full) { return stored ? full : 1; };
+  return {{{".stride_batch", bias.stride_batch, size(p.bias->batch, p.batch)},
+           {".stride_head", bias.stride_head, size(p.bias->heads, p.num_heads)},
+           {".stride_query", bias.stride_query, size(p.bias->queries, p.seqlen_q)},
+           {".stride_key", bias.stride_key, size(p.bias->keys, p.seqlen_k)}}};
+}
+
+constexpr const char* kNoOffsets = "packed problems need batch + 1 offsets";
+
+Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch,
+                        const char* total_name, std::int64_t total, const char* longest_name,
+                        std::int64_t longest) {
+  if (cu_seqlens == nullptr) return missing(name, kNoOffsets);
+  const auto at = [name](std::int64_t i) {
+    return std::string(name) + "[" + std::to_string(i) + "]";
+  };
+  if (cu_seqlens[0] != 0) {
+    return Status::invalid(refused(at(0).c_str(), cu_seqlens[0], "must be 0"));
+  }
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const std::int64_t length = std::int64_t{cu_seqlens[i + 1]} - cu_seqlens[i];
+    if (length < 0 || length > longest) {
+      return Status::invalid(refused(at(i + 1).c_str(), cu_seqlens[i + 1],
+                                     "the sequence's length would be " + std::to_string(length) +
+                                         "; it must lie in [0, " + longest_name + "] = [0, " +
+                                         std::to_string(longest) + "]"));
+    }
+  }
+  if (cu_seqlens[batch] != total) {
+    return Status::invalid(
+        refused(at(batch).c_str(), cu_seqlens[batch],
+                std::string("must equal ") + total_name + " = " + std::to_string(total)));
+  }
+  return {};
+}
+
+Status check_extras(const Problem& p, const Tensors& t) {
+  const bool any_score = p.rows_q() > 0 && p.rows_k() > 0;
+  if (any_score) {
+    if (p.bias) {
+      if (t.bias.data == nullptr) return missing("bias.data", "the problem has a bias");
+      if (Status s = check_strides("bias", axes_of(t.bias, p)); !s) return s;
+    }
+    if (p.alibi != PerHead::none && t.alibi_slopes == nullptr) {
+      return missing("alibi_slopes", "the problem has ALiBi");
+    }
+  }
+  if (p.sink && p.rows_q() > 0 && t.sink == nullptr)
+    return missing("sink", "the problem has a sink");
+  if (!p.bias && t.bias.data != nullptr) {
+    return Status::invalid("bias.data is given, but the problem has no bias; set Problem::bias");
+  }
+  if (p.alibi == PerHead::none && t.alibi_slopes != nullptr) {
+    return Status::invalid("alibi_slopes is given, but the problem has none; set Problem::alibi");
+  }
+  if (!p.sink && t.sink != nullptr) {
+    return Status::invalid("sink is given, but the problem has none; set Problem::sink");
+  }
+  if (!p.packed && (t.cu_seqlens_q != nullptr || t.cu_seqlens_k != nullptr)) {
+    return Status::invalid("cu_seqlens is given, but the problem is dense; set Problem::packed");
+  }
+  return {};
+}
+
+Status check_backward(const Problem& p, const Tensors& t, const Shape& q, const Shape& k,
+                      const Shape& v, const Shape& o) {
+  if (Status s = check_tensor("dout", t.dout, o, p.packed); !s) return s;
+  if (Status s = check_output("dq", t.dq, q, p.packed); !s) return s;
+  if (Status s = check_output("dk", t.dk, k, p.packed); !s) return s;
+  if (Status s = check_output("dv", t.dv, v, p.packed); !s) return s;
+  if (p.rows_q() > 0 && t.softmax_lse == nullptr) {
+    return missing("softmax_lse", "the backward reads the forward's softmax_lse");
+  }
+  if (!p.bias && t.dbias.data != nullptr) {
+    return Status::invalid("dbias.data is given, but the problem has no bias; set Problem::bias");
+  }
+  if (p.bias && t.dbias.data != nullptr) {
+    if (Status s = check_strides("dbias", axes_of(t.dbias, p)); !s) return s;
+    if (Status s = check_apart("dbias", axes_of(t.dbias, p), 1); !s) return s;
+  }
+  if (!p.sink && t.dsink != nullptr) {
+    return Status::invalid("dsink is given, but the problem has no sink; set Problem::sink");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status validate(const Problem& problem) {
+  if (Status s = check_enumerators(problem); !s) return s;
+  if (Status s = check_sizes(problem); !s) return s;
+  if (Status s = check_totals(problem); !s) return s;
+  if (Status s = check_score(problem); !s) return s;
+  return check_products(problem);
+}
+
+Status validate(const Problem& problem, const Tensors& t, Memory memory) {
+  const Problem& p = problem;
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = p.packed ? p.total_k : p.seqlen_k;
+  const Shape q{p.batch, rows_q, p.num_heads, p.head_dim};
+  const Shape k{p.batch, rows_k, p.num_heads_k, p.head_dim};
+  const Shape v{p.batch, rows_k, p.num_heads_k, p.head_dim_v};
+  const Shape o{p.batch, rows_q, p.num_heads, p.head_dim_v};
+  if (Status s = check_tensor("q", t.q, q, p.packed); !s) return s;
+  if (Status s = check_tensor("k", t.k, k, p.packed); !s) return s;
+  if (Status s = check_tensor("v", t.v, v, p.packed); !s) return s;
+  if (Status s = p.pass == Pass::forward ? check_output("o", t.o, o, p.packed)
+                                         : check_tensor("o", t.o, o, p.packed);
+      !s) {
+    return s;
+  }
+  if (Status s = check_extras(p, t); !s) return s;
+  if (p.packed && memory == Memory::device) {
+    if (t.cu_seqlens_q == nullptr) return missing("cu_seqlens_q", kNoOffsets);
+    if (t.cu_seqlens_k == nullptr) return missing("cu_seqlens_k", kNoOffsets);
+  } else if (p.packed) {
+    if (Status s = check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q, p.batch, "total_q", p.total_q,
+                                    "seqlen_q", p.seqlen_q);
+        !s) {
+      return s;
+    }
+    if (Status s = check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k, p.batch, "total_k", p.total_k,
+                                    "seqlen_k", p.seqlen_k);
+        !s) {
+      return s;
+    }
+  }
+  return p.pass == Pass::backward ? check_backward(p, t, q, k, v, o) : Status{};
+}
+
+}  // namespace tessera

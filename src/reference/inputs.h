@@ -1,0 +1,82 @@
+// The inputs of one problem, read into memory as plain numbers: every stride, packed layout,
+// broadcast and storage type is resolved here, so that the loops of the reference and of the naive
+// computation contain mathematics only. Shares nothing with core.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "reference/dropout.h"
+#include "tessera/tensors.hpp"
+
+namespace tessera::reference {
+
+/// Where a sequence lies among the rows of q (first_q) and of k (first_k).
+struct Sequence {
+  std::int64_t first_q = 0, first_k = 0, seqlen_q = 0, seqlen_k = 0;
+};
+
+class Inputs {
+ public:
+  /// Reads q, k, v and the options; for a backward also dout, o and dsoftmax_lse.
+  Inputs(const Problem& problem, const Tensors& tensors);
+
+  const Problem& problem() const { return problem_; }
+  const Sequence& sequence(std::int64_t batch) const {
+    return sequences_[static_cast<std::size_t>(batch)];
+  }
+  /// S10.
+  std::int64_t head_k(std::int64_t head) const {
+    return head / (problem_.num_heads / problem_.num_heads_k);
+  }
+  double softmax_scale() const;
+
+  /// One row: head_dim (q, k) or head_dim_v (v, o, dout) numbers. Rows count over all sequences.
+  const double* q(std::int64_t row, std::int64_t head) const { return at(q_, row, head); }
+  const double* k(std::int64_t row, std::int64_t head_k) const { return at(k_, row, head_k); }
+  const double* v(std::int64_t row, std::int64_t head_k) const { return at(v_, row, head_k); }
+  const double* o(std::int64_t row, std::int64_t head) const { return at(o_, row, head); }
+  const double* dout(std::int64_t row, std::int64_t head) const { return at(dout_, row, head); }
+
+  /// S2, S3.
+  bool visible(const Sequence& sequence, std::int64_t query, std::int64_t key) const;
+  /// Element of the bias tensor, 0 without one.
+  double bias(std::int64_t batch, std::int64_t head, std::int64_t query, std::int64_t key) const;
+  /// S6.
+  double alibi(std::int64_t batch, std::int64_t head, std::int64_t query, std::int64_t key) const;
+  /// -inf without a sink.
+  double sink(std::int64_t head) const;
+  /// S8.
+  double dropout(std::int64_t batch, std::int64_t head, std::int64_t query,
+                 std::int64_t key) const {
+    return dropout_.factor(batch, head, query, key);
+  }
+  double dlse(std::int64_t batch, std::int64_t head, std::int64_t query) const;
+
+  /// Most rows that may be copies of one another, because q or dout repeats them (stride 0).
+  double copies() const;
+
+  /// Where softmax_lse keeps a row (S5), and where a contiguous dbias keeps an element.
+  std::int64_t lse_index(std::int64_t batch, std::int64_t head, std::int64_t query) const;
+  std::int64_t bias_index(std::int64_t batch, std::int64_t head, std::int64_t query,
+                          std::int64_t key) const;
+  std::int64_t bias_size() const;
+
+ private:
+  struct Rows {
+    std::vector<double> data;
+    std::int64_t heads = 0, dim = 0;
+  };
+  static const double* at(const Rows& rows, std::int64_t row, std::int64_t head) {
+    return rows.data.data() + (row * rows.heads + head) * rows.dim;
+  }
+  Rows read(const ConstTensor& tensor, bool of_queries, std::int64_t heads, std::int64_t dim) const;
+
+  Problem problem_;
+  Tensors tensors_;
+  Dropout dropout_;
+  std::vector<Sequence> sequences_;
+  Rows q_, k_, v_, o_, dout_;
+};
+
+}  // namespace tessera::reference

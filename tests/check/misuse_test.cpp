@@ -1,0 +1,241 @@
+// Every argument wrong in every way: the named code, and a text that names the argument. Nothing
+// crashes, nothing is written.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "check/runs.h"
+
+namespace tessera::tools {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+struct WrongProblem {
+  const char* names;  ///< what the text must contain
+  void (*spoil)(Problem& p);
+};
+
+const WrongProblem kWrongProblems[] = {
+    {"batch", [](Problem& p) { p.batch = -1; }},
+    {"batch", [](Problem& p) { p.batch = kMaxBatch + 1; }},
+    {"num_heads", [](Problem& p) { p.num_heads = 0; }},
+    {"num_heads", [](Problem& p) { p.num_heads = -4; }},
+    {"num_heads", [](Problem& p) { p.num_heads = p.num_heads_k = kMaxHeads + 1; }},
+    {"num_heads_k", [](Problem& p) { p.num_heads_k = 0; }},
+    {"num_heads_k", [](Problem& p) { p.num_heads_k = -1; }},
+    {"num_heads_k", [](Problem& p) { p.num_heads_k = 3; }},
+    {"num_heads_k", [](Problem& p) { p.num_heads_k = 8; }},
+    {"seqlen_q", [](Problem& p) { p.seqlen_q = -1; }},
+    {"seqlen_q", [](Problem& p) { p.seqlen_q = kMaxSeqlen + 1; }},
+    {"seqlen_k", [](Problem& p) { p.seqlen_k = -7; }},
+    {"seqlen_k", [](Problem& p) { p.seqlen_k = kMost; }},
+    {"head_dim", [](Problem& p) { p.head_dim = 0; }},
+    {"head_dim", [](Problem& p) { p.head_dim = kMaxHeadDim + 1; }},
+    {"head_dim_v", [](Problem& p) { p.head_dim_v = 0; }},
+    {"head_dim_v", [](Problem& p) { p.head_dim_v = -64; }},
+    {"total_q", [](Problem& p) { p.total_q = 5; }},
+    {"total_k", [](Problem& p) { p.total_k = -5; }},
+    {"total_q",
+     [](Problem& p) {
+       p.packed = true;
+       p.total_q = 9;
+     }},
+    {"total_q",
+     [](Problem& p) {
+       p.packed = true;
+       p.total_q = -1;
+     }},
+    {"total_k",
+     [](Problem& p) {
+       p.packed = true;
+       p.total_k = 11;
+     }},
+    {"softmax_scale", [](Problem& p) { p.softmax_scale = kNan; }},
+    {"softmax_scale", [](Problem& p) { p.softmax_scale = kInfinity; }},
+    {"softcap", [](Problem& p) { p.softcap = -1.0F; }},
+    {"softcap", [](Problem& p) { p.softcap = kNan; }},
+    {"softcap", [](Problem& p) { p.softcap = kInfinity; }},
+    {"window_left", [](Problem& p) { p.window_left = -2; }},
+    {"window_right", [](Problem& p) { p.window_right = -kMost; }},
+    {"dropout_p", [](Problem& p) { p.dropout_p = -0.1F; }},
+    {"dropout_p", [](Problem& p) { p.dropout_p = 1.0F; }},
+    {"dropout_p", [](Problem& p) { p.dropout_p = kNan; }},
+    {"dropout_p", [](Problem& p) { p.dropout_p = 1e-9F; }},
+    {"bias", [](Problem& p) { p.bias = BiasShape{true, true, true, true, Dtype::f16}; }},
+    {"dtype", [](Problem& p) { p.dtype = static_cast<Dtype>(7); }},
+    {"pass", [](Problem& p) { p.pass = static_cast<Pass>(2); }},
+    {"alignment", [](Problem& p) { p.alignment = static_cast<Alignment>(2); }},
+    {"alibi", [](Problem& p) { p.alibi = static_cast<PerHead>(3); }},
+    {"head_dim",
+     [](Problem& p) {
+       p.batch = kMaxBatch;
+       p.seqlen_q = kMaxSeqlen;
+       p.head_dim = kMaxHeadDim;
+     }},
+};
+
+Problem small() { return parse("fwd bf16 b=2 h=4/2 q=4 k=5 d=8"); }
+
+TEST(Misuse, Problems) {
+  ASSERT_TRUE(validate(small()).ok());
+  int number = 0;
+  for (const WrongProblem& wrong : kWrongProblems) {
+    Problem problem = small();
+    wrong.spoil(problem);
+    SCOPED_TRACE("case " + std::to_string(number++) + ", " + wrong.names + ": " +
+                 to_string(problem));
+    for (const Status& status :
+         {validate(problem), plan(problem, this_cpu()).status(), attend(problem, {})}) {
+      EXPECT_EQ(status.code, Code::invalid) << status.text;
+      EXPECT_NE(status.text.find(wrong.names), std::string::npos) << status.text;
+    }
+    EXPECT_FALSE(explain(problem, this_cpu()).empty());
+  }
+}
+
+TEST(Misuse, Devices) {
+  Device device = this_cpu();
+  device.threads = 0;
+  EXPECT_EQ(plan(small(), device).status().code, Code::invalid);
+  device.threads = -3;
+  EXPECT_EQ(plan(small(), device).status().code, Code::invalid);
+  EXPECT_NE(plan(small(), device).status().text.find("threads"), std::string::npos);
+  for (const char* name : {"", "avx", "CPU", "h2000"}) {
+    const Result<Device> named = named_device(name);
+    ASSERT_FALSE(named.ok()) << name;
+    EXPECT_NE(named.status().text.find("device"), std::string::npos) << named.status().text;
+  }
+}
+
+struct WrongTensors {
+  const char* problem;
+  const char* names;
+  void (*spoil)(Tensors& t);
+};
+
+std::int32_t* writable(const std::int32_t* offsets) { return const_cast<std::int32_t*>(offsets); }
+
+constexpr const char* kForward = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8";
+constexpr const char* kBackward = "bwd bf16 b=2 h=4/2 q=4 k=5 d=8";
+constexpr const char* kPacked = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 packed=7,9";
+constexpr const char* kExtras = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk alibi=h sink";
+constexpr const char* kExtrasBackward = "bwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk sink";
+
+const WrongTensors kWrongTensors[] = {
+    {kForward, "q", [](Tensors& t) { t.q.data = nullptr; }},
+    {kForward, "k", [](Tensors& t) { t.k.data = nullptr; }},
+    {kForward, "v", [](Tensors& t) { t.v.data = nullptr; }},
+    {kForward, "o", [](Tensors& t) { t.o.data = nullptr; }},
+    {kForward, "q.stride_batch", [](Tensors& t) { t.q.stride_batch = kMost / 2; }},
+    {kForward, "k.stride_seqlen", [](Tensors& t) { t.k.stride_seqlen = kMost; }},
+    {kForward, "v.stride_head", [](Tensors& t) { t.v.stride_head = -kMost; }},
+    {kForward, "o.stride_batch", [](Tensors& t) { t.o.stride_batch = kMost; }},
+    {kForward, "o.stride_head", [](Tensors& t) { t.o.stride_head = 0; }},
+    {kForward, "o.stride_seqlen", [](Tensors& t) { t.o.stride_seqlen = 7; }},
+    {kForward, "o.stride_batch", [](Tensors& t) { t.o.stride_batch = -7; }},
+    {kForward, "bias", [](Tensors& t) { t.bias.data = t.q.data; }},
+    {kForward, "alibi_slopes", [](Tensors& t) { t.alibi_slopes = t.softmax_lse; }},
+    {kForward, "sink", [](Tensors& t) { t.sink = t.softmax_lse; }},
+    {kForward, "cu_seqlens",
+     [](Tensors& t) { t.cu_seqlens_q = reinterpret_cast<std::int32_t*>(t.softmax_lse); }},
+    {kForward, "cu_seqlens",
+     [](Tensors& t) { t.cu_seqlens_k = reinterpret_cast<std::int32_t*>(t.softmax_lse); }},
+    {kExtras, "bias", [](Tensors& t) { t.bias.data = nullptr; }},
+    {kExtras, "alibi_slopes", [](Tensors& t) { t.alibi_slopes = nullptr; }},
+    {kExtras, "sink", [](Tensors& t) { t.sink = nullptr; }},
+    {kExtras, "bias.stride", [](Tensors& t) { t.bias.stride_head = kMost; }},
+    {kPacked, "cu_seqlens_q", [](Tensors& t) { t.cu_seqlens_q = nullptr; }},
+    {kPacked, "cu_seqlens_k", [](Tensors& t) { t.cu_seqlens_k = nullptr; }},
+    {kPacked, "cu_seqlens_q[0]", [](Tensors& t) { writable(t.cu_seqlens_q)[0] = 1; }},
+    {kPacked, "cu_seqlens_q[1]", [](Tensors& t) { writable(t.cu_seqlens_q)[1] = -1; }},
+    {kPacked, "cu_seqlens_q[1]", [](Tensors& t) { writable(t.cu_seqlens_q)[1] = 5; }},
+    {kPacked, "cu_seqlens_q[2]", [](Tensors& t) { writable(t.cu_seqlens_q)[2] = 6; }},
+    {kPacked, "cu_seqlens_k[2]", [](Tensors& t) { writable(t.cu_seqlens_k)[2] = 8; }},
+    {kPacked, "cu_seqlens_k[1]", [](Tensors& t) { writable(t.cu_seqlens_k)[1] = 1 << 30; }},
+    {kPacked, "cu_seqlens_k[2]",
+     [](Tensors& t) { writable(t.cu_seqlens_k)[2] = std::numeric_limits<std::int32_t>::min(); }},
+    {kBackward, "dout", [](Tensors& t) { t.dout.data = nullptr; }},
+    {kBackward, "o", [](Tensors& t) { t.o.data = nullptr; }},
+    {kBackward, "softmax_lse", [](Tensors& t) { t.softmax_lse = nullptr; }},
+    {kBackward, "dq", [](Tensors& t) { t.dq.data = nullptr; }},
+    {kBackward, "dk", [](Tensors& t) { t.dk.data = nullptr; }},
+    {kBackward, "dv", [](Tensors& t) { t.dv.data = nullptr; }},
+    {kBackward, "dq.stride_head", [](Tensors& t) { t.dq.stride_head = 4; }},
+    {kBackward, "dk.stride_batch", [](Tensors& t) { t.dk.stride_batch = 0; }},
+    {kBackward, "dv.stride_seqlen", [](Tensors& t) { t.dv.stride_seqlen = 1; }},
+    {kBackward, "dout.stride_seqlen", [](Tensors& t) { t.dout.stride_seqlen = kMost; }},
+    {kBackward, "dbias", [](Tensors& t) { t.dbias.data = t.dq.data; }},
+    {kBackward, "dsink", [](Tensors& t) { t.dsink = t.softmax_lse; }},
+    {kExtrasBackward, "dbias.stride", [](Tensors& t) { t.dbias.stride_key = 0; }},
+    {kExtrasBackward, "dbias.stride", [](Tensors& t) { t.dbias.stride_head = kMost; }},
+};
+
+TEST(Misuse, Tensors) {
+  int number = 0;
+  for (const WrongTensors& wrong : kWrongTensors) {
+    SCOPED_TRACE("case " + std::to_string(number++) + ", " + wrong.names + ": " + wrong.problem);
+    RunMemory memory(parse(wrong.problem), seed_with({}, 3));
+    wrong.spoil(memory.tensors());
+    for (const Status& status : {run_in(memory, this_cpu(), inline_executor()),
+                                 attend(memory.problem(), memory.tensors())}) {
+      EXPECT_EQ(status.code, Code::invalid) << status.text;
+      EXPECT_EQ(status.text.rfind(wrong.names, 0), 0U) << status.text;
+    }
+    for (const auto& [name, values] : results_of(memory)) {
+      const auto written =
+          std::count_if(values.begin(), values.end(), [](double x) { return !std::isnan(x); });
+      EXPECT_EQ(written, 0) << name << " was written";
+    }
+  }
+}
+
+TEST(Misuse, Workspaces) {
+  RunMemory memory(parse("bwd f32 b=2 h=4/2 q=40 k=50 d=8"), seed_with({}, 3));
+  const Result<Plan> planned = plan(memory.problem(), this_cpu());
+  ASSERT_TRUE(planned.ok());
+  const std::size_t bytes = planned->workspace_bytes();
+  ASSERT_GT(bytes, 0U);
+  const GuardedBuffer workspace(bytes, 0);
+  const auto code = [&](void* start, std::size_t size) {
+    const Status status = run(*planned, memory.tensors(), start, size);
+    EXPECT_NE(status.text.find("workspace"), std::string::npos) << status.text;
+    return status.code;
+  };
+  EXPECT_EQ(code(workspace.data(), bytes - 1), Code::workspace);
+  EXPECT_EQ(code(workspace.data(), 0), Code::workspace);
+  EXPECT_EQ(code(nullptr, bytes), Code::workspace);
+  EXPECT_EQ(code(workspace.data() + 4, bytes), Code::workspace);
+  EXPECT_TRUE(run(*planned, memory.tensors(), workspace.data(), bytes).ok());
+}
+
+/// Empty problems may come with null tensors, and must still write what they owe.
+TEST(Misuse, EmptyProblemsNeedNoTensors) {
+  EXPECT_TRUE(attend(parse("fwd f32 b=0 h=2 q=3 k=4 d=8"), {}).ok());
+  EXPECT_TRUE(attend(parse("fwd f32 b=2 h=2 q=0 k=4 d=8"),
+                     [] {
+                       Tensors t;
+                       static const float keys[2 * 4 * 2 * 8] = {};
+                       t.k = t.v = {keys, 64, 16, 8};
+                       return t;
+                     }())
+                  .ok());
+  EXPECT_TRUE(attend(parse("bwd f32 b=0 h=2 q=3 k=4 d=8"), {}).ok());
+}
+
+/// An executor may offer no threads or very many.
+TEST(Misuse, Executors) {
+  for (const int threads : {-1, 0, 1, 1000}) {
+    RunMemory memory(parse("fwd f32 b=2 h=4/2 q=40 k=50 d=8"), seed_with({}, 3));
+    EXPECT_TRUE(run_in(memory, device_with(best_arch(), 3), reverse_executor(threads)).ok());
+    for (const double x : memory.output("o")) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::tools

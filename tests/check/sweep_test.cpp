@@ -1,0 +1,105 @@
+// The library against the double reference over the generated list of problems: every pair of
+// features, every instruction set of this machine. Fresh numbers in every run; a failure prints the
+// command that repeats it. TESSERA_CHECK_COUNT makes the list longer or shorter, TESSERA_CHECK_SEED
+// another one, TESSERA_CHECK_FILTER keeps the commands that contain a text ("--device avx2"),
+// TESSERA_CHECK_TRACE prints every command before it runs, to find a crash.
+#include "check/sweep.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "check/check.h"
+
+namespace tessera::tools {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::int64_t kCount = 1200;  // ten times slower
+#else
+constexpr std::int64_t kCount = kFullSweep;
+#endif
+
+const char* environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : otherwise;
+}
+
+TEST(Problems, EveryPairOfFeaturesOccurs) {
+  constexpr Arch kAll = Arch::avx512_bf16;
+  const std::vector<Case> list = cases(SweepOptions{}.seed, kFullSweep, kAll);
+  EXPECT_GE(static_cast<std::int64_t>(list.size()), kFullSweep);
+  Pairs pairs;
+  EXPECT_GT(pairs.missing(kAll).size(), 10000U);  // so many there are
+  for (const Case& item : list) {
+    const Status status = validate(item.problem);
+    ASSERT_TRUE(status.ok()) << item.command() << ": " << status.text;
+    const Result<Problem> again = parse_problem(to_string(item.problem));
+    ASSERT_TRUE(again.ok() && *again == item.problem) << item.command();
+    ASSERT_EQ(variation_of(item.seed()), item.variation);
+    pairs.add(item);
+  }
+  EXPECT_TRUE(pairs.missing(kAll).empty());
+}
+
+TEST(Problems, TheSameSeedGivesTheSameList) {
+  const std::vector<Case> a = cases(7, 50, Arch::avx2), b = cases(7, 50, Arch::avx2);
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].command(), b[i].command());
+  EXPECT_NE(a[0].command(), cases(8, 50, Arch::avx2)[0].command());
+}
+
+/// In four parts, so that several can run at a time.
+class Sweep : public ::testing::TestWithParam<int> {};
+
+TEST_P(Sweep, AgreesWithTheReference) {
+  SweepOptions options;
+  options.seed = std::strtoull(environment("TESSERA_CHECK_SEED", "1"), nullptr, 10);
+  options.count = kCount;
+  if (const char* count = std::getenv("TESSERA_CHECK_COUNT")) {
+    options.count = std::strtoll(count, nullptr, 10);
+  }
+  options.filter = environment("TESSERA_CHECK_FILTER", "");
+  options.input_seed = std::random_device{}();
+  options.part = GetParam();
+  options.parts = 4;
+  options.log = stdout;
+  options.trace = std::getenv("TESSERA_CHECK_TRACE") != nullptr;
+  const SweepResult result = sweep(options);
+  std::printf("%lld passed, %zu failed\n", static_cast<long long>(result.passed),
+              result.failures.size());
+  EXPECT_TRUE(result.failures.empty());
+  EXPECT_GT(result.passed, 0);
+}
+
+/// Sums of many blocks, more than the sweep's problems have: an accumulator of 16 bits, or a block
+/// that is lost, shows here.
+TEST(LongSums, AgreeWithTheReference) {
+  for (const char* text : {"fwd h=1 q=1 k=20000 d=16", "fwd h=1 q=40 k=6000 d=16 causal",
+                           "bwd h=1 q=4000 k=24 d=16", "bwd h=1 q=24 k=4000 d=16"}) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+      for (const Arch arch : {Arch::portable, Arch::avx2, Arch::avx512, Arch::avx512_bf16}) {
+        if (arch > best_arch()) continue;
+        Case item;
+        item.problem = *parse_problem(text);
+        item.problem.dtype = dtype;
+        item.variation.all_outputs = true;
+        item.random = std::random_device{}();
+        item.arch = arch;
+        item.threads = 3;
+        Device device = this_cpu();
+        device.arch = arch;
+        device.threads = item.threads;
+        const CheckResult result = check(item.problem, item.seed(), device);
+        EXPECT_TRUE(result.pass()) << item.command() << "\n" << result.summary();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Part, Sweep, ::testing::Range(0, 4));
+
+}  // namespace
+}  // namespace tessera::tools

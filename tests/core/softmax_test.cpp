@@ -1,0 +1,104 @@
+// S4, S5, S7: the softmax state merges like a monoid, in any grouping, with empty parts, and gives
+// the textbook softmax and logarithm of the sum.
+#include "core/softmax.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "core/score.h"
+
+namespace tessera::core {
+namespace {
+
+using Row = Softmax<float>;
+
+Row row_of(const std::vector<float>& scores2) {
+  Row row;
+  for (const float s : scores2) row = combine(row, Row{s, 1.0F});
+  return row;
+}
+
+double exact_lse(const std::vector<float>& scores2) {
+  double sum = 0.0;
+  for (const float s : scores2) sum += std::exp2(static_cast<double>(s));
+  return std::log(sum);
+}
+
+TEST(Softmax, EmptyIsTheIdentity_S4) {
+  const Row empty;
+  const Row some{3.0F, 2.0F};
+  for (const Row& merged : {combine(empty, some), combine(some, empty)}) {
+    EXPECT_EQ(merged.max, some.max);
+    EXPECT_EQ(merged.sum, some.sum);
+  }
+  const Row both = combine(empty, empty);
+  EXPECT_EQ(both.sum, 0.0F);
+  EXPECT_EQ(lse_of(both), -kInfinity);
+  EXPECT_EQ(inverse_sum(both), 0.0F);
+  EXPECT_EQ(weight_of(empty, both), 0.0F);
+  EXPECT_EQ(backward_shift(lse_of(both)), kInfinity);
+}
+
+TEST(Softmax, AnySplitGivesTheSameLse_S5_S7) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, 30.0F);
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<float> scores(1 + random() % 40);
+    for (float& s : scores) s = random() % 10 == 0 ? -kInfinity : normal(random);
+    scores[0] = normal(random);
+    const std::size_t cut = random() % (scores.size() + 1);
+    const auto middle = scores.begin() + static_cast<std::ptrdiff_t>(cut);
+    const Row left = row_of({scores.begin(), middle});
+    const Row right = row_of({middle, scores.end()});
+    const double expected = exact_lse(scores);
+    EXPECT_NEAR(lse_of(row_of(scores)), expected, 1e-5 * (1.0 + std::abs(expected)));
+    EXPECT_NEAR(lse_of(combine(left, right)), expected, 1e-5 * (1.0 + std::abs(expected)));
+
+    // Parts that only reported their lse weigh what they should.
+    const Row a = from_lse(lse_of(left)), b = from_lse(lse_of(right));
+    const Row merged = combine(a, b);
+    EXPECT_NEAR(lse_of(merged), expected, 1e-5 * (1.0 + std::abs(expected)));
+    EXPECT_NEAR(weight_of(a, merged) + weight_of(b, merged), 1.0F, 1e-5F);
+  }
+}
+
+TEST(Softmax, HugeScoresStayFinite) {
+  const Row row = row_of({1e4F, 1e4F, -1e4F});
+  EXPECT_EQ(row.sum, 2.0F);
+  EXPECT_NEAR(lse_of(row), (1e4 + 1.0) * 0.6931471805599453, 1e-2);
+}
+
+TEST(Score, ScaleAndSoftcapAreFoldedToBase2_S1) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, 20.0F);
+  constexpr double kLog2eExact = 1.4426950408889634;
+  for (int trial = 0; trial < 500; ++trial) {
+    const float qk = normal(random), scale = 0.1F * normal(random);
+    const float softcap = trial % 2 == 0 ? 0.0F : std::abs(normal(random)) + 1.0F;
+    const Score score = make_score(scale, softcap);
+    const double x = static_cast<double>(qk) * scale;
+    const double expected = softcap > 0.0F ? softcap * std::tanh(x / softcap) : x;
+    EXPECT_NEAR(score2(score, qk), expected * kLog2eExact, 1e-5 * (1.0 + std::abs(expected)));
+    if (score.capped) {
+      const double slope = std::pow(std::cosh(x / softcap), -2.0);
+      // Relative, apart from the rounding of x that the exponential magnifies and from denormals.
+      EXPECT_NEAR(score_slope(score, qk), slope,
+                  slope * 1e-6 * (2.0 + std::abs(x / softcap)) + 1e-37);
+    }
+  }
+}
+
+TEST(Score, AlibiFallsWithDistance_S6) {
+  EXPECT_NEAR(alibi2(0.5F, 8.0F), -0.5 * 8.0 * 1.4426950408889634, 1e-5);
+  EXPECT_EQ(alibi2(0.5F, 0.0F), 0.0F);
+}
+
+}  // namespace
+}  // namespace tessera::core

@@ -1,0 +1,104 @@
+// S10 and work.h: every (batch, head, query) belongs to exactly one work item, splits cover the
+// visible keys exactly once, and packed rows map to queries and heads one to one.
+#include "core/work.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace tessera::core {
+namespace {
+
+TEST(Rows, PackingIsOneToOne_S10) {
+  for (const int group : {1, 2, 3, 8}) {
+    const Rows rows{11, group};
+    std::set<std::pair<int, int>> seen;
+    for (std::int64_t r = 0; r < rows.count(); ++r) {
+      EXPECT_TRUE(seen.insert({rows.query_of(r), rows.member_of(r)}).second);
+      EXPECT_LT(rows.query_of(r), 11);
+      EXPECT_LT(rows.member_of(r), group);
+    }
+    EXPECT_EQ(seen.size(), static_cast<std::size_t>(11 * group));
+    for (std::int64_t begin = 0; begin < rows.count(); ++begin) {
+      for (std::int64_t end = begin + 1; end <= rows.count(); ++end) {
+        const Range queries = rows.queries_of(begin, end);
+        EXPECT_EQ(queries.begin, rows.query_of(begin));
+        EXPECT_EQ(queries.end, rows.query_of(end - 1) + 1);
+      }
+    }
+  }
+  EXPECT_TRUE((Rows{5, 2}.queries_of(3, 3).empty()));
+}
+
+/// Every (band, run of queries, block size) of small sizes: no block that is seen is left out, none
+/// that nobody sees is visited, and "full" is said exactly where no mask is needed.
+TEST(KeyBlocks, AgreeWithEveryPair_S2_S3) {
+  for (const auto& [seqlen_q, seqlen_k] :
+       {std::pair{7, 7}, {5, 9}, {9, 5}, {1, 8}, {8, 1}, {3, 0}}) {
+    for (int left = -1; left <= 6; ++left) {
+      for (int right = -1; right <= 6; ++right) {
+        for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+          const Band band = make_band(seqlen_q, seqlen_k, left, right, alignment);
+          for (int begin = 0; begin < seqlen_q; ++begin) {
+            for (int end = begin + 1; end <= seqlen_q; ++end) {
+              for (const int block_n : {1, 2, 3, 4}) {
+                const KeyBlocks blocks = key_blocks(band, {begin, end}, block_n);
+                for (int n = 0; n <= seqlen_k / block_n + 1; ++n) {
+                  int visible = 0;
+                  for (int i = begin; i < end; ++i) {
+                    for (int j = n * block_n; j < (n + 1) * block_n; ++j) {
+                      visible += j < seqlen_k && band.visible(i, j) ? 1 : 0;
+                    }
+                  }
+                  const bool seen = blocks.seen.begin <= n && n < blocks.seen.end;
+                  const bool full = blocks.full.begin <= n && n < blocks.full.end;
+                  ASSERT_EQ(seen, visible > 0) << n;
+                  ASSERT_EQ(full, visible == (end - begin) * block_n) << n;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(WorkGrid, EveryItemOnceAndLongestFirst) {
+  const WorkGrid grid{3, 2, 5, 4};
+  std::set<std::tuple<int, int, int, int>> seen;
+  int last_block = grid.row_blocks;
+  for (std::int64_t index = 0; index < grid.count(); ++index) {
+    const WorkItem item = grid.item(index);
+    EXPECT_TRUE(seen.insert({item.batch, item.head_k, item.row_block, item.split}).second);
+    EXPECT_LE(item.row_block, last_block);
+    last_block = item.row_block;
+  }
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(3 * 2 * 5 * 4));
+  EXPECT_EQ(grid.item(0).row_block, 4);
+}
+
+TEST(SplitKeys, CoverTheRangeOnce) {
+  for (int begin = 0; begin < 6; ++begin) {
+    for (int end = begin; end < 40; ++end) {
+      for (const int split_n : {1, 3, 8, 64}) {
+        int next = begin;
+        const int splits = ceil_div(40, split_n);
+        for (int split = 0; split < splits; ++split) {
+          const Range part = split_keys({begin, end}, split, split_n);
+          if (part.empty()) continue;
+          EXPECT_EQ(part.begin, next);
+          EXPECT_LE(part.size(), split_n);
+          next = part.end;
+        }
+        EXPECT_EQ(next, end);
+      }
+      EXPECT_EQ(split_keys({begin, end}, 0, 0), (Range{begin, end}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::core

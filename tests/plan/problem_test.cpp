@@ -1,0 +1,131 @@
+// The one-line form of a problem: what is printed reads back equal, and what cannot be read is
+// named.
+#include "tessera/problem.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <unordered_set>
+
+namespace tessera {
+namespace {
+
+/// A random problem, valid or not: the text form must carry any value.
+Problem random_problem(std::mt19937& random) {
+  const auto number = [&random](std::int64_t high) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high));
+  };
+  const auto coin = [&random] { return random() % 2 == 0; };
+  Problem p;
+  p.pass = coin() ? Pass::forward : Pass::backward;
+  p.dtype = static_cast<Dtype>(number(3));
+  p.batch = number(100);
+  p.num_heads_k = 1 + number(8);
+  p.num_heads = p.num_heads_k * (1 + number(8));
+  p.seqlen_q = number(100000);
+  p.seqlen_k = coin() ? p.seqlen_q : number(100000);
+  p.head_dim = 1 + number(512);
+  p.head_dim_v = coin() ? p.head_dim : 1 + number(512);
+  if (coin()) {
+    p.packed = true;
+    p.total_q = number(1000000);
+    p.total_k = number(1000000);
+  }
+  std::uniform_real_distribution<float> real(-3.0F, 3.0F);
+  if (coin()) p.softmax_scale = real(random);
+  if (coin()) p.softcap = real(random);
+  if (coin()) p.window_left = number(1000);
+  if (coin()) p.window_right = number(3);
+  if (coin()) p.alignment = Alignment::top_left;
+  p.alibi = static_cast<PerHead>(number(3));
+  if (coin()) p.bias = BiasShape{coin(), coin(), coin(), coin(), static_cast<Dtype>(number(3))};
+  p.sink = coin();
+  if (coin()) p.dropout_p = real(random);
+  p.deterministic = coin();
+  p.batch_invariant = coin();
+  return p;
+}
+
+TEST(ProblemText, PrintThenParseIsTheIdentity) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 5000; ++trial) {
+    const Problem problem = random_problem(random);
+    const std::string text = to_string(problem);
+    const Result<Problem> back = parse_problem(text);
+    ASSERT_TRUE(back.ok()) << "seed " << seed << ": " << text << ": " << back.status().text;
+    ASSERT_EQ(*back, problem) << "seed " << seed << ": " << text << " came back as "
+                              << to_string(*back);
+    ASSERT_EQ(std::hash<Problem>()(*back), std::hash<Problem>()(problem));
+  }
+}
+
+TEST(ProblemText, DifferentProblemsPrintDifferently) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  std::unordered_set<std::string> texts;
+  std::unordered_set<Problem> problems;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const Problem problem = random_problem(random);
+    texts.insert(to_string(problem));
+    problems.insert(problem);
+  }
+  EXPECT_EQ(texts.size(), problems.size()) << "seed " << seed;
+}
+
+TEST(ProblemText, TheDocumentedForms) {
+  const auto text = "bwd bf16 b=2 h=8/2 q=1024 k=4096 d=192/128 causal softcap=30 alibi=bh sink";
+  const Result<Problem> parsed = parse_problem(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().text;
+  EXPECT_EQ(to_string(*parsed), text);
+  EXPECT_EQ(parsed->num_heads, 8);
+  EXPECT_EQ(parsed->num_heads_k, 2);
+  EXPECT_EQ(parsed->head_dim_v, 128);
+  EXPECT_TRUE(parsed->causal());
+
+  const Result<Problem> window = parse_problem("  q=5\tk=7 d=8 window=128,0 bias=1 align=tl ");
+  ASSERT_TRUE(window.ok()) << window.status().text;
+  EXPECT_EQ(window->window_left, 128);
+  EXPECT_FALSE(window->causal());
+  ASSERT_TRUE(window->bias.has_value());
+  EXPECT_FALSE(window->bias->batch || window->bias->heads || window->bias->queries ||
+               window->bias->keys);
+}
+
+TEST(ProblemText, WhatCannotBeReadIsNamed) {
+  const struct {
+    const char* text;
+    const char* named;
+  } cases[] = {
+      {"fwd f33", "'f33'"},
+      {"q=", "'q='"},
+      {"q=12x", "'q=12x'"},
+      {"q=99999999999999999999", "q=SEQLEN_Q"},
+      {"h=8/", "h=NUM_HEADS"},
+      {"h=8,2", "h=NUM_HEADS"},
+      {"packed=5", "TOTAL_Q,TOTAL_K"},
+      {"scale=nan", "SOFTMAX_SCALE"},
+      {"softcap=inf", "softcap=CAP"},
+      {"window=1", "LEFT,RIGHT"},
+      {"align=center", "align=br"},
+      {"alibi=q", "alibi=h"},
+      {"bias=bx", "bhqk"},
+      {"bias=bb", "bhqk"},
+      {"bias=", "bhqk"},
+      {"bias=b:f64", "bhqk"},
+      {"q=1 q=2", "once"},
+      {"sink=1", "'sink=1'"},
+      {"=", "'='"},
+  };
+  for (const auto& c : cases) {
+    const Result<Problem> parsed = parse_problem(c.text);
+    ASSERT_FALSE(parsed.ok()) << c.text;
+    EXPECT_EQ(parsed.status().code, Code::invalid);
+    EXPECT_NE(parsed.status().text.find(c.named), std::string::npos)
+        << c.text << ": " << parsed.status().text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,222 @@
+// The planner: rows refuse with a reason or cost something; the choice fits the device; splits
+// depend on the shape of a sequence alone; the workspace is the same counted and handed out.
+#include "plan/select.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plan/catalog.h"
+#include "plan/layout.h"
+#include "plan/names.h"
+
+namespace tessera {
+namespace {
+
+Problem problem_of(const char* text) {
+  const Result<Problem> parsed = parse_problem(text);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().text;
+  return parsed.ok() ? *parsed : Problem{};
+}
+
+Device device_of(Arch arch, int threads = 2) { return {"test", arch, threads, 48 << 10, 1 << 20}; }
+
+std::string chosen(const char* problem, Arch arch) {
+  const Result<Plan> planned = plan(problem_of(problem), device_of(arch));
+  EXPECT_TRUE(planned.ok()) << planned.status().text;
+  return planned.ok() ? std::string(planned->kernel()) : "";
+}
+
+TEST(Catalog, NamesAreUniqueAndTilesFit) {
+  std::set<std::string> names;
+  for (const core::Kernel& row : kCatalog) {
+    EXPECT_TRUE(names.insert(name_of(row)).second) << name_of(row);
+    EXPECT_GT(row.block_m, 0);
+    EXPECT_GT(row.block_n, 0);
+    EXPECT_GT(row.tile_m, 0);
+    EXPECT_EQ(row.block_m % row.tile_m, 0) << name_of(row);
+    EXPECT_EQ(row.split_n % row.block_n, 0) << name_of(row);
+  }
+}
+
+TEST(Select, TheRichestInstructionSetTheDeviceHas) {
+  const char* prefill = "fwd f32 h=8 q=1024 k=1024 d=64";
+  EXPECT_EQ(chosen(prefill, Arch::portable), "cpu.portable.forward.tile.f32");
+  EXPECT_EQ(chosen(prefill, Arch::avx2), "cpu.avx2.forward.tile.f32");
+  EXPECT_EQ(chosen(prefill, Arch::avx512_bf16), "cpu.avx512.forward.tile.f32");
+  EXPECT_EQ(chosen("fwd bf16 h=8 q=1024 k=1024 d=64", Arch::avx512_bf16),
+            "cpu.avx512_bf16.forward.tile.bf16");
+  EXPECT_EQ(chosen("fwd f16 h=8 q=1024 k=1024 d=64", Arch::avx512_bf16),
+            "cpu.avx512.forward.tile.f32");
+  EXPECT_EQ(chosen("bwd bf16 h=8 q=1024 k=1024 d=64", Arch::avx512_bf16),
+            "cpu.avx512_bf16.backward.tile.bf16");
+}
+
+TEST(Select, DecodeForFewRowsTileForMany) {
+  for (const char* dtype : {"f32", "bf16", "f16"}) {
+    const std::string head = std::string("fwd ") + dtype + " h=32/8 k=8192 d=128 ";
+    EXPECT_NE(chosen((head + "q=1").c_str(), Arch::avx512_bf16).find("decode"), std::string::npos);
+    EXPECT_NE(chosen((head + "q=256").c_str(), Arch::avx512_bf16).find("tile"), std::string::npos);
+  }
+}
+
+/// Which row an H100 or H200 takes: none has to be at hand.
+TEST(Select, GoldenPlansOfHopper) {
+  for (const char* gpu : {"h100", "h200"}) {
+    const Result<Device> device = named_device(gpu);
+    ASSERT_TRUE(device.ok()) << device.status().text;
+    const auto row = [&](const std::string& problem) -> std::string {
+      const Result<Plan> planned = plan(problem_of(problem.c_str()), *device);
+      return planned ? std::string(planned->kernel()) : planned.status().text;
+    };
+    EXPECT_EQ(row("fwd bf16 h=32 q=16384 k=16384 d=64"), "sm90.forward.bf16.d64.192x128");
+    EXPECT_EQ(row("fwd bf16 b=32 h=32 q=512 k=512 d=64 causal"), "sm90.forward.bf16.d64.192x128");
+    EXPECT_EQ(row("fwd f16 h=16 q=4096 k=4096 d=128 causal"), "sm90.forward.f16.d128.128x128");
+    EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192/128"), "sm90.forward.bf16.d192v128.128x128");
+    EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192"), "sm90.forward.bf16.d192.128x96");
+    EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=72"), "sm90.forward.bf16.d96.128x128");
+    EXPECT_EQ(row("fwd bf16 h=8 q=4096 k=4096 d=256"), "sm90.forward.bf16.d256.128x80");
+    EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
+    EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=20").find("multiples of 8"), std::string::npos);
+    EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=64").find("computes the forward"), std::string::npos);
+  }
+}
+
+TEST(Select, EveryRefusalHasAReason) {
+  const Problem p = problem_of("fwd f32 h=8 q=100 k=100 d=64");
+  const Device weak = device_of(Arch::portable);
+  int refused = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (row.arch == Arch::portable && row.form == core::Form::tile && row.pass == Pass::forward) {
+      EXPECT_EQ(refusal(row, p, weak), "");
+    } else {
+      EXPECT_GT(refusal(row, p, weak).size(), 10U) << name_of(row);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 3);
+}
+
+TEST(Select, SplitsDependOnTheSequenceAlone_S9) {
+  for (const Arch arch : {Arch::portable, Arch::avx512_bf16}) {
+    int splits = 0, split_n = 0;
+    for (const int threads : {1, 2, 64}) {
+      for (const std::int64_t batch : {1, 7}) {
+        Problem p = problem_of("fwd bf16 h=32/8 q=1 k=30000 d=128");
+        p.batch = batch;
+        const Result<Plan> planned = plan(p, device_of(arch, threads));
+        ASSERT_TRUE(planned.ok()) << planned.status().text;
+        const PlanData& data = planned->data();
+        EXPECT_GT(data.grid.splits, 1);
+        EXPECT_GE(std::int64_t{data.grid.splits} * data.split_n, 30000);
+        if (splits == 0) splits = data.grid.splits, split_n = data.split_n;
+        EXPECT_EQ(data.grid.splits, splits);
+        EXPECT_EQ(data.split_n, split_n);
+      }
+    }
+  }
+}
+
+TEST(Select, TheChoiceDependsOnNeitherThreadsNorBatch_S9) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 500; ++trial) {
+    Problem p = problem_of("fwd f32 d=32");
+    p.dtype = static_cast<Dtype>(random() % 3);
+    p.num_heads_k = 1 + random() % 4;
+    p.num_heads = p.num_heads_k * static_cast<std::int64_t>(1 + random() % 8);
+    p.seqlen_q = random() % 12;
+    p.seqlen_k = random() % 20000;
+    const auto choose = [&p](int threads, std::int64_t batch) {
+      p.batch = batch;
+      const Result<Plan> planned = plan(p, device_of(Arch::avx512_bf16, threads));
+      EXPECT_TRUE(planned.ok()) << planned.status().text;
+      return std::pair(std::string(planned->kernel()), planned->data().split_n);
+    };
+    const auto first = choose(1, 1);
+    EXPECT_EQ(choose(64, 1), first) << "seed " << seed << " " << to_string(p);
+    EXPECT_EQ(choose(3, 50), first) << "seed " << seed << " " << to_string(p);
+  }
+}
+
+TEST(Select, BatchInvariantPackedNeverDependsOnTheLongestSequence_S9) {
+  const Device device = device_of(Arch::avx512_bf16);
+  std::string kernel;
+  for (const int longest : {1, 16, 1000}) {
+    Problem p = problem_of("fwd bf16 b=3 h=8/2 k=9000 d=64 packed=3,9000 batch_invariant");
+    p.seqlen_q = longest;
+    const Result<Plan> planned = plan(p, device);
+    ASSERT_TRUE(planned.ok()) << planned.status().text;
+    EXPECT_EQ(planned->data().grid.splits, 1);
+    if (kernel.empty()) kernel = planned->kernel();
+    EXPECT_EQ(planned->kernel(), kernel);
+  }
+}
+
+TEST(Plan, WorkspaceIsCountedAndHandedOutAlike) {
+  for (const char* text : {"fwd f32 b=2 h=4 q=300 k=500 d=65/31 bias=hqk",
+                           "fwd f16 h=16/2 q=1 k=20000 d=128", "bwd bf16 h=6/3 q=77 k=99 d=40",
+                           "fwd f32 b=0 h=1 q=0 k=0 d=1", "bwd f32 h=1 q=0 k=5 d=1"}) {
+    for (const core::Kernel& row : kCatalog) {
+      const Problem p = problem_of(text);
+      const Device device = device_of(Arch::avx512_bf16, 3);
+      if (!refusal(row, p, device).empty()) continue;
+      const PlanData data = plan_row(row, p, device);
+      constexpr std::size_t kAlignment = Plan::workspace_alignment;
+      std::vector<std::byte> memory(data.workspace_bytes + kAlignment);
+      void* start = memory.data();
+      std::size_t room = memory.size();
+      auto* base =
+          static_cast<std::byte*>(std::align(kAlignment, data.workspace_bytes, start, room));
+      Workspace pointers(static_cast<void*>(base));
+      const PlanLayout laid_out = layout(pointers, data);
+      EXPECT_EQ(pointers.bytes(), data.workspace_bytes) << text << " " << name_of(row);
+      EXPECT_LE(laid_out.workers + laid_out.worker_bytes * 3, base + data.workspace_bytes);
+      std::size_t end = 0;
+      for (const WorkspaceRegion& region : data.regions) {
+        EXPECT_GE(region.offset, end) << region.name;
+        EXPECT_EQ(region.offset % Plan::workspace_alignment, 0U) << region.name;
+        end = region.offset + region.bytes;
+      }
+      EXPECT_LE(end, data.workspace_bytes);
+    }
+  }
+}
+
+TEST(Plan, ExplainShowsEveryRowAndTheChoice) {
+  const Problem p = problem_of("fwd bf16 b=2 h=8/2 q=1 k=4096 d=128 causal");
+  const std::string text = explain(p, device_of(Arch::avx512_bf16));
+  for (const core::Kernel& row : kCatalog) {
+    EXPECT_NE(text.find(name_of(row)), std::string::npos) << text;
+  }
+  EXPECT_NE(text.find(to_string(p)), std::string::npos);
+  EXPECT_NE(text.find(" * cpu."), std::string::npos) << text;
+  EXPECT_NE(text.find("refused: computes the backward pass"), std::string::npos);
+  EXPECT_NE(text.find("workspace"), std::string::npos);
+}
+
+TEST(Plan, AnInvalidProblemIsExplainedNotPlanned) {
+  Problem p = problem_of("fwd f32 h=8/3 q=4 k=4 d=8");
+  const Device device = device_of(Arch::avx2);
+  EXPECT_EQ(plan(p, device).status().code, Code::invalid);
+  EXPECT_NE(explain(p, device).find("num_heads_k = 3"), std::string::npos);
+  p.num_heads_k = 8;
+  EXPECT_EQ(plan(p, device_of(Arch::avx2, 0)).status().code, Code::invalid);
+}
+
+TEST(Plan, TheLargestLegalProblemDoesNotOverflow) {
+  Problem p = problem_of("fwd f32 h=8 q=536870912 k=536870912 d=512");
+  EXPECT_TRUE(plan(p, device_of(Arch::avx2)).ok());
+  p.batch = kMaxBatch;
+  p.num_heads = p.num_heads_k = kMaxHeads;
+  const Status refused = validate(p);
+  EXPECT_EQ(refused.code, Code::invalid);
+  EXPECT_NE(refused.text.find("64-bit"), std::string::npos) << refused.text;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,217 @@
+// Every catalog row's tiling against the double reference: random problems with ragged tails, both
+// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features.
+#include "tile/simulator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plan/catalog.h"
+#include "plan/names.h"
+#include "plan/select.h"
+#include "reference/reference.h"
+
+namespace tessera::tile {
+namespace {
+
+/// fp32 tensors of a problem, contiguous.
+struct Data {
+  std::vector<float> q, k, v, o, dout, lse, dlse, bias, slopes, sink;
+  std::vector<std::int32_t> cu_q, cu_k;
+  Tensors tensors;
+};
+
+std::vector<float> normal(std::mt19937& random, std::int64_t count, float scale = 1.0F) {
+  std::normal_distribution<float> distribution(0.0F, scale);
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& x : values) x = distribution(random);
+  return values;
+}
+
+Tensor contiguous(std::vector<float>& values, std::int64_t seqlen, std::int64_t heads,
+                  std::int64_t dim) {
+  return {values.data(), seqlen * heads * dim, heads * dim, dim};
+}
+
+/// Random lengths, some 0, the first the longest; returns the offsets.
+std::vector<std::int32_t> random_offsets(std::mt19937& random, std::int64_t batch,
+                                         std::int64_t longest) {
+  std::vector<std::int32_t> offsets = {0};
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto length = b == 0 ? longest : static_cast<std::int64_t>(random() % 3) * longest / 2;
+    offsets.push_back(offsets.back() + static_cast<std::int32_t>(length));
+  }
+  return offsets;
+}
+
+Data make_data(Problem& p, std::mt19937& random) {
+  Data data;
+  if (p.packed) {
+    data.cu_q = random_offsets(random, p.batch, p.seqlen_q);
+    data.cu_k = random_offsets(random, p.batch, p.seqlen_k);
+    p.total_q = data.cu_q.back();
+    p.total_k = data.cu_k.back();
+    data.tensors.cu_seqlens_q = data.cu_q.data();
+    data.tensors.cu_seqlens_k = data.cu_k.data();
+  }
+  data.q = normal(random, p.rows_q() * p.num_heads * p.head_dim);
+  data.k = normal(random, p.rows_k() * p.num_heads_k * p.head_dim);
+  data.v = normal(random, p.rows_k() * p.num_heads_k * p.head_dim_v);
+  data.dout = normal(random, p.rows_q() * p.num_heads * p.head_dim_v);
+  data.dlse = normal(random, p.rows_q() * p.num_heads);
+  data.o.resize(data.dout.size());
+  data.lse.resize(data.dlse.size());
+  data.slopes = normal(random, p.batch * p.num_heads, 0.003F);
+  data.sink = normal(random, p.num_heads);
+  Tensors& t = data.tensors;
+  t.q = contiguous(data.q, p.seqlen_q, p.num_heads, p.head_dim);
+  t.k = contiguous(data.k, p.seqlen_k, p.num_heads_k, p.head_dim);
+  t.v = contiguous(data.v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
+  t.o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
+  t.dout = contiguous(data.dout, p.seqlen_q, p.num_heads, p.head_dim_v);
+  t.softmax_lse = data.lse.data();
+  t.dsoftmax_lse = data.dlse.data();
+  if (p.alibi != PerHead::none) t.alibi_slopes = data.slopes.data();
+  if (p.sink) t.sink = data.sink.data();
+  if (p.bias) {
+    const std::int64_t keys = p.bias->keys ? p.seqlen_k : 1;
+    const std::int64_t queries = p.bias->queries ? p.seqlen_q : 1;
+    const std::int64_t heads = p.bias->heads ? p.num_heads : 1;
+    const std::int64_t batch = p.bias->batch ? p.batch : 1;
+    data.bias = normal(random, std::max<std::int64_t>(batch * heads * queries * keys, 1));
+    t.bias = {data.bias.data(), heads * queries * keys, queries * keys, keys, 1};
+  }
+  t.philox_seed = random();
+  t.philox_offset = random() % 3;
+  return data;
+}
+
+Problem random_problem(std::mt19937& random, Pass pass, int most_queries, int most_keys) {
+  const auto up_to = [&random](int high) {
+    return static_cast<std::int64_t>(random() % (static_cast<unsigned>(high) + 1));
+  };
+  const auto one_in = [&random](unsigned n) { return random() % n == 0; };
+  Problem p;
+  p.pass = pass;
+  p.batch = 1 + up_to(1);
+  p.num_heads_k = 1 + up_to(1);
+  p.num_heads = p.num_heads_k * (1 + up_to(2));
+  p.seqlen_q = up_to(most_queries);
+  p.seqlen_k = one_in(3) ? p.seqlen_q : up_to(most_keys);
+  p.head_dim = 1 + up_to(5);
+  p.head_dim_v = 1 + up_to(5);
+  p.packed = one_in(3);
+  if (one_in(2)) p.window_right = up_to(2) == 0 ? up_to(200) : 0;
+  if (one_in(3)) p.window_left = up_to(300);
+  if (one_in(2)) p.alignment = Alignment::top_left;
+  if (one_in(3)) p.softcap = 2.0F;
+  if (one_in(3)) p.alibi = one_in(2) ? PerHead::heads : PerHead::batch_heads;
+  if (one_in(3)) p.bias = BiasShape{one_in(2), one_in(2), one_in(2), one_in(2), Dtype::f32};
+  p.sink = one_in(3);
+  if (one_in(3)) p.dropout_p = 0.3F;
+  return p;
+}
+
+/// Largest difference; infinities must agree, NaN never does.
+double worst(const std::vector<float>& got, const std::vector<double>& expected) {
+  if (got.size() != expected.size()) return 1e30;
+  double largest = 0.0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::isinf(expected[i]) && got[i] == static_cast<float>(expected[i])) continue;
+    const double difference = std::abs(got[i] - expected[i]);
+    if (!(difference <= largest)) largest = std::isnan(difference) ? 1e30 : difference;
+  }
+  return largest;
+}
+
+/// The simulator's lse is [row][head]; the reference's as S5.
+std::vector<double> by_row(const Problem& p, const std::vector<double>& lse) {
+  std::vector<double> result(lse.size());
+  const auto heads = static_cast<std::size_t>(p.num_heads);
+  const auto rows = static_cast<std::size_t>(p.rows_q());
+  const auto seqlen = static_cast<std::size_t>(p.packed ? p.total_q : p.seqlen_q);
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t head = 0; head < heads; ++head) {
+      result[row * heads + head] = lse[(row / seqlen * heads + head) * seqlen + row % seqlen];
+    }
+  }
+  return result;
+}
+
+const Device kCpu{"any", Arch::avx512_bf16, 1, 48 << 10, 1 << 20};
+const Device kGpu{"any", Arch::sm90, 132, 232448, 50 << 20};
+
+class EveryRow : public testing::TestWithParam<core::Kernel> {};
+
+TEST_P(EveryRow, TilesComputeAttention) {
+  const core::Kernel& row = GetParam();
+  const Device& device = is_gpu(row.arch) ? kGpu : kCpu;
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  const bool decode = row.form == core::Form::decode;
+  int ran = 0, masked = 0, full = 0, split = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
+    if (trial % 8 == 0 && row.split_n > 0) {
+      p.seqlen_q = std::min<std::int64_t>(p.seqlen_q, 7);
+      p.seqlen_k += 2L * row.split_n;
+      p.window_left = -1;
+    }
+    if (is_gpu(row.arch)) p.head_dim = p.head_dim_v = 8;
+    if (is_gpu(row.arch) && !row.extra) {
+      p.softcap = p.dropout_p = 0.0F;
+      p.alibi = PerHead::none;
+      p.bias.reset();
+    }
+    Data data = make_data(p, random);
+    if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
+    if (row.operand == core::Operand::f16) p.dtype = Dtype::f16;
+    if (!refusal(row, p, device).empty()) continue;
+    const PlanData plan = plan_row(row, p, device);
+    Problem as_f32 = p;
+    as_f32.dtype = Dtype::f32;
+    const reference::Inputs inputs(as_f32, data.tensors);
+    const std::string what = to_string(p) + " seed " + std::to_string(seed);
+    Simulated got;
+    if (row.pass == Pass::forward) {
+      const reference::Outputs expected = reference::attend(inputs);
+      got = simulate_forward(plan, data.tensors);
+      ASSERT_LE(worst(got.o, expected.o), 2e-5) << what;
+      ASSERT_LE(worst(got.lse, by_row(p, expected.lse)), 2e-5) << what;
+    } else {
+      const reference::Outputs expected = reference::attend(inputs);
+      std::copy(expected.o.begin(), expected.o.end(), data.o.begin());
+      std::copy(expected.lse.begin(), expected.lse.end(), data.lse.begin());
+      got = simulate_backward(plan, data.tensors);
+      ASSERT_LE(worst(got.dq, expected.dq), 1e-3) << what;
+      ASSERT_LE(worst(got.dk, expected.dk), 1e-3) << what;
+      ASSERT_LE(worst(got.dv, expected.dv), 1e-3) << what;
+    }
+    ++ran;
+    masked += got.masked_tiles;
+    full += got.full_tiles;
+    split += plan.grid.splits > 1 ? 1 : 0;
+  }
+  // The list must have exercised what it claims to prove.
+  EXPECT_GT(ran, 20) << "seed " << seed;
+  EXPECT_GT(masked, 0);
+  EXPECT_GT(full, 0);
+  if (row.split_n > 0) {
+    EXPECT_GT(split, 0);
+  }
+}
+
+std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
+  std::string name = name_of(info.param);
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, EveryRow, testing::ValuesIn(kCatalog), row_name);
+
+}  // namespace
+}  // namespace tessera::tile

@@ -1,0 +1,230 @@
+// The tessera command as a user types it: exit codes, one-line errors, JSON that parses, and `run`
+// on real files against the double reference.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "files/tensor_file.h"
+#include "reference/reference.h"
+#include "tools/temporary_folder.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Ran {
+  int code = 0;
+  std::string out, err;
+};
+
+Ran tessera(const std::vector<std::string>& words) {
+  std::vector<const char*> argv = {"tessera"};
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  Ran ran;
+  ran.code = run_cli(static_cast<int>(argv.size()), argv.data());
+  ran.out = testing::internal::GetCapturedStdout();
+  ran.err = testing::internal::GetCapturedStderr();
+  return ran;
+}
+
+std::vector<float> normal(std::mt19937& random, std::int64_t count) {
+  std::normal_distribution<float> distribution;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& x : values) x = distribution(random);
+  return values;
+}
+
+void write(const std::string& path, const std::vector<std::int64_t>& shape,
+           const std::vector<float>& values) {
+  const std::vector<NamedTensor> tensors = {{"x", Element::f32, shape, values.data()}};
+  const Status status = write_tensors(path, tensors);
+  ASSERT_TRUE(status.ok()) << status.text;
+}
+
+/// q, k, v on disk, and what attention of them is.
+class RunFiles : public testing::Test {
+ protected:
+  static constexpr std::int64_t kBatch = 2, kHeads = 4, kHeadsK = 2, kSq = 37, kSk = 53, kD = 16;
+
+  void SetUp() override {
+    seed_ = std::random_device()();
+    std::mt19937 random(seed_);
+    q_ = normal(random, kBatch * kSq * kHeads * kD);
+    k_ = normal(random, kBatch * kSk * kHeadsK * kD);
+    v_ = normal(random, kBatch * kSk * kHeadsK * kD);
+    write(folder_ / "q.npy", {kBatch, kSq, kHeads, kD}, q_);
+    write(folder_ / "k.npy", {kBatch, kSk, kHeadsK, kD}, k_);
+    write(folder_ / "v.npy", {kBatch, kSk, kHeadsK, kD}, v_);
+  }
+
+  std::vector<std::string> command(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = {
+        "run", "-q", folder_ / "q.npy", "-k", folder_ / "k.npy", "-v", folder_ / "v.npy"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  reference::Outputs expected(const std::string& options) {
+    const auto problem = parse_problem("b=2 h=4/2 q=37 k=53 d=16 " + options);
+    EXPECT_TRUE(problem.ok()) << problem.status().text;
+    Tensors t;
+    t.q = {q_.data(), kSq * kHeads * kD, kHeads * kD, kD};
+    t.k = {k_.data(), kSk * kHeadsK * kD, kHeadsK * kD, kD};
+    t.v = {v_.data(), kSk * kHeadsK * kD, kHeadsK * kD, kD};
+    return reference::attend(reference::Inputs(*problem, t));
+  }
+
+  void expect_file(const std::string& address, const std::vector<std::int64_t>& shape,
+                   const std::vector<double>& values) const {
+    const Result<FileTensor> tensor = read_tensor(address);
+    ASSERT_TRUE(tensor.ok()) << tensor.status().text;
+    ASSERT_EQ(tensor->shape, shape);
+    ASSERT_EQ(tensor->element, Element::f32);
+    const auto* data = static_cast<const float*>(tensor->data);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      ASSERT_NEAR(data[i], values[i], 1e-5) << "element " << i << " seed " << seed_;
+    }
+  }
+
+  TemporaryFolder folder_;
+  unsigned seed_ = 0;
+  std::vector<float> q_, k_, v_;
+};
+
+TEST_F(RunFiles, WritesOutputAndLse) {
+  const Ran ran = tessera(command({"-o", folder_ / "o.npy", "--lse", folder_ / "lse.npy",
+                                   "--causal", "--softcap", "3", "--json"}));
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  const reference::Outputs want = expected("causal softcap=3");
+  expect_file(folder_ / "o.npy", {kBatch, kSq, kHeads, kD}, want.o);
+  expect_file(folder_ / "lse.npy", {kBatch, kHeads, kSq}, want.lse);
+  EXPECT_EQ(Json::parse(ran.out)["problem"], "fwd f32 b=2 h=4/2 q=37 k=53 d=16 causal softcap=3");
+}
+
+TEST_F(RunFiles, OneSafetensorsFileTakesBoth) {
+  const std::string out = folder_ / "out.safetensors";
+  const Ran ran = tessera(command({"-o", out, "--window", "5,2", "--align", "tl"}));
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  const reference::Outputs want = expected("window=5,2 align=tl");
+  expect_file(out + ":o", {kBatch, kSq, kHeads, kD}, want.o);
+}
+
+TEST_F(RunFiles, HeadsFirstIsTheSameAttention) {
+  // One batch entry and one head: (1, 1, s, d) means the same in both layouts, up to the order
+  // given.
+  std::mt19937 random(seed_);
+  const std::vector<float> x = normal(random, std::int64_t{3} * 20 * 8);
+  write(folder_ / "bhsd.npy", {1, 3, 20, 8}, x);
+  std::vector<float> y(x.size());
+  for (std::size_t h = 0; h < 3; ++h) {
+    for (std::size_t s = 0; s < 20; ++s) {
+      for (std::size_t c = 0; c < 8; ++c) y[(s * 3 + h) * 8 + c] = x[(h * 20 + s) * 8 + c];
+    }
+  }
+  write(folder_ / "bshd.npy", {1, 20, 3, 8}, y);
+  for (const std::string layout : {"bhsd", "bshd"}) {
+    const std::string in = folder_ / layout + ".npy";
+    const Ran ran = tessera({"run", "-q", in, "-k", in, "-v", in, "-o", folder_ / layout + "_o.npy",
+                             "--layout", layout, "--quiet"});
+    ASSERT_EQ(ran.code, kSuccess) << ran.err;
+    EXPECT_EQ(ran.out, "");
+  }
+  const auto heads_first = read_tensor(folder_ / "bhsd_o.npy");
+  const auto seq_first = read_tensor(folder_ / "bshd_o.npy");
+  ASSERT_TRUE(heads_first.ok() && seq_first.ok());
+  ASSERT_EQ(heads_first->shape, (std::vector<std::int64_t>{1, 3, 20, 8}));
+  const auto* a = static_cast<const float*>(heads_first->data);
+  const auto* b = static_cast<const float*>(seq_first->data);
+  for (std::size_t h = 0; h < 3; ++h) {
+    for (std::size_t s = 0; s < 20; ++s) {
+      for (std::size_t c = 0; c < 8; ++c) {
+        ASSERT_EQ(a[(h * 20 + s) * 8 + c], b[(s * 3 + h) * 8 + c]);
+      }
+    }
+  }
+}
+
+TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
+  const std::string out = folder_ / "o.npy";
+  const struct {
+    std::vector<std::string> words;
+    const char* named;
+  } cases[] = {
+      {{"run", "-q", folder_ / "none.npy", "-k", folder_ / "k.npy", "-v", folder_ / "v.npy", "-o",
+        out},
+       "none.npy"},
+      {{"run", "-q", folder_ / "k.npy", "-k", folder_ / "q.npy", "-v", folder_ / "v.npy", "-o",
+        out},
+       "must be equal"},
+      {command({"-o", out, "--softcap", "-1"}), "softcap = -1"},
+      {command({"-o", out, "--dropout-p", "1"}), "dropout_p = 1"},
+      {command({"-o", out, "--window", "-7,0"}), "window_left = -7"},
+      {command({"-o", out, "--bias", folder_ / "q.npy"}), "must broadcast"},
+      {command({"-o", out, "--sink", folder_ / "q.npy"}), "must be (4,)"},
+      {command({"-o", out, "--cu-seqlens-q", folder_ / "q.npy"}), "give both or neither"},
+      {command({"-o", out, "--device", "abacus"}), "abacus"},
+      {command({"-o", folder_ / "o.txt"}), "o.txt"},
+      {command({}), "--out"},
+      {{"fly"}, "fly"},
+      {{"check", "q=4 k=4"}, "head_dim = 0"},
+      {{"bench"}, "no problem given"},
+      {{"plan", "d=64 q=5 k=5 h=3/2"}, "num_heads_k = 2"},
+  };
+  for (const auto& c : cases) {
+    const Ran ran = tessera(c.words);
+    EXPECT_EQ(ran.code, kBadInput) << c.named << ": " << ran.err;
+    const std::string said = ran.err + ran.out;
+    EXPECT_NE(said.find(c.named), std::string::npos) << c.named << ": " << said;
+  }
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST(Cli, CheckPassesAndPrintsItsSeed) {
+  const Ran ran =
+      tessera({"check", "bwd f32 b=1 h=4/2 q=33 k=40 d=24 causal sink", "--count", "3", "--json"});
+  ASSERT_EQ(ran.code, kSuccess) << ran.err << ran.out;
+  const Json json = Json::parse(ran.out);
+  ASSERT_EQ(json["results"].size(), 3U);
+  EXPECT_EQ(json["results"][1]["seed"].get<std::uint64_t>(),
+            json["results"][0]["seed"].get<std::uint64_t>() + 1);
+  EXPECT_TRUE(json["results"][0]["pass"].get<bool>());
+}
+
+TEST(Cli, BenchMeasuresWithinReason) {
+  const Ran ran = tessera({"bench", "fwd f32 h=2 q=256 k=256 d=64", "--seconds", "0.05", "--json"});
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  const Json row = Json::parse(ran.out)[0];
+  EXPECT_GT(row["share_of_peak"].get<double>(), 0.0);
+  EXPECT_LT(row["share_of_peak"].get<double>(), 1.5);
+  EXPECT_EQ(row["three_step_bytes"].get<double>(), 2.0 * 2 * 256 * 256 * 4);
+}
+
+TEST(Cli, PlanAndInfoSpeakJson) {
+  const Ran planned =
+      tessera({"plan", "fwd bf16 h=8 q=64 k=64 d=64", "--device", "zen4-16", "--json"});
+  ASSERT_EQ(planned.code, kSuccess) << planned.err;
+  EXPECT_EQ(Json::parse(planned.out)["kernel"], "cpu.avx512_bf16.forward.tile.bf16");
+  const Ran info = tessera({"info", "--json"});
+  ASSERT_EQ(info.code, kSuccess) << info.err;
+  EXPECT_GT(Json::parse(info.out)["catalog"].size(), 5U);
+}
+
+TEST(Cli, HelpIsComplete) {
+  for (const char* command : {"run", "check", "bench", "plan", "memory", "info"}) {
+    const Ran ran = tessera({command, "--help"});
+    EXPECT_EQ(ran.code, kSuccess);
+    EXPECT_NE(ran.out.find("Options:"), std::string::npos) << command;
+  }
+  const Ran ran = tessera({"--help"});
+  EXPECT_NE(ran.out.find("Exit codes"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::tools

@@ -1,0 +1,247 @@
+// tessera bench: time, FLOP/s, share of the peak measured around it, and memory, for any list of
+// problems.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "check/inputs.h"
+#include "commands.h"
+#include "core/mask.h"
+#include "report.h"
+
+namespace tessera::tools {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> problems;
+  std::string file;
+  std::string device = "cpu";
+  int threads = 0;
+  double seconds = 1.0;
+  double peak_seconds = 0.05;
+  bool cold = false;
+  bool heads_outside = false;
+  bool json = false;
+};
+
+/// What was measured for one problem.
+struct Measurement {
+  Problem problem;
+  std::string kernel;
+  int threads = 0;
+  double seconds = 0.0;       ///< median of the runs
+  double best_seconds = 0.0;  ///< fastest run: what remains where neighbours disturb the machine
+  int runs = 0;
+  double flops = 0.0;       ///< of one run
+  double kv_bytes = 0.0;    ///< of K and V, read once
+  double peak_flops = 0.0;  ///< mean of before and after
+  double peak_bytes = 0.0;
+  std::size_t workspace = 0;
+  double three_step_bytes = 0.0;
+
+  double share() const { return flops / seconds / peak_flops; }
+  double best_share() const { return flops / best_seconds / peak_flops; }
+};
+
+/// Visible (query, key) pairs of all sequences, heads not counted.
+double visible_pairs(const Problem& p, const Tensors& tensors) {
+  double pairs = 0.0;
+  for (std::int64_t b = 0; b < (p.packed ? p.batch : 1); ++b) {
+    const auto length = [&p, b](const std::int32_t* offsets, std::int64_t dense) {
+      return static_cast<int>(p.packed ? offsets[b + 1] - offsets[b] : dense);
+    };
+    const core::Band band = core::make_band(length(tensors.cu_seqlens_q, p.seqlen_q),
+                                            length(tensors.cu_seqlens_k, p.seqlen_k), p.window_left,
+                                            p.window_right, p.alignment);
+    for (int i = 0; i < band.seqlen_q; ++i) pairs += band.keys_of(i).size();
+  }
+  return p.packed ? pairs : pairs * static_cast<double>(p.batch);
+}
+
+/// Multiply-adds count two. Forward: q.k and p.v; backward: five products.
+double flop_count(const Problem& p, const Tensors& tensors) {
+  const double pairs = visible_pairs(p, tensors) * static_cast<double>(p.num_heads);
+  const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
+  return 2.0 * pairs * (p.pass == Pass::forward ? d + dv : 3.0 * d + 2.0 * dv);
+}
+
+double three_step_bytes(const Problem& p) {
+  const double scores = static_cast<double>(p.batch) * static_cast<double>(p.num_heads) *
+                        static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+  return 2.0 * scores * static_cast<double>(size_of(p.dtype));  // scores and probabilities
+}
+
+/// Inputs in several copies: with --cold each run finds its keys and values in memory, not in
+/// caches.
+std::vector<std::unique_ptr<RunMemory>> make_inputs(const Problem& problem, double kv_bytes,
+                                                    const Options& options) {
+  constexpr double kColdBytes = 256.0 * 1024 * 1024;
+  const int copies =
+      options.cold ? static_cast<int>(std::ceil(kColdBytes / std::max(kv_bytes, 1.0))) : 1;
+  std::vector<std::unique_ptr<RunMemory>> inputs;
+  for (int i = 0; i < std::clamp(copies, 1, 64); ++i) {
+    const std::uint64_t seed = seed_with(Variation{}, static_cast<std::uint64_t>(i));
+    const Heads heads = options.heads_outside ? Heads::outside : Heads::inside;
+    inputs.push_back(std::make_unique<RunMemory>(problem, seed, heads));
+    if (problem.pass == Pass::backward) {
+      const auto rows = static_cast<std::size_t>(problem.rows_q() * problem.num_heads);
+      const auto dv = static_cast<std::size_t>(problem.head_dim_v);
+      // Any finite o and lse do for timing; correctness is check's business.
+      inputs.back()->give_forward(std::vector<double>(rows * dv, 0.1),
+                                  std::vector<double>(rows, 8.0));
+    }
+  }
+  return inputs;
+}
+
+Result<Measurement> measure(const Problem& problem, const Device& device, const Options& options) {
+  const Result<Plan> planned = plan(problem, device);
+  if (!planned) return planned.status();
+  const double kv_bytes = static_cast<double>(problem.rows_k() * problem.num_heads_k *
+                                              (problem.head_dim + problem.head_dim_v)) *
+                          static_cast<double>(size_of(problem.dtype));
+  const auto inputs = make_inputs(problem, kv_bytes, options);
+  const std::size_t bytes = planned->workspace_bytes();
+  const std::unique_ptr<void, decltype(&std::free)> workspace(
+      std::aligned_alloc(Plan::workspace_alignment, std::max<std::size_t>(bytes, 64)), &std::free);
+  if (workspace == nullptr) {
+    return Status::workspace("workspace: could not allocate " + std::to_string(bytes) + " bytes");
+  }
+  ThreadPool pool(device.threads);
+  const Executor executor = pool.executor();
+  const Execution execution{&executor};
+
+  const auto before = measure_peaks(device, options.peak_seconds, &executor);
+  if (!before) return before.status();
+  std::vector<double> times;
+  const double start = clock_seconds();
+  for (int i = 0; times.size() < 3 || clock_seconds() - start < options.seconds; ++i) {
+    const RunMemory& memory = *inputs[static_cast<std::size_t>(i) % inputs.size()];
+    const double begin = clock_seconds();
+    const Status status = run(*planned, memory.tensors(), workspace.get(), bytes, execution);
+    const double elapsed = clock_seconds() - begin;
+    if (!status) return status;
+    if (i > 0) times.push_back(elapsed);  // the first run touches fresh pages
+  }
+  const auto after = measure_peaks(device, options.peak_seconds, &executor);
+  if (!after) return after.status();
+
+  std::sort(times.begin(), times.end());
+  Measurement m;
+  m.problem = problem;
+  m.kernel = planned->kernel();
+  m.threads = device.threads;
+  m.seconds = times[times.size() / 2];
+  m.best_seconds = times.front();
+  m.runs = static_cast<int>(times.size());
+  m.flops = flop_count(problem, inputs[0]->tensors());
+  m.kv_bytes = kv_bytes;
+  const bool bf16 = problem.dtype == Dtype::bf16 && before->bf16_flops > 0;
+  m.peak_flops = bf16 ? (before->bf16_flops + after->bf16_flops) / 2
+                      : (before->f32_flops + after->f32_flops) / 2;
+  m.peak_bytes = (before->read_bytes + after->read_bytes) / 2;
+  m.workspace = bytes;
+  m.three_step_bytes = three_step_bytes(problem);
+  return m;
+}
+
+Json to_json(const Measurement& m) {
+  return {{"problem", to_string(m.problem)},
+          {"kernel", m.kernel},
+          {"threads", m.threads},
+          {"seconds", m.seconds},
+          {"best_seconds", m.best_seconds},
+          {"runs", m.runs},
+          {"flops_per_second", m.flops / m.seconds},
+          {"peak_flops_per_second", m.peak_flops},
+          {"share_of_peak", m.share()},
+          {"best_share_of_peak", m.best_share()},
+          {"kv_bytes_per_second", m.kv_bytes / m.seconds},
+          {"peak_read_bytes_per_second", m.peak_bytes},
+          {"workspace_bytes", m.workspace},
+          {"three_step_bytes", m.three_step_bytes}};
+}
+
+/// The problems of the command line, then those of the file: one a line, '#' starts a comment.
+Result<std::vector<Problem>> read_problems(const Options& options) {
+  std::vector<std::string> lines = options.problems;
+  if (!options.file.empty()) {
+    std::ifstream file(options.file);
+    if (!file) return Status::invalid(options.file + ": cannot be read");
+    for (std::string line; std::getline(file, line);) {
+      line = line.substr(0, line.find('#'));
+      if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
+    }
+  }
+  if (lines.empty()) return Status::invalid("no problem given; name one or use --file");
+  std::vector<Problem> problems;
+  for (const std::string& line : lines) {
+    const Result<Problem> problem = parse_problem(line);
+    if (!problem) return problem.status();
+    if (Status s = validate(*problem); !s) return s;
+    problems.push_back(*problem);
+  }
+  return problems;
+}
+
+int run_bench(const Options& options) {
+  const auto problems = read_problems(options);
+  if (!problems) return fail(problems.status());
+  Result<Device> device = named_device(options.device);
+  if (!device) return fail(device.status());
+  if (options.threads > 0) device->threads = options.threads;
+
+  Json json = Json::array();
+  Table table({"problem", "kernel", "time", "FLOP/s", "of peak", "best", "K,V read/s", "of read",
+               "workspace", "three-step"});
+  Progress progress("measuring");
+  for (std::size_t i = 0; i < problems->size(); ++i) {
+    const Result<Measurement> m = measure((*problems)[i], *device, options);
+    if (!m) return fail(m.status());
+    json.push_back(to_json(*m));
+    table.add({to_string(m->problem), m->kernel, seconds_text(m->seconds),
+               rate_text(m->flops / m->seconds), fixed_text(100.0 * m->share(), 1) + " %",
+               fixed_text(100.0 * m->best_share(), 1) + " %",
+               rate_text(m->kv_bytes / m->seconds) + "B",
+               fixed_text(100.0 * m->kv_bytes / m->seconds / m->peak_bytes, 1) + " %",
+               bytes_text(static_cast<double>(m->workspace)), bytes_text(m->three_step_bytes)});
+    progress.update(static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(problems->size()));
+  }
+  if (options.json) {
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    std::fputs(table.text().c_str(), stdout);
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time problems; share of the peak that is measured right before and after");
+  command->add_option("problems", options->problems, "problems, one argument each");
+  command->add_option("--file", options->file, "a file of problems, one a line");
+  command->add_option("--device", options->device, "cpu, or an instruction set to be forced")
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "worker threads; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--seconds", options->seconds, "time spent on each problem")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--cold", options->cold,
+                    "rotate through copies of the inputs, so that caches do not hold K and V");
+  command->add_flag("--heads-outside", options->heads_outside,
+                    "tensors in memory as (batch, heads, seqlen, head_dim), not (batch, seqlen, "
+                    "heads, head_dim)");
+  command->add_flag("--json", options->json, "print JSON");
+  command->callback([options, &context] { context.exit_code = run_bench(*options); });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,29 @@
+// check: runs one problem on random inputs and holds every output against the double reference. The
+// problem string, the seed, the instruction set and the number of threads reproduce it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check/judge.h"
+#include "tessera/tessera.hpp"
+
+namespace tessera::tools {
+
+struct CheckResult {
+  Status status;                  ///< of plan() and run()
+  std::string kernel;             ///< the catalog row that ran
+  std::vector<Verdict> verdicts;  ///< one per output
+  std::string damage;             ///< memory that the run should not have touched; empty: none
+
+  bool pass() const;
+  /// One line: the worst output, or what went wrong.
+  std::string summary() const;
+};
+
+/// Inputs follow from the seed (check/inputs.h). The device's instruction set must be one this
+/// machine has; device.threads workers run, one after another in reverse order if `in_reverse`.
+CheckResult check(const Problem& problem, std::uint64_t seed, const Device& device,
+                  bool in_reverse = false);
+
+}  // namespace tessera::tools

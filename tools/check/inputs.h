@@ -1,0 +1,110 @@
+// Random inputs of a problem, and poisoned memory for its outputs, in any layout. What the seed
+// decides beyond the numbers is its Variation, so that a problem string and a seed reproduce a
+// check in full.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "check/memory.h"
+#include "check/random.h"
+#include "tessera/tensors.hpp"
+
+namespace tessera::tools {
+
+/// What the numbers are like.
+enum class Values : std::uint8_t {
+  normal,
+  outliers,      ///< one in 32 twelve times as large; one in 8 bias elements -inf
+  equal_scores,  ///< all keys of a head alike
+  large,         ///< q and the later half of k 16 times, v 20 times as large: softmax is nearly a
+                 ///< maximum, which rises late
+};
+
+/// What the lowest eight bits of a seed decide.
+struct Variation {
+  Values values = Values::normal;
+  bool dlse = false;     ///< backward: a gradient of softmax_lse is given
+  bool strided = false;  ///< dimensions in random order with random padding; inputs may broadcast
+  bool all_outputs = true;  ///< softmax_lse (forward), dbias and dsink are asked for
+
+  friend bool operator==(const Variation&, const Variation&) = default;
+};
+
+/// Bits 0-1: values; bit 2: dlse; bit 3: strided; bits 4-5: all 0 for not all_outputs.
+Variation variation_of(std::uint64_t seed);
+/// A seed with this variation; `random` gives the rest.
+std::uint64_t seed_with(const Variation& variation, std::uint64_t random);
+
+/// Where heads lie when the variation is not strided.
+enum class Heads : std::uint8_t {
+  inside,   ///< (batch, seqlen, heads, head_dim)
+  outside,  ///< (batch, heads, seqlen, head_dim)
+};
+
+/// One tensor in guarded memory.
+struct Block {
+  std::string name;
+  Dtype dtype = Dtype::f32;                 ///< cu_seqlens: f32, the same size
+  std::vector<std::int64_t> shape, stride;  ///< in elements
+  GuardedBuffer buffer;
+  bool input = false;
+  std::vector<std::byte> before;  ///< inputs: the bytes as they were given
+
+  /// Calls visit(number in row-major order, offset in elements) for every element.
+  template <class Visit>
+  void for_each(const Visit& visit) const;
+};
+
+/// The memory of one run. Not copyable: Tensors point into it.
+class RunMemory {
+ public:
+  RunMemory(const Problem& problem, std::uint64_t seed, Heads heads = Heads::inside);
+  ~RunMemory() = default;
+  RunMemory(const RunMemory&) = delete;
+  RunMemory& operator=(const RunMemory&) = delete;
+
+  const Tensors& tensors() const { return tensors_; }
+  Tensors& tensors() { return tensors_; }
+  const Problem& problem() const { return problem_; }
+
+  /// Backward: writes o (rounded to storage) and softmax_lse, which are its inputs. Row-major
+  /// values.
+  void give_forward(const std::vector<double>& o, const std::vector<double>& lse);
+
+  bool has_output(const std::string& name) const;
+  /// Its elements in row-major order.
+  std::vector<double> output(const std::string& name) const;
+
+  /// What a run may not have done: an input changed, a guard zone or the padding between rows of an
+  /// output written. Empty if all is well.
+  std::string damage() const;
+
+ private:
+  using Sizes = std::vector<std::int64_t>;
+  enum class Role : std::uint8_t { input, output };
+
+  Block& add(const std::string& name, Role role, Dtype dtype, const Sizes& shape, bool free_layout);
+  ConstTensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
+  Tensor add_output_rows(const std::string& name, bool queries, std::int64_t dim);
+  float* add_numbers(const std::string& name, Role role, const Sizes& shape);
+  const std::int32_t* add_cu_seqlens(const std::string& name, std::int64_t total,
+                                     std::int64_t longest);
+  Bias add_bias(const std::string& name, Role role);
+  Sizes lse_shape() const;
+  void add_backward();
+  Sizes strides_for(const Sizes& shape, bool may_broadcast, bool last_is_one);
+  double value(const Block& block, std::uint64_t index) const;
+  const Block* find(const std::string& name) const;
+
+  Problem problem_;
+  Variation variation_;
+  Heads heads_;
+  std::uint64_t seed_;
+  Random random_;             ///< choices; the numbers have streams of their own
+  std::deque<Block> blocks_;  ///< addresses stay
+  Tensors tensors_;
+};
+
+}  // namespace tessera::tools

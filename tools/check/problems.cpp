@@ -1,0 +1,366 @@
+// One table of features; a case is a random choice of a value for each, made smaller where it would
+// take too long to judge.
+#include "check/problems.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+namespace tessera::tools {
+namespace {
+
+/// A feature that is a list of values of one type, with the way to read and to write it.
+template <class T, class Read, class Write>
+Feature feature(const std::string& name, const std::vector<T>& values,
+                const std::vector<std::string>& names, Read read, Write write) {
+  return {
+      name, names,
+      [values, write](Case& c, int value) { write(c, values[static_cast<std::size_t>(value)]); },
+      [values, read](const Case& c) {
+        const auto found = std::find(values.begin(), values.end(), read(c));
+        return found == values.end() ? -1 : static_cast<int>(found - values.begin());
+      }};
+}
+
+template <class T>
+std::vector<std::string> texts(const std::vector<T>& values) {
+  std::vector<std::string> names;
+  for (const T& value : values) names.push_back(std::to_string(value));
+  return names;
+}
+
+/// A field of Problem.
+template <class T>
+Feature field(const std::string& name, T Problem::* member, const std::vector<T>& values,
+              const std::vector<std::string>& names) {
+  return feature<T>(
+      name, values, names, [member](const Case& c) { return c.problem.*member; },
+      [member](Case& c, const T& value) { c.problem.*member = value; });
+}
+
+Feature number(const std::string& name, std::int64_t Problem::* member,
+               const std::vector<std::int64_t>& values) {
+  return field(name, member, values, texts(values));
+}
+
+Feature flag(const std::string& name, bool Problem::* member) {
+  return field<bool>(name, member, {false, true}, {"off", "on"});
+}
+
+Feature variation(const std::string& name, bool Variation::* member) {
+  return feature<bool>(
+      name, {false, true}, {"off", "on"}, [member](const Case& c) { return c.variation.*member; },
+      [member](Case& c, bool value) { c.variation.*member = value; });
+}
+
+using Pair = std::array<std::int64_t, 2>;
+
+Feature window() {
+  const std::vector<Pair> values = {{-1, -1}, {-1, 0}, {7, -1},   {-1, 3},      {7, 2},
+                                    {0, 0},   {16, 0}, {64, 64},  {1000000, 0}, {0, 1000000},
+                                    {33, 5},  {0, -1}, {-1, 1000}};
+  std::vector<std::string> names;
+  for (const Pair& v : values) names.push_back(std::to_string(v[0]) + "," + std::to_string(v[1]));
+  return feature<Pair>(
+      "window", values, names,
+      [](const Case& c) { return Pair{c.problem.window_left, c.problem.window_right}; },
+      [](Case& c, const Pair& v) {
+        c.problem.window_left = v[0];
+        c.problem.window_right = v[1];
+      });
+}
+
+Feature heads() {
+  const std::vector<Pair> values = {{1, 1}, {2, 2}, {3, 3}, {2, 1}, {4, 2},
+                                    {3, 1}, {6, 2}, {8, 1}, {17, 1}};
+  std::vector<std::string> names;
+  for (const Pair& v : values) names.push_back(std::to_string(v[0]) + "/" + std::to_string(v[1]));
+  return feature<Pair>(
+      "heads", values, names,
+      [](const Case& c) { return Pair{c.problem.num_heads, c.problem.num_heads_k}; },
+      [](Case& c, const Pair& v) {
+        c.problem.num_heads = v[0];
+        c.problem.num_heads_k = v[1];
+      });
+}
+
+/// 0: no bias; else 1 + four bits, the stored dimensions. The dtype is a feature of its own.
+Feature bias() {
+  std::vector<int> values;
+  for (int v = 0; v <= 16; ++v) values.push_back(v);
+  return feature<int>(
+      "bias", values, texts(values),
+      [](const Case& c) {
+        if (!c.problem.bias) return 0;
+        const BiasShape& b = *c.problem.bias;
+        return 1 + (b.batch ? 1 : 0) + (b.heads ? 2 : 0) + (b.queries ? 4 : 0) + (b.keys ? 8 : 0);
+      },
+      [](Case& c, int v) {
+        const int bits = v - 1;
+        if (v == 0) {
+          c.problem.bias.reset();
+        } else {
+          c.problem.bias = BiasShape{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0,
+                                     (bits & 8) != 0, Dtype::f32};
+        }
+      });
+}
+
+Feature bias_dtype() {
+  return feature<bool>(
+      "bias dtype", {false, true}, {"f32", "the problem's 16 bits"},
+      [](const Case& c) { return c.problem.bias && c.problem.bias->dtype != Dtype::f32; },
+      [](Case& c, bool narrow) {
+        if (c.problem.bias) c.problem.bias->dtype = narrow ? c.problem.dtype : Dtype::f32;
+      });
+}
+
+/// Lengths around every power of two that a tile may have, and around the splits.
+const std::vector<std::int64_t> kSeqlensQ = {0,  1,  2,  3,   4,   5,   7,   8,   9,
+                                             15, 16, 17, 24,  31,  32,  33,  48,  63,
+                                             64, 65, 96, 127, 128, 129, 255, 256, 257};
+const std::vector<std::int64_t> kSeqlensK = {
+    0,   1,   2,   3,   5,   7,   8,   9,   15,  16,  17,   31,   32,   33,   63,   64,   65,
+    100, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2049, 4095, 4096, 4097};
+const std::vector<std::int64_t> kHeadDims = {
+    1,  2,  3,  4,  5,  7,   8,   9,   15,  16,  17,  24,  31,  32,  33,  40,  48,  63,
+    64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 192, 255, 256, 257, 320, 384, 511, 512};
+
+std::vector<Feature> make_features() {
+  using P = Problem;
+  return {
+      field<Pass>("pass", &P::pass, {Pass::forward, Pass::backward}, {"fwd", "bwd"}),
+      field<Dtype>("dtype", &P::dtype, {Dtype::f32, Dtype::bf16, Dtype::f16},
+                   {"f32", "bf16", "f16"}),
+      flag("packed", &P::packed),
+      number("batch", &P::batch, {0, 1, 2, 3, 5}),
+      heads(),
+      number("seqlen_q", &P::seqlen_q, kSeqlensQ),
+      number("seqlen_k", &P::seqlen_k, kSeqlensK),
+      number("head_dim", &P::head_dim, kHeadDims),
+      number("head_dim_v", &P::head_dim_v, kHeadDims),
+      window(),
+      field<Alignment>("alignment", &P::alignment, {Alignment::bottom_right, Alignment::top_left},
+                       {"br", "tl"}),
+      field<std::optional<float>>("scale", &P::softmax_scale, {std::nullopt, 0.3F, 0.0F, -0.2F},
+                                  {"default", "0.3", "0", "-0.2"}),
+      field<float>("softcap", &P::softcap, {0.0F, 1.5F, 30.0F}, {"0", "1.5", "30"}),
+      field<PerHead>("alibi", &P::alibi, {PerHead::none, PerHead::heads, PerHead::batch_heads},
+                     {"none", "h", "bh"}),
+      bias(),
+      bias_dtype(),  // after dtype and bias
+      flag("sink", &P::sink),
+      field<float>("dropout", &P::dropout_p, {0.0F, 0.1F, 0.5F, 0.9F}, {"0", "0.1", "0.5", "0.9"}),
+      flag("deterministic", &P::deterministic),
+      flag("batch_invariant", &P::batch_invariant),
+      feature<Values>(
+          "values", {Values::normal, Values::outliers, Values::equal_scores, Values::large},
+          {"normal", "outliers", "equal scores", "large"},
+          [](const Case& c) { return c.variation.values; },
+          [](Case& c, Values value) { c.variation.values = value; }),
+      variation("dlse", &Variation::dlse),
+      variation("strided", &Variation::strided),
+      variation("all outputs", &Variation::all_outputs),
+      feature<Arch>(
+          "arch", {Arch::portable, Arch::avx2, Arch::avx512, Arch::avx512_bf16},
+          {"portable", "avx2", "avx512", "avx512_bf16"}, [](const Case& c) { return c.arch; },
+          [](Case& c, Arch arch) { c.arch = arch; }),
+      feature<int>(
+          "threads", {1, 2, 3, -3}, {"1", "2", "3", "3 in reverse"},
+          [](const Case& c) { return c.in_reverse ? -c.threads : c.threads; },
+          [](Case& c, int threads) {
+            c.threads = std::abs(threads);
+            c.in_reverse = threads < 0;
+          }),
+  };
+}
+
+constexpr std::int64_t kUsualWork = 250000;     ///< of a random case
+constexpr std::int64_t kLongWork = 1000000;     ///< of a case with long sequences
+constexpr std::int64_t kLargestWork = 5000000;  ///< of a case that a pair demands
+
+/// Two values that cannot occur together.
+struct Contradiction {
+  const char *feature_a, *value_a, *feature_b, *value_b;
+};
+constexpr Contradiction kContradictions[] = {
+    {"pass", "fwd", "dlse", "on"},
+    {"dtype", "f32", "bias dtype", "the problem's 16 bits"},
+    {"bias", "0", "bias dtype", "the problem's 16 bits"},
+};
+
+/// A value of each feature, and the two that must stay.
+struct Draft {
+  std::vector<int> value;
+  std::size_t keep_a = SIZE_MAX, keep_b = SIZE_MAX;
+
+  bool kept(std::size_t f) const { return f == keep_a || f == keep_b; }
+};
+
+Case build(const Draft& draft) {
+  Case item;
+  for (std::size_t f = 0; f < draft.value.size(); ++f) features()[f].set(item, draft.value[f]);
+  return item;
+}
+
+bool consistent(const Draft& draft) {
+  for (std::size_t a = 0; a < draft.value.size(); ++a) {
+    for (std::size_t b = a + 1; b < draft.value.size(); ++b) {
+      if (!possible(a, draft.value[a], b, draft.value[b])) return false;
+    }
+  }
+  return true;
+}
+
+void draw(Draft& draft, Random& random, std::size_t f, Arch best) {
+  if (draft.kept(f)) return;
+  auto last = static_cast<std::int64_t>(features()[f].values.size()) - 1;
+  if (features()[f].name == "arch") last = static_cast<std::int64_t>(best);
+  draft.value[f] = static_cast<int>(random.next_between(0, last));
+}
+
+/// Every other case has none of what takes a kernel off its plain path. Each is off in a quarter to
+/// a seventeenth of all draws, so that hardly any case would be without all.
+bool is_extra(const std::string& feature) {
+  return feature == "softcap" || feature == "alibi" || feature == "bias" ||
+         feature == "bias dtype" || feature == "dropout";
+}
+
+/// Draws everything that need not stay; then draws single features again, keeping what makes the
+/// case smaller, until it is cheap enough.
+Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, bool plain) {
+  const std::size_t count = features().size();
+  draft.value.resize(count);
+  do {
+    for (std::size_t f = 0; f < count; ++f) {
+      draw(draft, random, f, best);
+      if (plain && is_extra(features()[f].name)) draft.value[f] = 0;
+    }
+  } while (!consistent(draft));
+  Case item = build(draft);
+  while (work_of(item) > most_work) {
+    Draft other = draft;
+    draw(other, random,
+         static_cast<std::size_t>(random.next_between(0, static_cast<std::int64_t>(count) - 1)),
+         best);
+    const Case smaller = build(other);
+    const std::int64_t work = work_of(smaller);
+    if (work == 0 || work >= work_of(item) || !consistent(other)) continue;
+    draft = other;
+    item = smaller;
+  }
+  Problem& p = item.problem;
+  if (p.packed) {
+    p.total_q = random.next_between(0, p.batch * p.seqlen_q);
+    p.total_k = random.next_between(0, p.batch * p.seqlen_k);
+  }
+  item.random = random.next();
+  return item;
+}
+
+/// Draws one seqlen of a draft from [low, high]; it stays.
+void keep(std::size_t& kept, Draft& draft, Random& random, const std::string& seqlen,
+          const std::vector<std::int64_t>& values, std::int64_t low, std::int64_t high) {
+  const auto first = std::lower_bound(values.begin(), values.end(), low) - values.begin();
+  const auto last = std::upper_bound(values.begin(), values.end(), high) - values.begin() - 1;
+  for (kept = 0; features()[kept].name != seqlen;) ++kept;
+  draft.value[kept] = static_cast<int>(random.next_between(first, last));
+}
+
+/// What hardly any case of the usual work has: in two of sixteen more keys than a decode kernel
+/// takes in one piece, in two several tiles and several blocks of keys.
+Case draw_any_case(Random& random, Arch best) {
+  Draft draft{std::vector<int>(features().size())};
+  const std::int64_t kind = random.next_between(0, 15);
+  if (kind < 2) {
+    keep(draft.keep_a, draft, random, "seqlen_k", kSeqlensK, 1025, 4097);
+  } else if (kind < 4) {
+    keep(draft.keep_a, draft, random, "seqlen_q", kSeqlensQ, 96, 257);
+    keep(draft.keep_b, draft, random, "seqlen_k", kSeqlensK, 129, 513);
+  }
+  return draw_case(draft, random, best, kind < 4 ? kLongWork : kUsualWork,
+                   random.next_between(0, 1) == 0);
+}
+
+}  // namespace
+
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> all = make_features();
+  return all;
+}
+
+bool possible(std::size_t a, int value_a, std::size_t b, int value_b) {
+  const auto is = [](std::size_t f, int value, const char* name, const char* text) {
+    return features()[f].name == name &&
+           features()[f].values[static_cast<std::size_t>(value)] == text;
+  };
+  return std::none_of(
+      std::begin(kContradictions), std::end(kContradictions), [&](const Contradiction& c) {
+        return (is(a, value_a, c.feature_a, c.value_a) && is(b, value_b, c.feature_b, c.value_b)) ||
+               (is(b, value_b, c.feature_a, c.value_a) && is(a, value_a, c.feature_b, c.value_b));
+      });
+}
+
+std::int64_t work_of(const Case& item) {
+  const Problem& p = item.problem;
+  const std::int64_t work =
+      p.batch * p.num_heads * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  return p.pass == Pass::backward ? 3 * work : work;
+}
+
+std::string Case::command() const {
+  std::string text = "tessera check \"" + to_string(problem) + "\" --seed " +
+                     std::to_string(seed()) + " --device " + to_string(arch) + " --threads " +
+                     std::to_string(threads);
+  return in_reverse ? text + "  # workers one after another, the last one first" : text;
+}
+
+void Pairs::add(const Case& item) {
+  std::vector<int> values;
+  for (const Feature& f : features()) values.push_back(f.get(item));
+  for (std::size_t a = 0; a < values.size(); ++a) {
+    for (std::size_t b = a + 1; b < values.size(); ++b) {
+      seen_.insert({static_cast<int>(a), values[a], static_cast<int>(b), values[b]});
+    }
+  }
+}
+
+std::vector<Pairs::Pair> Pairs::missing(Arch best) const {
+  std::vector<Pair> pairs;
+  const auto count = [best](std::size_t f) {
+    const bool arch = features()[f].name == "arch";
+    return arch ? static_cast<int>(best) + 1 : static_cast<int>(features()[f].values.size());
+  };
+  for (std::size_t a = 0; a < features().size(); ++a) {
+    for (std::size_t b = a + 1; b < features().size(); ++b) {
+      for (int i = 0; i < count(a); ++i) {
+        for (int j = 0; j < count(b); ++j) {
+          const Pair pair = {static_cast<int>(a), i, static_cast<int>(b), j};
+          if (possible(a, i, b, j) && !seen_.contains(pair)) pairs.push_back(pair);
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+std::vector<Case> cases(std::uint64_t seed, std::int64_t count, Arch best) {
+  Random random(seed, 1);
+  std::vector<Case> list;
+  Pairs pairs;
+  for (std::int64_t i = 0; i < count; ++i) {
+    list.push_back(draw_any_case(random, best));
+    if (count >= kFullSweep) pairs.add(list.back());
+  }
+  if (count < kFullSweep) return list;
+  for (const Pairs::Pair& pair : pairs.missing(best)) {
+    Draft draft{std::vector<int>(features().size()), static_cast<std::size_t>(pair[0]),
+                static_cast<std::size_t>(pair[2])};
+    draft.value[draft.keep_a] = pair[1];
+    draft.value[draft.keep_b] = pair[3];
+    list.push_back(draw_case(draft, random, best, kLargestWork, false));
+  }
+  return list;
+}
+
+}  // namespace tessera::tools

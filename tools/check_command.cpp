@@ -1,0 +1,104 @@
+// tessera check: random inputs from a printed seed, every output against the double reference.
+#include <cstdio>
+#include <random>
+
+#include "check/check.h"
+#include "commands.h"
+#include "report.h"
+
+namespace tessera::tools {
+
+namespace {
+
+struct Options {
+  std::string problem;
+  std::string device = "cpu";
+  int threads = 0;
+  std::uint64_t seed = 0;
+  bool seed_given = false;
+  int count = 1;
+  bool json = false;
+};
+
+Json verdicts_json(const CheckResult& result, std::uint64_t seed) {
+  Json outputs = Json::array();
+  for (const Verdict& v : result.verdicts) {
+    // JSON has no NaN: an error that is not a number becomes null.
+    outputs.push_back(
+        {{"output", v.output}, {"error", v.error}, {"bound", v.bound}, {"pass", v.pass()}});
+  }
+  return {{"seed", seed},
+          {"kernel", result.kernel},
+          {"pass", result.pass()},
+          {"damage", result.damage},
+          {"outputs", outputs}};
+}
+
+void print_result(const CheckResult& result, std::uint64_t seed) {
+  std::printf("seed %llu  %s  %s\n", static_cast<unsigned long long>(seed), result.kernel.c_str(),
+              result.pass() ? "pass" : "FAIL");
+  if (!result.damage.empty()) std::printf("  memory: %s\n", result.damage.c_str());
+  Table table({"  output", "error", "bound", ""});
+  for (const Verdict& v : result.verdicts) {
+    table.add({"  " + v.output, short_text(v.error), short_text(v.bound), v.pass() ? "" : "FAIL"});
+  }
+  std::fputs(table.text().c_str(), stdout);
+}
+
+int run_check(const Options& options) {
+  const Result<Problem> problem = parse_problem(options.problem);
+  if (!problem) return fail(problem.status());
+  Result<Device> device = named_device(options.device);
+  if (!device) return fail(device.status());
+  if (options.threads > 0) device->threads = options.threads;
+  std::uint64_t seed = options.seed;
+  if (!options.seed_given) seed = std::random_device()() & 0xFFFFFFU;
+
+  Json results = Json::array();
+  int failures = 0;
+  Progress progress("checking");
+  for (int i = 0; i < options.count; ++i) {
+    const std::uint64_t this_seed = seed + static_cast<std::uint64_t>(i);
+    const CheckResult result = check(*problem, this_seed, *device);
+    if (!result.status) return fail(result.status);
+    failures += result.pass() ? 0 : 1;
+    if (options.json) {
+      results.push_back(verdicts_json(result, this_seed));
+    } else if (!result.pass() || options.count == 1) {
+      print_result(result, this_seed);
+    }
+    progress.update(i + 1, options.count);
+  }
+  if (options.json) {
+    std::printf("%s\n",
+                Json{{"problem", to_string(*problem)}, {"results", results}}.dump(2).c_str());
+  } else {
+    std::printf("%s: %d passed, %d failed\n", to_string(*problem).c_str(), options.count - failures,
+                failures);
+  }
+  return failures == 0 ? kSuccess : kCheckFailed;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "check", "Run a problem on random inputs and compare with the double-precision reference");
+  command->add_option("problem", options->problem, "the problem, in one line")->required();
+  CLI::Option* seed = command->add_option(
+      "--seed", options->seed, "seed of the inputs; random if not given, always printed");
+  command->add_option("--count", options->count, "checks, with seeds SEED, SEED + 1, ...")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--device", options->device, "cpu, or an instruction set to be forced")
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "worker threads; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--json", options->json, "print JSON");
+  command->callback([options, seed, &context] {
+    options->seed_given = seed->count() > 0;
+    context.exit_code = run_check(*options);
+  });
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,8 @@
+// The tessera command.
+#include "commands.h"
+#include "files/mapped_file.h"
+
+int main(int argc, char** argv) {
+  tessera::tools::explain_file_faults();
+  return tessera::tools::run_cli(argc, argv);
+}

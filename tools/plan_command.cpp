@@ -1,0 +1,62 @@
+// tessera plan: which kernel a problem gets, on this or any named device, and why.
+#include <cstdio>
+
+#include "commands.h"
+
+namespace tessera::tools {
+
+namespace {
+
+struct Options {
+  std::string problem;
+  std::string device = "cpu";
+  int threads = 0;
+  bool json = false;
+};
+
+Json plan_json(const Plan& plan) {
+  Json regions = Json::array();
+  for (const WorkspaceRegion& region : plan.workspace_regions()) {
+    regions.push_back({{"name", region.name}, {"offset", region.offset}, {"bytes", region.bytes}});
+  }
+  return {{"problem", to_string(plan.problem())},
+          {"device", plan.device().name},
+          {"arch", to_string(plan.device().arch)},
+          {"threads", plan.device().threads},
+          {"kernel", plan.kernel()},
+          {"workspace_bytes", plan.workspace_bytes()},
+          {"workspace_regions", regions}};
+}
+
+int run_plan(const Options& options) {
+  const Result<Problem> problem = parse_problem(options.problem);
+  if (!problem) return fail(problem.status());
+  Result<Device> device = named_device(options.device);
+  if (!device) return fail(device.status());
+  if (options.threads > 0) device->threads = options.threads;
+  const Result<Plan> planned = plan(*problem, *device);
+  if (options.json) {
+    if (!planned) return fail(planned.status());
+    std::printf("%s\n", plan_json(*planned).dump(2).c_str());
+    return kSuccess;
+  }
+  std::fputs(explain(*problem, *device).c_str(), stdout);
+  return planned ? kSuccess : planned.status().code == Code::invalid ? kBadInput : kCannot;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Show which kernel a problem gets, what it costs, and why");
+  command->add_option("problem", options->problem, "the problem, in one line")->required();
+  command->add_option("--device", options->device, "a device; `tessera info` lists them")
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "threads to plan for; 0: the device's")
+      ->check(CLI::NonNegativeNumber);
+  command->add_flag("--json", options->json, "print JSON");
+  command->callback([options, &context] { context.exit_code = run_plan(*options); });
+}
+
+}  // namespace tessera::tools
