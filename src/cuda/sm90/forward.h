@@ -285,7 +285,7 @@ class Consumer {
   // ---- blocks of the tile that lie beyond this warpgroup's diagonal ----
 
   /// Those that it walks over: all but the rightmost one if its rows do not see that. Not two: the
-  /// others would wait in their turn for values whose buffer this one frees in its own.
+  /// second one's values lie where those still to be multiplied are.
   __device__ __forceinline__ core::KeyBlocks own_blocks(const Tile& t) const {
     const int first = t.block * K.block_m + group_ * kRows;
     const core::Range rows = {first, core::min(first + kRows, t.band.seqlen_q)};
@@ -294,23 +294,18 @@ class Consumer {
     return {{t.blocks.begin, core::max(own.seen.end, least)}, own.full};
   }
 
-  /// Lets keys pass by, and with them this warpgroup's turns.
-  __device__ __forceinline__ void skip_keys(int count) {
+  /// Lets a block pass by, and with it this warpgroup's turn. Its buffers are released without a
+  /// look at them: one thread may release only what no other thread is still waiting for.
+  __device__ __forceinline__ void skip(int count) {
 #pragma unroll 1
     for (; count > 0; --count) {
       ++item_;
-      buffers.k.wait_full(item_);
-      if (leads_) buffers.k.release(item_);
+      if (leads_) {
+        buffers.k.release(item_);
+        buffers.v.release(item_);
+      }
       take_turn();
       pass_turn();
-    }
-  }
-  /// Lets values pass by: item_'s are the next to be multiplied.
-  __device__ __forceinline__ void skip_values() {
-#pragma unroll 1
-    while (++weighed_ < item_) {
-      buffers.v.wait_full(weighed_);
-      if (leads_) buffers.v.release(weighed_);
     }
   }
 
@@ -321,7 +316,7 @@ class Consumer {
     clear_output();
     reset_softmax();
     buffers.q.wait_full(q_item_);
-    skip_keys(tile_.blocks.end - own.seen.end);
+    skip(tile_.blocks.end - own.seen.end);
     ++item_;
     buffers.k.wait_full(item_);
     take_turn();
@@ -332,7 +327,6 @@ class Consumer {
     release_keys(own.seen.size() == 1);
     weigh(tile_, own);
     make_operand();
-    skip_values();
   }
 
   /// All blocks but the first.
@@ -353,7 +347,7 @@ class Consumer {
   __device__ __forceinline__ void cross(const Tile& next, const core::KeyBlocks& own) {
     ++q_item_;
     buffers.q.wait_full(q_item_);
-    skip_keys(next.blocks.end - own.seen.end);
+    skip(next.blocks.end - own.seen.end);
     begin_step();
     release_keys(own.seen.size() == 1);
     const float reference[2] = {reference_[0], reference_[1]};
@@ -386,7 +380,6 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(o_);
     if (leads_) buffers.v.release(weighed_);
-    skip_values();
     make_operand();
   }
 
@@ -520,6 +513,7 @@ class Consumer {
 
   /// P in the storage type is the A operand as it lies: neighbouring groups of columns in pairs.
   __device__ __forceinline__ void make_operand() {
+    weighed_ = item_;
 #pragma unroll
     for (int i = 0; i < kN / 4; ++i) operand_[i] = ptx::pack<S::kType>(s_[2 * i], s_[2 * i + 1]);
   }
@@ -642,7 +636,7 @@ class Consumer {
   int next_ = 0;      ///< tile of this block
   int q_item_ = 0;    ///< in the ring of Q
   int item_ = -1;     ///< in the ring of K: whose scores come next
-  int weighed_ = -1;  ///< in the ring of V: whose weights are the operand
+  int weighed_ = -1;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   float s_[kN / 2];
   float o_[K.head_dim_v / 2];
   std::uint32_t operand_[kN / 4];
