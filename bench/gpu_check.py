@@ -203,6 +203,10 @@ def edge_cases():
             for causal in (False, True):
                 yield Case(b=features.get("b", 2), sq=150, sk=270, d=d, h=4, hk=2, causal=causal,
                            **{k: v for k, v in features.items() if k != "b"})
+    # Many tiles for every multiprocessor, of equal and of unequal length.
+    for d, s in itertools.product((64, 128, 192, 256), (512, 700)):
+        for mask in ({}, {"causal": True}, {"left": 100, "right": 50}):
+            yield Case(b=8, sq=s, sk=s, h=32, hk=8, d=d, **mask)
     yield Case(b=70000, sq=3, sk=5, h=1, hk=1, d=64)
     yield Case(b=1, sq=20, sk=30, h=70000, hk=70000, d=64)
 
