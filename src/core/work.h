@@ -65,6 +65,36 @@ struct WorkGrid {
   }
 };
 
+/// The order in which a GPU's multiprocessors take the tiles of query rows. Where row blocks see
+/// unequal numbers of keys, `section` query heads take turns, longest tiles first: as many as keep
+/// their keys in the second-level cache between one row block and the next; the last section takes
+/// what would be less than one along. Otherwise section is 1: head after head.
+struct TileOrder {
+  int row_blocks = 1;
+  int heads = 1;  ///< query heads of the whole batch
+  int section = 1;
+
+  struct Tile {
+    int row_block, head;
+  };
+
+  TESSERA_HD constexpr int count() const { return row_blocks * heads; }
+
+  TESSERA_HD constexpr Tile at(int index) const {
+    const int last = max(heads / section - 1, 0) * section;
+    const int first = min(index / (row_blocks * section) * section, last);
+    const int rest = index - first * row_blocks;
+    const int width = first == last ? heads - last : section;
+    return {row_blocks - 1 - rest / width, first + rest % width};
+  }
+
+  /// The i-th tile of multiprocessor `worker` of `workers`. Every other round goes backwards, so
+  /// that nobody gets the longest tile of each.
+  TESSERA_HD constexpr static int index_of(int i, int worker, int workers) {
+    return i * workers + (i % 2 == 0 ? worker : workers - 1 - worker);
+  }
+};
+
 /// The part of the visible keys that one split covers; split_n = 0: all of them.
 TESSERA_HD constexpr Range split_keys(Range keys, int split, int split_n) {
   if (split_n == 0) return keys;

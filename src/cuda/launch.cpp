@@ -137,9 +137,7 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
   params.seqlen_q = static_cast<int>(p.seqlen_q);
   params.seqlen_k = static_cast<int>(p.seqlen_k);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.row_blocks = plan.grid.row_blocks;
-  params.tiles = plan.grid.count();
-  params.longest_first = p.window_left >= 0 || p.window_right >= 0 || p.packed;
+  params.order = plan.order;
   return {};
 }
 

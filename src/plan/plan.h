@@ -17,9 +17,10 @@ struct PlanData {
   Device device;
   core::Kernel kernel;
   std::string kernel_name;
-  core::Score score;    ///< softmax_scale and softcap, folded to base 2
-  core::WorkGrid grid;  ///< forward: pieces of work; splits > 1: the parts are merged by combine
-  int split_n = 0;      ///< keys per split, 0: not split
+  core::Score score;      ///< softmax_scale and softcap, folded to base 2
+  core::WorkGrid grid;    ///< forward: pieces of work; splits > 1: the parts are merged by combine
+  int split_n = 0;        ///< keys per split, 0: not split
+  core::TileOrder order;  ///< GPU: of the same pieces
 
   /// Query heads that lie side by side on the row axis (core::Rows): a whole group on the CPU; on
   /// the GPU one, whose heads_k then count query heads.

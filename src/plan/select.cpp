@@ -2,6 +2,7 @@
 #include "plan/select.h"
 
 #include <limits>
+#include <numeric>
 
 #include "plan/catalog.h"
 #include "plan/layout.h"
@@ -39,6 +40,12 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
       return std::string("takes multiples of 8 up to ") + std::to_string(dim.limit) + "; " +
              dim.name + " = " + std::to_string(dim.value);
     }
+  }
+  const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
+                             problem.num_heads * problem.batch;
+  if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
+    return "counts up to 2^30 tiles of " + std::to_string(row.block_m) + " rows; there are " +
+           std::to_string(tiles);
   }
   return {};
 }
@@ -111,6 +118,23 @@ std::int64_t visible_pairs(const Problem& p) {
                                    static_cast<double>(p.seqlen_q));
 }
 
+/// core::TileOrder::section of a GPU's plan: heads whose keys fit two thirds of the second-level
+/// cache, and whose tiles make whole pairs of rounds, the second of which evens out the first. All
+/// heads if there is no such number: where rounds do not end with sections, the imbalance costs
+/// more than the cache gives.
+int section_of(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
+  const std::int64_t heads = core::max<std::int64_t>(1, p.batch * p.num_heads);
+  const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
+  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.grid.row_blocks});
+  const std::int64_t head_bytes =
+      p.seqlen_k * (p.head_dim + p.head_dim_v) * size_of(p.dtype) / p.group();
+  const std::int64_t fitting =
+      plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
+  return static_cast<int>(fitting < least ? heads : core::min(heads, least));
+}
+
 }  // namespace
 
 PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device) {
@@ -132,6 +156,10 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
                          ? 1
                          : static_cast<int>(core::ceil_div<std::int64_t>(
                                longest_keys(problem, problem.seqlen_q), plan.split_n));
+  if (is_gpu(row.arch)) {
+    plan.order = {plan.grid.row_blocks, static_cast<int>(problem.batch * problem.num_heads),
+                  section_of(plan)};
+  }
   Workspace counter(&plan.regions);
   layout(counter, plan);
   plan.workspace_bytes = counter.bytes();
@@ -140,30 +168,30 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
 
 namespace {
 
-/// Cycles of a multiprocessor for one query head: wgmma multiplies 4096 pairs a cycle at the row's
-/// own head dims, on whole tiles; with few keys the drain of a tile counts.
-std::int64_t gpu_cost(const PlanData& plan) {
+/// Cycles of a multiprocessor for one query head. wgmma multiplies 4096 pairs a cycle at the row's
+/// own head dims, on whole tiles; but a step of a warpgroup, from its scores to its weights, cannot
+/// be shorter than its chain of latencies.
+double gpu_cost(const PlanData& plan) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   if (p.seqlen_q == 0) return 0;
   const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
-  const double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
-  const bool diagonal = p.window_left >= 0 || p.window_right >= 0;
-  // Keys beyond the visible ones: half a block, and on a diagonal half a warpgroup's rows.
-  const double read = keys + (diagonal ? 0.5 * (row.tile_m + row.block_n) : 0.5 * row.block_n);
-  const double dims = static_cast<double>(row.head_dim + row.head_dim_v);
-  // A block's products start and end with a wait.
-  const double multiply = row.block_m * read * (1.0 + 4.0 / row.block_n) * dims / 2048.0;
-  // Exponentials take turns with the products; three warpgroups hide them better than two.
-  const double softmax = row.block_m * read / (row.block_m > 128 ? 40.0 : 24.0);
-  const double extra = row.extra ? 2.0 : 1.0, drain = 10.0 * row.block_m;
-  return static_cast<std::int64_t>(tiles * (multiply + softmax * extra + drain)) + 1000;
+  double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    keys += 0.5 * (row.tile_m + row.block_n);  // half a block, and half a warpgroup's rows
+  } else {
+    keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
+  }
+  const double pairs = static_cast<double>(row.block_m) * row.block_n;
+  const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
+  const double step = core::max(multiply, 1300.0) * (row.extra ? 2.0 : 1.0);
+  return tiles * (keys / row.block_n * step + 10.0 * row.block_m) + 1000.0;
 }
 
 }  // namespace
 
 std::int64_t cost(const PlanData& plan) {
-  if (is_gpu(plan.kernel.arch)) return gpu_cost(plan);
+  if (is_gpu(plan.kernel.arch)) return static_cast<std::int64_t>(gpu_cost(plan));
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const double lanes = row.lanes;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
@@ -78,6 +79,43 @@ TEST(WorkGrid, EveryItemOnceAndLongestFirst) {
   }
   EXPECT_EQ(seen.size(), static_cast<std::size_t>(3 * 2 * 5 * 4));
   EXPECT_EQ(grid.item(0).row_block, 4);
+}
+
+TEST(TileOrder, EveryTileOnceAndLongestFirstInASection) {
+  for (int row_blocks = 1; row_blocks <= 4; ++row_blocks) {
+    for (int heads = 1; heads <= 7; ++heads) {
+      for (int section = 1; section <= 8; ++section) {
+        const TileOrder order{row_blocks, heads, section};
+        for (const int workers : {1, 3, 5}) {
+          std::set<std::pair<int, int>> seen;
+          for (int i = 0; i * workers < order.count(); ++i) {
+            for (int worker = 0; worker < workers; ++worker) {
+              const int index = TileOrder::index_of(i, worker, workers);
+              ASSERT_GE(index, i * workers);
+              ASSERT_LT(index, (i + 1) * workers);
+              if (index >= order.count()) continue;
+              const TileOrder::Tile tile = order.at(index);
+              ASSERT_TRUE(seen.insert({tile.row_block, tile.head}).second);
+              ASSERT_TRUE(0 <= tile.row_block && tile.row_block < row_blocks);
+              ASSERT_TRUE(0 <= tile.head && tile.head < heads);
+            }
+          }
+          ASSERT_EQ(seen.size(), static_cast<std::size_t>(order.count()));
+        }
+        for (int index = 1; index < order.count(); ++index) {
+          const TileOrder::Tile tile = order.at(index), before = order.at(index - 1);
+          const int sections = std::max(1, heads / section);
+          const int here = std::min(tile.head / section, sections - 1);
+          const int there = std::min(before.head / section, sections - 1);
+          if (here == there) {
+            ASSERT_LE(tile.row_block, before.row_block);
+          } else {
+            ASSERT_EQ(here, there + 1);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(SplitKeys, CoverTheRangeOnce) {

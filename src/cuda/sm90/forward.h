@@ -123,20 +123,12 @@ struct Tile {
 };
 
 template <core::Kernel K>
-__device__ __forceinline__ Tile tile_at(const ForwardParams& p, std::int64_t index) {
-  const int heads = p.heads * p.batch;
-  int block, rest;
-  if (p.longest_first) {
-    block = static_cast<int>(index / heads);
-    rest = static_cast<int>(index % heads);
-  } else {
-    rest = static_cast<int>(index / p.row_blocks);
-    block = static_cast<int>(index % p.row_blocks);
-  }
+__device__ __forceinline__ Tile tile_at(const ForwardParams& p, int index) {
+  const core::TileOrder::Tile place = p.order.at(index);
   Tile t;
-  t.block = p.row_blocks - 1 - block;
-  t.head = rest % p.heads;
-  t.batch = rest / p.heads;
+  t.block = place.row_block;
+  t.head = place.head % p.heads;
+  t.batch = place.head / p.heads;
   int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k;
   t.first_q = t.first_k = 0;
   if (p.cu_seqlens_q != nullptr) {
@@ -151,12 +143,9 @@ __device__ __forceinline__ Tile tile_at(const ForwardParams& p, std::int64_t ind
   return t;
 }
 
-/// Index of the i-th tile of this block. Where tiles get shorter, every other round is reversed, so
-/// that no block gets the longest of every round.
-__device__ __forceinline__ std::int64_t tile_index(const ForwardParams& p, int i) {
-  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const bool reverse = p.longest_first && (i & 1) != 0;
-  return std::int64_t{i} * blocks + (reverse ? blocks - 1 - block : block);
+/// Index of the i-th tile of this block.
+__device__ __forceinline__ int tile_index(int i) {
+  return core::TileOrder::index_of(i, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
 }
 
 // ---- the producer ----
@@ -178,8 +167,7 @@ __device__ __forceinline__ void produce(const ForwardParams& p, const Buffers<K>
     load(p.v, buffers.v.buffer(i), barrier, S::kChunksV, K.block_n, waiting_row, waiting_head,
          waiting_batch);
   };
-  std::int64_t index;
-  for (int i = 0; (index = tile_index(p, i)) < p.tiles; ++i) {
+  for (int i = 0, index; (index = tile_index(i)) < p.order.count(); ++i) {
     const Tile t = tile_at<K>(p, index);
     if (t.blocks.empty()) continue;
     const int batch = p.cu_seqlens_q != nullptr ? 0 : t.batch, head_k = t.head / p.group;
@@ -287,7 +275,8 @@ class Consumer {
   /// Those that it walks over: all but the rightmost one if its rows do not see that. Not two: the
   /// second one's values lie where those still to be multiplied are.
   __device__ __forceinline__ core::KeyBlocks own_blocks(const Tile& t) const {
-    const int first = t.block * K.block_m + group_ * kRows;
+    // Rows past the sequence's end go with its last one.
+    const int first = core::min(t.block * K.block_m + group_ * kRows, t.band.seqlen_q - 1);
     const core::Range rows = {first, core::min(first + kRows, t.band.seqlen_q)};
     const core::KeyBlocks own = core::key_blocks(t.band, rows, kN);
     const int least = core::max(t.blocks.end - kStages + 1, t.blocks.begin + 1);
@@ -531,7 +520,7 @@ class Consumer {
 
   /// The next tile that sees a key; those on the way that see none get their zeros.
   __device__ __forceinline__ bool next_tile(Tile& t) {
-    for (std::int64_t index; (index = tile_index(p, next_)) < p.tiles;) {
+    for (int index; (index = tile_index(next_)) < p.order.count();) {
       ++next_;
       t = tile_at<K>(p, index);
       if (!t.blocks.empty()) return true;

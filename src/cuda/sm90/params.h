@@ -4,6 +4,7 @@
 #include "core/mask.h"
 #include "core/philox.h"
 #include "core/score.h"
+#include "core/work.h"
 #include "cuda/ptx/tensor_map.h"
 
 namespace tessera::cuda::sm90 {
@@ -36,12 +37,10 @@ struct ForwardParams {
   int batch = 0, heads = 0, group = 1;  ///< query heads; those that share one key/value head
   int seqlen_q = 0, seqlen_k = 0;       ///< packed: of the longest sequences
   int head_dim_v = 0;
-  int row_blocks = 0;  ///< of the longest sequence
-  std::int64_t tiles = 0;
+  core::TileOrder order;
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
   bool alibi_per_batch = false;
-  bool longest_first = false;  ///< row blocks see unequal numbers of keys
 };
 
 }  // namespace tessera::cuda::sm90
