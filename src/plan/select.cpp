@@ -185,7 +185,7 @@ double gpu_cost(const PlanData& plan) {
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
   const double step = core::max(multiply, 1300.0) * (row.extra ? 2.0 : 1.0);
-  return tiles * (keys / row.block_n * step + 10.0 * row.block_m) + 1000.0;
+  return tiles * (keys / row.block_n * step + 8.0 * row.block_m) + 1000.0;
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ TEST(Select, GoldenPlansOfHopper) {
       return planned ? std::string(planned->kernel()) : planned.status().text;
     };
     EXPECT_EQ(row("fwd bf16 h=32 q=16384 k=16384 d=64"), "sm90.forward.bf16.d64.192x128");
+    EXPECT_EQ(row("fwd bf16 b=32 h=32 q=512 k=512 d=64"), "sm90.forward.bf16.d64.192x128");
     EXPECT_EQ(row("fwd bf16 b=32 h=32 q=512 k=512 d=64 causal"), "sm90.forward.bf16.d64.128x128");
     EXPECT_EQ(row("fwd bf16 b=8 h=32 q=2048 k=2048 d=64 causal"), "sm90.forward.bf16.d64.192x128");
     EXPECT_EQ(row("fwd f16 h=16 q=4096 k=4096 d=128 causal"), "sm90.forward.f16.d128.128x128");
