@@ -1,0 +1,113 @@
+"""Draws bench/results/h200_forward.csv, and prints the table of docs/performance.md (--table).
+
+    plot_gpu.py [--input FILE] [--output docs/figures/h200_forward.svg] [--table]
+
+One panel a head dim and mask: TFLOP/s against sequence length. FlashAttention-3 is drawn as it stood to cuDNN
+in bench/results/h200_peers.csv, from cuDNN in this run. Needs matplotlib, but not for --table.
+"""
+
+import argparse
+import csv
+import pathlib
+import statistics
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INK, GRID = "#24292f", "#d0d7de"
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fa3_over_cudnn():
+    return {(r["d"], r["causal"], r["s"]): float(r["fa3_fwd"]) / float(r["cudnn_fwd"])
+            for r in read(ROOT / "bench/results/h200_peers.csv")}
+
+
+def panels(rows):
+    """((d, causal), rows by seqlen), in the order of the file."""
+    keys = dict.fromkeys((r["d"], r["causal"]) for r in rows)
+    return [(key, sorted((r for r in rows if (r["d"], r["causal"]) == key), key=lambda r: int(r["s"])))
+            for key in keys]
+
+
+def seqlen_label(s):
+    return f"{s / 1024:g}k" if s >= 1024 else f"{s:g}"
+
+
+def table(rows):
+    for dtype in dict.fromkeys(r["dtype"] for r in rows):
+        chosen = [r for r in rows if r["dtype"] == dtype]
+        lengths = sorted({int(r["s"]) for r in chosen})
+        print(f"| {dtype} | " + " | ".join(seqlen_label(s) for s in lengths) + " |")
+        print("|---" * (len(lengths) + 1) + "|")
+        for (d, causal), cells in panels(chosen):
+            by_length = {int(r["s"]): r for r in cells}
+            words = [f"{float(r['tessera']):.0f} / {float(r['cudnn']):.0f} ({float(r['of_bar']):.2f})"
+                     if (r := by_length.get(s)) else "" for s in lengths]
+            print(f"| d = {d} {'causal' if causal == '1' else 'full'} | " + " | ".join(words) + " |")
+        shares = [float(r["of_bar"]) for r in chosen]
+        print(f"\n{dtype}: geometric mean {statistics.geometric_mean(shares):.3f} of the bar, least "
+              f"{min(shares):.3f}\n")
+
+
+def draw(rows, output):
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path", "text.color": INK,
+                         "svg.hashsalt": "tessera"})
+    factors = fa3_over_cudnn()
+    every = panels([r for r in rows if r["dtype"] == "bf16"])
+    dims = list(dict.fromkeys(d for (d, _), _ in every))
+    figure, axes = plt.subplots(2, len(dims), figsize=(3.4 * len(dims), 5.8), sharex=True, sharey="col")
+    for (d, causal), cells in every:
+        axis = axes[int(causal)][dims.index(d)]
+        x = [int(r["s"]) for r in cells]
+        cudnn = [float(r["cudnn"]) for r in cells]
+        fa3 = [c * factors[d, causal, r["s"]] for c, r in zip(cudnn, cells)]
+        for values, label, colour, marker in ((cudnn, "cuDNN", "#57606a", "^"),
+                                              (fa3, "FlashAttention-3", "#9a6700", "s"),
+                                              ([float(r["tessera"]) for r in cells], "Tessera", "#0969da",
+                                               "o")):
+            axis.plot(x, values, color=colour, marker=marker, markersize=4.5, linewidth=1.8, label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(x, [seqlen_label(s) for s in x])
+        axis.minorticks_off()
+        axis.set_ylim(0, 1.05 * max(float(r["tessera"]) for r in rows if r["d"] == d))
+        axis.set_title(f"d = {d}, {'causal' if causal == '1' else 'full'}", fontsize=10.5, color=INK,
+                       loc="left")
+        axis.grid(True, color=GRID, linewidth=0.7)
+        axis.tick_params(colors=INK, labelsize=9, length=0)
+        for side in axis.spines.values():
+            side.set_visible(False)
+    for axis in axes[1]:
+        axis.set_xlabel("sequence length", fontsize=10, color=INK)
+    for row in axes:
+        row[0].set_ylabel("TFLOP/s", fontsize=10, color=INK)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.suptitle("Forward pass on one H200, bf16, 16,384 tokens, hidden size 2048", fontsize=13, x=0.012,
+                    ha="left", y=0.985)
+    figure.legend(handles[::-1], labels[::-1], loc="upper left", ncols=3, frameon=False, fontsize=10,
+                  bbox_to_anchor=(0.003, 0.955), borderaxespad=0.0)
+    figure.tight_layout(rect=(0, 0, 1, 0.92))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, metadata={"Date": None}, facecolor="white")
+    print(f"{output}: {output.stat().st_size} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input", type=pathlib.Path, default=ROOT / "bench/results/h200_forward.csv")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs/figures/h200_forward.svg")
+    parser.add_argument("--table", action="store_true", help="print the table instead")
+    arguments = parser.parse_args()
+    rows = read(arguments.input)
+    table(rows) if arguments.table else draw(rows, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
