@@ -6,7 +6,7 @@ if(TESSERA_CUDA)
   find_library(TESSERA_NVRTC
     NAMES libnvrtc.so.13 libnvrtc.so.12 nvrtc
     HINTS ENV TESSERA_NVRTC_DIR
-    PATHS /usr/local/cuda/lib64 ${CMAKE_SOURCE_DIR}/.venv/nvrtc
+    PATHS /usr/local/cuda/lib64 ${CMAKE_SOURCE_DIR}/.venv/cuda
     PATH_SUFFIXES nvidia/cu13/lib nvidia/cuda_nvrtc/lib lib
     DOC "libnvrtc, of the CUDA toolkit or the nvidia-cuda-nvrtc wheel")
 endif()

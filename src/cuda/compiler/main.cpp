@@ -3,6 +3,8 @@
 //
 //   compiler --nvrtc LIBRARY --source ROOT --output FOLDER
 //
+// FOLDER receives a cubin and a log for every row, cubins.cpp, and kernels.txt for the tests.
+//
 // Fails on anything that would make a kernel silently slow: spilled registers, local memory, or one
 // of ptxas's C75xx remarks (serialised wgmma, a fence it had to add, an ignored setmaxnreg).
 #include <sys/wait.h>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "cuda/compiler/nvrtc.h"
+#include "cuda/sm90/shape.h"
 #include "cuda/symbol.h"
 #include "plan/catalog.h"
 
@@ -148,6 +151,21 @@ std::string embedding_of(const Options& options, const std::vector<Job>& list) {
          "  };\n  return table;\n}\n\n}  // namespace tessera::cuda\n";
 }
 
+/// What the catalog decides about every kernel, for tests/cuda/kernels_test.py.
+std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
+  std::string text = "NVRTC " + nvrtc.version() + " threads shared_bytes head_dim block_n extra\n";
+  for (const Job& job : list) {
+    const core::Kernel& row = kCatalog[job.row];
+    text += job.symbol;
+    for (const int value : {sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.block_n,
+                            row.extra ? 1 : 0}) {
+      text += " " + std::to_string(value);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
 int run(const Options& options) {
   const Nvrtc nvrtc(options.nvrtc);
   if (!nvrtc.missing().empty()) {
@@ -157,7 +175,9 @@ int run(const Options& options) {
   const std::vector<Job> list = jobs();
   if (!compile_all(nvrtc, options, list)) return 1;
   std::printf("device compiler: %zu kernels, NVRTC %s\n", list.size(), nvrtc.version().c_str());
-  return write_file(options.output + "/cubins.cpp", embedding_of(options, list)) ? 0 : 1;
+  const bool written = write_file(options.output + "/kernels.txt", facts_of(nvrtc, list)) &&
+                       write_file(options.output + "/cubins.cpp", embedding_of(options, list));
+  return written ? 0 : 1;
 }
 
 }  // namespace

@@ -1,0 +1,146 @@
+"""What the compiler made of every GPU row, without a GPU.
+
+    kernels_test.py [--update]
+
+Registers, barriers and shared memory of every kernel, the instructions of its loop over unmasked blocks of
+keys, and of all of it, are those of kernels.golden: a change of the code or of the compiler shows here before
+it shows as lost time. Whatever the golden file says, no kernel may spill or use local memory, its registers
+fit the multiprocessor, and the loop holds what one block needs and no more: each wgmma once, an exponential
+a score, two named barriers, and no move of wgmma's descriptors out of the uniform registers (R2UR), which
+costs 10 %.
+
+The numbers are those of NVRTC 13.0; another version is checked by the rules alone. The disassembler comes
+from the wheel nvidia-cuda-nvdisasm or the CUDA toolkit (TESSERA_NVDISASM names it); without it the
+instructions are left out. --update writes the golden file anew.
+"""
+
+import collections
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+FOLDER = pathlib.Path(os.environ.get("TESSERA_BUILD", "build/release")) / "cubins"
+GOLDEN = pathlib.Path(__file__).with_name("kernels.golden")
+NVRTC = "13.0"
+COLUMNS = ("registers", "barriers", "threads", "shared_bytes", "instructions", "loop")
+REGISTERS = 65536  # of a multiprocessor
+
+
+def disassembler():
+    named = os.environ.get("TESSERA_NVDISASM")
+    if named and not os.access(named, os.X_OK):
+        sys.exit(f"TESSERA_NVDISASM = {named}: not a program")
+    return named or shutil.which("nvdisasm")
+
+
+def read_kernels():
+    """(NVRTC's version, {symbol: facts that the catalog row decides})."""
+    header, *lines = (FOLDER / "kernels.txt").read_text().splitlines()
+    names = header.split()[2:]
+    rows = {}
+    for line in lines:
+        symbol, *values = line.split()
+        rows[symbol] = dict(zip(names, map(int, values)))
+    return header.split()[1], rows
+
+
+def resources(symbol):
+    log = (FOLDER / f"{symbol}.log").read_text()
+    spill = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    used = re.search(r"Used (\d+) registers, used (\d+) barriers", log)
+    return sum(map(int, spill.groups())), {"registers": int(used[1]), "barriers": int(used[2])}
+
+
+def instructions(nvdisasm, symbol):
+    """(names of the instructions in order, {label: index of what follows it}, [(index, label of a branch)])."""
+    text = subprocess.run([nvdisasm, "-c", "-ndf", FOLDER / f"{symbol}.cubin"], check=True,
+                          capture_output=True, text=True).stdout
+    names, labels, branches = [], {}, []
+    for line in text.splitlines():
+        if label := re.match(r"\s*(\.L_\S+):", line):
+            labels[label[1]] = len(names)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*?);", line):
+            if found[1].startswith("BRA") and (target := re.search(r"`\((\.L_\S+)\)", found[2])):
+                branches.append((len(names), target[1]))
+            names.append(found[1])
+    return names, labels, branches
+
+
+def block_loops(names, labels, branches):
+    """Loops over blocks of keys: they multiply, and no loop inside them does."""
+    loops = [(labels[target], end) for end, target in branches if labels.get(target, end + 1) <= end]
+    loops = [loop for loop in loops if any(n.startswith("HGMMA") for n in names[loop[0]:loop[1] + 1])]
+    return [loop for loop in loops
+            if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
+
+
+def loop_faults(row, counts):
+    """What the loop of a row without extras has that it should not, or lacks."""
+    wanted = {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
+              "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
+              "BAR": 2, "SHFL": 4, "R2UR": 0}
+    return [f"{name} {counts[name]} times, not {count}" for name, count in wanted.items()
+            if counts[name] != count]
+
+
+def faults_and_facts(symbol, row, nvdisasm):
+    spilled, facts = resources(symbol)
+    facts |= {name: row[name] for name in ("threads", "shared_bytes")}
+    faults = [f"{spilled} bytes of stack and spills"] if spilled else []
+    if facts["registers"] * row["threads"] > REGISTERS:
+        faults.append(f"{facts['registers']} registers for {row['threads']} threads")
+    if nvdisasm:
+        names, labels, branches = instructions(nvdisasm, symbol)
+        loops = block_loops(names, labels, branches)
+        shortest = min(loops, key=lambda loop: loop[1] - loop[0])
+        counts = collections.Counter(n.split(".")[0] for n in names[shortest[0]:shortest[1] + 1])
+        facts |= {"instructions": len(names), "loop": shortest[1] - shortest[0] + 1}
+        faults += [f"{n} (local memory)" for n in set(names) if re.match(r"(LDL|STL)\b", n)]
+        if not row["extra"]:
+            faults += [f"loop: {fault}" for fault in loop_faults(row, counts)]
+    return faults, facts
+
+
+def read_golden():
+    lines = [line.split() for line in GOLDEN.read_text().splitlines() if not line.startswith("#")]
+    return {symbol: dict(zip(COLUMNS, map(int, values))) for symbol, *values in lines}
+
+
+def write_golden(facts):
+    header = "# NVRTC " + NVRTC + ": symbol " + " ".join(COLUMNS)
+    lines = [" ".join([symbol, *(str(values[c]) for c in COLUMNS)]) for symbol, values in facts.items()]
+    GOLDEN.write_text("\n".join([header, *lines]) + "\n")
+
+
+def main():
+    if not (FOLDER / "kernels.txt").is_file():
+        print("this build has no GPU kernels: nothing to look at")
+        return
+    version, rows = read_kernels()
+    nvdisasm = disassembler()
+    if not nvdisasm:
+        print("no nvdisasm: instructions are left out")
+    faults, facts = [], {}
+    for symbol, row in rows.items():
+        found, facts[symbol] = faults_and_facts(symbol, row, nvdisasm)
+        faults += [f"{symbol}: {fault}" for fault in found]
+    if "--update" in sys.argv[1:]:
+        write_golden(facts)
+    if version == NVRTC:
+        golden = read_golden()
+        for symbol in sorted(golden.keys() | facts.keys()):
+            was, now = golden.get(symbol, {}), facts.get(symbol, {})
+            faults += [f"{symbol}: {c} = {now.get(c)}, kernels.golden has {was.get(c)}" for c in COLUMNS
+                       if now.get(c) != was.get(c) and (nvdisasm or c not in ("instructions", "loop"))]
+    else:
+        print(f"NVRTC {version}: the golden numbers are those of {NVRTC}")
+    print(f"{len(rows)} kernels, NVRTC {version}")
+    if faults:
+        sys.exit("\n".join(faults) + "\nkernels_test.py --update writes kernels.golden anew")
+
+
+if __name__ == "__main__":
+    main()
