@@ -128,6 +128,8 @@ def main():
         found, facts[symbol] = faults_and_facts(symbol, row, nvdisasm)
         faults += [f"{symbol}: {fault}" for fault in found]
     if "--update" in sys.argv[1:]:
+        if not nvdisasm or version != NVRTC:
+            sys.exit(f"--update needs nvdisasm and NVRTC {NVRTC}")
         write_golden(facts)
     if version == NVRTC:
         golden = read_golden()
