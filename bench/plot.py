@@ -51,6 +51,14 @@ def memory_label(value, _position=None):
     return f"{value:g} MB" if value < 1000 else f"{value / 1000:g} GB"
 
 
+def bare(axis):
+    """A grid and numbers, no frame."""
+    axis.grid(True, color=GRID, linewidth=0.7)
+    axis.tick_params(colors=INK, labelsize=9, length=0)
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
 def draw(axis, rows, column, scale, formatter):
     ends = {}
     for prefix, label, colour, marker in METHODS:
@@ -74,10 +82,11 @@ def draw(axis, rows, column, scale, formatter):
     axis.yaxis.set_minor_locator(NullLocator())
     axis.set_xticks([int(row["s"]) for row in rows])
     axis.margins(x=0.09)
-    axis.grid(True, color=GRID, linewidth=0.7)
-    axis.tick_params(colors=INK, labelsize=9, length=0)
-    for side in ("top", "right", "left", "bottom"):
-        axis.spines[side].set_visible(False)
+    bare(axis)
+
+
+STYLE = {"font.family": "DejaVu Sans", "svg.fonttype": "path", "text.color": INK,
+         "svg.hashsalt": "tessera"}
 
 
 def main():
@@ -88,8 +97,7 @@ def main():
     parser.add_argument("--dtype", default="f32", choices=("f32", "bf16"))
     parser.add_argument("--head-dim", type=int, default=64)
     arguments = parser.parse_args()
-    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path", "text.color": INK,
-                         "svg.hashsalt": "tessera"})
+    plt.rcParams.update(STYLE)
     figure, axes = plt.subplots(2, 2, figsize=(9.2, 6.4), sharex=True)
     heads = threads = "?"
     for column, (direction, title) in enumerate((("fwd", "forward"), ("bwd", "backward"))):

@@ -3,7 +3,7 @@
     plot_gpu.py [--input FILE] [--output docs/figures/h200_forward.svg] [--table]
 
 One panel a head dim and mask: TFLOP/s against sequence length. FlashAttention-3 is drawn as it stood to cuDNN
-in bench/results/h200_peers.csv, from cuDNN in this run. Needs matplotlib, but not for --table.
+in bench/results/h200_peers.csv, from cuDNN in this run. Needs matplotlib.
 """
 
 import argparse
@@ -11,8 +11,7 @@ import csv
 import pathlib
 import statistics
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-INK, GRID = "#24292f", "#d0d7de"
+from plot import INK, ROOT, STYLE, bare, plt, seqlen_label
 
 
 def read(path):
@@ -32,10 +31,6 @@ def panels(rows):
             for key in keys]
 
 
-def seqlen_label(s):
-    return f"{s / 1024:g}k" if s >= 1024 else f"{s:g}"
-
-
 def table(rows):
     for dtype in dict.fromkeys(r["dtype"] for r in rows):
         chosen = [r for r in rows if r["dtype"] == dtype]
@@ -53,13 +48,7 @@ def table(rows):
 
 
 def draw(rows, output):
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path", "text.color": INK,
-                         "svg.hashsalt": "tessera"})
+    plt.rcParams.update(STYLE)
     factors = fa3_over_cudnn()
     every = panels([r for r in rows if r["dtype"] == "bf16"])
     dims = list(dict.fromkeys(d for (d, _), _ in every))
@@ -80,10 +69,7 @@ def draw(rows, output):
         axis.set_ylim(0, 1.05 * max(float(r["tessera"]) for r in rows if r["d"] == d))
         axis.set_title(f"d = {d}, {'causal' if causal == '1' else 'full'}", fontsize=10.5, color=INK,
                        loc="left")
-        axis.grid(True, color=GRID, linewidth=0.7)
-        axis.tick_params(colors=INK, labelsize=9, length=0)
-        for side in axis.spines.values():
-            side.set_visible(False)
+        bare(axis)
     for axis in axes[1]:
         axis.set_xlabel("sequence length", fontsize=10, color=INK)
     for row in axes:

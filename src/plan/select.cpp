@@ -43,7 +43,8 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   }
   const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
                              problem.num_heads * problem.batch;
-  if (tiles > std::numeric_limits<std::int32_t>::max() / 2) {
+  constexpr std::int64_t kMostTiles = 1 << 30;  // the kernel counts a little further, in 32 bits
+  if (tiles > kMostTiles) {
     return "counts up to 2^30 tiles of " + std::to_string(row.block_m) + " rows; there are " +
            std::to_string(tiles);
   }
@@ -168,9 +169,9 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
 
 namespace {
 
-/// Cycles of a multiprocessor for one query head. wgmma multiplies 4096 pairs a cycle at the row's
-/// own head dims, on whole tiles; but a step of a warpgroup, from its scores to its weights, cannot
-/// be shorter than its chain of latencies.
+/// Cycles of a multiprocessor for one query head. wgmma does 2048 multiply-adds a cycle, at the
+/// row's own head dims and on whole tiles; but a step of a warpgroup, from its scores to its
+/// weights, cannot be shorter than its chain of latencies. The constants fit the H200's choices.
 double gpu_cost(const PlanData& plan) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;

@@ -86,7 +86,26 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
     EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=20").find("multiples of 8"), std::string::npos);
     EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=64").find("computes the forward"), std::string::npos);
+    EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);
   }
+}
+
+// Where row blocks see unequal numbers of keys: two thirds of 50 MiB of second-level cache, and
+// whole pairs of rounds of 132 tiles.
+TEST(Select, SectionsFitTheCacheAndEndWithARound) {
+  const Result<Device> device = named_device("h200");
+  ASSERT_TRUE(device.ok()) << device.status().text;
+  const auto section = [&](const char* problem) {
+    const Result<Plan> planned = plan(problem_of(problem), *device);
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    return planned ? planned->data().order.section : 0;
+  };
+  EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128"), 1);
+  EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128 causal"), 66);    // 4 row blocks
+  EXPECT_EQ(section("fwd bf16 b=16 h=16 q=1024 k=1024 d=128 causal"), 33);  // 8
+  EXPECT_EQ(section("fwd bf16 b=8 h=16 q=2048 k=2048 d=128 causal"), 33);   // 16
+  EXPECT_EQ(section("fwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"), 64);   // 66 MiB: all heads
+  EXPECT_EQ(section("fwd bf16 h=16 q=1024 k=1024 d=128 causal"), 16);       // no more there
 }
 
 TEST(Select, EveryRefusalHasAReason) {

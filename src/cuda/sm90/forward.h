@@ -283,18 +283,28 @@ class Consumer {
     return {{t.blocks.begin, core::max(own.seen.end, least)}, own.full};
   }
 
-  /// Lets a block pass by, and with it this warpgroup's turn. Its buffers are released without a
-  /// look at them: one thread may release only what no other thread is still waiting for.
-  __device__ __forceinline__ void skip(int count) {
+  // A block passed by is waited for all the same, so that its buffer is not released before all are
+  // done with what lay there; and released only when the whole warpgroup has looked: whoever looks
+  // after it has been filled anew waits for ever.
+
+  /// Lets keys pass by, and with them this warpgroup's turns.
+  __device__ __forceinline__ void skip_keys(int count) {
 #pragma unroll 1
     for (; count > 0; --count) {
       ++item_;
-      if (leads_) {
-        buffers.k.release(item_);
-        buffers.v.release(item_);
-      }
+      buffers.k.wait_full(item_);
       take_turn();
+      if (leads_) buffers.k.release(item_);
       pass_turn();
+    }
+  }
+  /// Lets the values of the `count` blocks before item_ pass by.
+  __device__ __forceinline__ void skip_values(int count) const {
+#pragma unroll 1
+    for (; count > 0; --count) {
+      buffers.v.wait_full(item_ - count);
+      ptx::barrier_sync(1 + S::kGroups + group_, 128);
+      if (leads_) buffers.v.release(item_ - count);
     }
   }
 
@@ -305,7 +315,8 @@ class Consumer {
     clear_output();
     reset_softmax();
     buffers.q.wait_full(q_item_);
-    skip(tile_.blocks.end - own.seen.end);
+    const int skipped = tile_.blocks.end - own.seen.end;
+    skip_keys(skipped);
     ++item_;
     buffers.k.wait_full(item_);
     take_turn();
@@ -316,6 +327,7 @@ class Consumer {
     release_keys(own.seen.size() == 1);
     weigh(tile_, own);
     make_operand();
+    skip_values(skipped);
   }
 
   /// All blocks but the first.
@@ -336,7 +348,8 @@ class Consumer {
   __device__ __forceinline__ void cross(const Tile& next, const core::KeyBlocks& own) {
     ++q_item_;
     buffers.q.wait_full(q_item_);
-    skip(next.blocks.end - own.seen.end);
+    const int skipped = next.blocks.end - own.seen.end;
+    skip_keys(skipped);
     begin_step();
     release_keys(own.seen.size() == 1);
     const float reference[2] = {reference_[0], reference_[1]};
@@ -344,6 +357,7 @@ class Consumer {
     reset_softmax();
     weigh(next, own);
     finish_step();
+    skip_values(skipped);
     write(tile_, reference, sum);
     clear_output();
     tile_ = next;

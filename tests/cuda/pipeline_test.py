@@ -1,0 +1,173 @@
+"""The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
+
+One producer, two or three warpgroups, rings of two for keys and values (src/cuda/sm90/forward.h), and in some
+tiles a warpgroup that passes over the first block. No schedule may end with everybody waiting, and no buffer
+may be filled while somebody still multiplies what lies in it. Dropping the waits of skip_keys() and
+skip_values() must be seen, or the model would prove nothing.
+"""
+
+import random
+import sys
+
+STAGES = 2
+
+
+class Mbarrier:
+    """Completes a phase with every `count` arrivals; a wait is for the parity of a phase."""
+
+    def __init__(self, count):
+        self.count = self.pending = count
+        self.phase = 0
+
+    def arrive(self):
+        self.pending -= 1
+        if self.pending == 0:
+            self.phase, self.pending = self.phase + 1, self.count
+
+    def done(self, parity):
+        return self.phase % 2 != parity
+
+
+class Ring:
+    def __init__(self, stages, groups):
+        self.full = [Mbarrier(1) for _ in range(stages)]
+        self.empty = [Mbarrier(groups) for _ in range(stages)]
+        self.readers = [set() for _ in range(stages)]
+        self.stages = stages
+
+    def wait_full(self, i):
+        while not self.full[i % self.stages].done(i // self.stages % 2):
+            yield
+
+    def release(self, i):
+        self.empty[i % self.stages].arrive()
+
+    def fill(self, i, overwritten):
+        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
+            yield
+        overwritten += self.readers[i % self.stages]
+        self.full[i % self.stages].arrive()
+
+
+class Turn:
+    """A named barrier of two warpgroups: one takes its turn, the other has passed it."""
+
+    def __init__(self):
+        self.arrived = self.generation = 0
+
+    def arrive(self):
+        self.arrived += 1
+        if self.arrived == 2:
+            self.arrived, self.generation = 0, self.generation + 1
+
+    def take(self):
+        generation = self.generation
+        self.arrive()
+        while self.generation == generation:
+            yield
+
+
+def produce(tiles, q, k, v, overwritten):
+    item = 0
+    for tile, blocks in enumerate(tiles):
+        yield from q.fill(tile, overwritten)
+        for _ in range(blocks):
+            yield from k.fill(item, overwritten)
+            if item > 0:
+                yield from v.fill(item - 1, overwritten)
+            item += 1
+    yield from v.fill(item - 1, overwritten)
+
+
+def consume(group, tiles, skips, turns, q, k, v, waits):
+    """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?"""
+    if group == len(turns) - 1:
+        turns[0].arrive()
+    item = weighed = -1
+    for tile, blocks in enumerate(tiles):
+        yield from q.wait_full(tile)
+        skipped = skips(tile, group, len(turns) - 1)
+        for n in range(blocks):
+            item += 1
+            if waits or n >= skipped:
+                yield from k.wait_full(item)
+            if n < skipped:  # skip_keys
+                yield from turns[group].take()
+                k.release(item)
+                if not waits:
+                    v.release(item)
+                turns[(group + 1) % len(turns)].arrive()
+                continue
+            yield from turns[group].take()
+            k.readers[item % STAGES].add((group, item))
+            yield
+            if weighed >= 0:
+                yield from v.wait_full(weighed)
+                v.readers[weighed % STAGES].add((group, weighed))
+            turns[(group + 1) % len(turns)].arrive()
+            yield
+            k.readers[item % STAGES].discard((group, item))
+            k.release(item)
+            if n == blocks - 1:
+                q.release(tile)
+            yield
+            if weighed >= 0:
+                v.readers[weighed % STAGES].discard((group, weighed))
+                v.release(weighed)
+            weighed = item
+            if waits and n == skipped:  # skip_values
+                for i in range(item - skipped, item):
+                    yield from v.wait_full(i)
+                    v.release(i)
+    yield from v.wait_full(weighed)
+
+
+def fault(seed, groups, q_stages, tiles, skips, waits):
+    """What goes wrong under one random schedule; empty: nothing."""
+    schedule = random.Random(seed)
+    q, k, v = Ring(q_stages, groups), Ring(STAGES, groups), Ring(STAGES, groups)
+    turns = [Turn() for _ in range(groups)]
+    overwritten = []
+    running = [produce(tiles, q, k, v, overwritten)]
+    running += [consume(g, tiles, skips, turns, q, k, v, waits) for g in range(groups)]
+    for _ in range(4000 * sum(tiles)):
+        one = schedule.choice(running)
+        if next(one, "over") == "over":
+            running.remove(one)
+        if overwritten:
+            return f"(warpgroup, item) {overwritten[0]} was overwritten"
+        if not running:
+            return ""
+    return f"{len(running)} wait for ever"
+
+
+SKIPS = {
+    "nobody": lambda tile, group, last: 0,
+    "the first": lambda tile, group, last: int(group == 0),
+    "the first, every other tile": lambda tile, group, last: int(group == 0 and tile % 2),
+    "all but the last": lambda tile, group, last: int(group < last),
+}
+
+
+def main():
+    first = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {first}")
+    runs, seen = 0, 0
+    for groups in (2, 3):
+        for q_stages in (1, 2):
+            for name, skips in SKIPS.items():
+                for tiles in ([4] * 5, [2] * 7, [2, 3, 2, 5, 2]):
+                    for seed in range(first, first + 100):
+                        runs += 1
+                        found = fault(seed, groups, q_stages, tiles, skips, waits=True)
+                        if found:
+                            sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, seed {seed}: {found}")
+                        if name == "the first":
+                            seen += fault(seed, groups, q_stages, tiles, skips, waits=False) != ""
+    if not seen:
+        sys.exit("a skip that does not wait went unseen")
+    print(f"{runs} schedules; a skip that does not wait is seen in {seen}")
+
+
+if __name__ == "__main__":
+    main()
