@@ -34,17 +34,21 @@ __device__ __forceinline__ void wgmma_results(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// Matrix descriptor of a shared operand whose rows run along the summed dimension (Q, K).
-__device__ __forceinline__ std::uint64_t descriptor_along(std::uint32_t address) {
-  constexpr std::uint64_t kEightRows = 1024 >> 4, kSwizzle128 = 1;
-  return (address & 0x3FFFF) >> 4 | std::uint64_t{1} << 16 | kEightRows << 32 | kSwizzle128 << 62;
+/// Low word of the matrix descriptor of a shared operand whose rows run along the summed dimension
+/// (Q, K). Adding bytes / 16 moves the operand, which costs one instruction where making a new
+/// descriptor from an address costs five.
+__device__ __forceinline__ std::uint32_t descriptor_along(std::uint32_t address) {
+  return address >> 4 | 1U << 16;
 }
 /// The same for rows that run across it (V); chunk_bytes: from one chunk of 64 columns to the next.
-__device__ __forceinline__ std::uint64_t descriptor_across(std::uint32_t address,
+__device__ __forceinline__ std::uint32_t descriptor_across(std::uint32_t address,
                                                            std::uint32_t chunk_bytes) {
+  return address >> 4 | chunk_bytes >> 4 << 16;
+}
+/// The whole descriptor: eight rows are 1024 bytes, in the 128-byte swizzle.
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   constexpr std::uint64_t kEightRows = 1024 >> 4, kSwizzle128 = 1;
-  return (address & 0x3FFFF) >> 4 | std::uint64_t{chunk_bytes >> 4} << 16 | kEightRows << 32 |
-         kSwizzle128 << 62;
+  return low | kEightRows << 32 | kSwizzle128 << 62;
 }
 
 /// D = A B, or D += A B if `add`. wgmma_shared: A by descriptor, B along; wgmma_registers: A as

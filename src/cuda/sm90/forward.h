@@ -57,17 +57,17 @@ struct Ring {
   std::uint32_t full;   ///< mbarriers, 8 bytes each
   std::uint32_t empty;
 
-  __device__ __forceinline__ std::uint32_t buffer(int i) const {
-    return data + static_cast<std::uint32_t>(i % kSize) * bytes;
+  __device__ __forceinline__ std::uint32_t buffer(std::uint32_t i) const {
+    return data + i % kSize * bytes;
   }
-  __device__ __forceinline__ void wait_full(int i) const {
+  __device__ __forceinline__ void wait_full(std::uint32_t i) const {
     ptx::mbarrier_wait(full + i % kSize * 8, i / kSize & 1);
   }
-  __device__ __forceinline__ void release(int i) const {
+  __device__ __forceinline__ void release(std::uint32_t i) const {
     ptx::mbarrier_arrive(empty + i % kSize * 8);
   }
   /// Producer: waits until the buffer is free, announces `bytes`, and returns the full barrier.
-  __device__ __forceinline__ std::uint32_t claim(int i) const {
+  __device__ __forceinline__ std::uint32_t claim(std::uint32_t i) const {
     ptx::mbarrier_wait(empty + i % kSize * 8, (i / kSize & 1) ^ 1);
     ptx::mbarrier_expect(full + i % kSize * 8, bytes);
     return full + i % kSize * 8;
@@ -159,10 +159,10 @@ __device__ __forceinline__ void produce(const ForwardParams& p, const Buffers<K>
       ptx::tma_load(to + c * rows * 128, map, barrier, c * kColumns, row, head, batch);
     }
   };
-  int q_item = 0, item = 0;
+  std::uint32_t q_item = 0, item = 0;
   // Values follow one block behind their keys.
   int waiting_row = -1, waiting_head = 0, waiting_batch = 0;
-  const auto load_values = [&](int i) {
+  const auto load_values = [&](std::uint32_t i) {
     const std::uint32_t barrier = buffers.v.claim(i);
     load(p.v, buffers.v.buffer(i), barrier, S::kChunksV, K.block_n, waiting_row, waiting_head,
          waiting_batch);
@@ -239,26 +239,27 @@ class Consumer {
 
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
-    const std::uint32_t q = buffers.q.buffer(q_item_) + group_ * kRows * 128;
-    const std::uint32_t k = buffers.k.buffer(item_);
+    const std::uint32_t q =
+        ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
+    const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K.head_dim / 16; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
-      ScoreWgmma::shared(s_, ptx::descriptor_along(q + chunk * K.block_m * 128 + column),
-                         ptx::descriptor_along(k + chunk * kN * 128 + column), i != 0);
+      ScoreWgmma::shared(s_, ptx::descriptor(q + (chunk * K.block_m * 128 + column) / 16),
+                         ptx::descriptor(k + (chunk * kN * 128 + column) / 16), i != 0);
     }
     ptx::wgmma_commit();
   }
 
   /// O += P V of the item whose weights are the operand.
   __device__ __forceinline__ void issue_output() {
-    const std::uint32_t v = buffers.v.buffer(weighed_);
+    const std::uint32_t v = ptx::descriptor_across(buffers.v.buffer(weighed_), kN * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
       OutputWgmma::registers(o_, operand_ + 4 * i,
-                             ptx::descriptor_across(v + i * 16 * 128, kN * 128), 1);
+                             ptx::descriptor(v + i * 16 * 128 / 16), 1);
     }
     ptx::wgmma_commit();
   }
@@ -637,9 +638,9 @@ class Consumer {
 
   Tile tile_;
   int next_ = 0;      ///< tile of this block
-  int q_item_ = 0;    ///< in the ring of Q
-  int item_ = -1;     ///< in the ring of K: whose scores come next
-  int weighed_ = -1;  ///< in the ring of V: whose weights are the operand, still to be multiplied
+  std::uint32_t q_item_ = 0;    ///< in the ring of Q
+  std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
+  std::uint32_t weighed_ = ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   float s_[kN / 2];
   float o_[K.head_dim_v / 2];
   std::uint32_t operand_[kN / 4];
