@@ -26,6 +26,18 @@ __device__ __forceinline__ float rcp(float x) {
   return y;
 }
 
+/// `count` ones from bit `first` on; both 0 to 32.
+__device__ __forceinline__ std::uint32_t bits(int first, int count) {
+  std::uint32_t y;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(y) : "r"(first), "r"(count));
+  return y;
+}
+/// x, of which the compiler knows nothing: it does not look through to what it was made of.
+__device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// An fp16, given by its bits.
 __device__ __forceinline__ float widen_f16(std::uint16_t bits) {
   float y;

@@ -25,24 +25,18 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what
 // is the same for the whole warp in uniform registers, where wgmma wants its descriptors.
 
-__device__ __forceinline__ void store_if(bool condition, void* to, std::uint32_t a, std::uint32_t b,
-                                         std::uint32_t c, std::uint32_t d) {
+__device__ __forceinline__ void store_if(bool condition, void* to, std::uint32_t a,
+                                         std::uint32_t b) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
-      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(static_cast<int>(condition)),
-      "l"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+      "@p st.global.v2.b32 [%1], {%2, %3};\n}\n" ::"r"(static_cast<int>(condition)),
+      "l"(to), "r"(a), "r"(b)
       : "memory");
 }
 __device__ __forceinline__ void store_if(bool condition, float* to, float x) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}\n" ::"r"(
                    static_cast<int>(condition)),
                "l"(to), "f"(x)
-               : "memory");
-}
-__device__ __forceinline__ void store_if(bool condition, std::uint16_t* to, std::uint16_t x) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
-                   static_cast<int>(condition)),
-               "l"(to), "h"(x)
                : "memory");
 }
 

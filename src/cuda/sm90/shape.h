@@ -9,6 +9,7 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kStages = 2;               ///< of the rings of keys and of values
 inline constexpr int kColumns = 64;             ///< of a chunk: 128 bytes, the swizzle's width
 inline constexpr int kRows = 64;                ///< query rows of a warpgroup
+inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
 /// Consuming warpgroups.
@@ -25,7 +26,7 @@ TESSERA_HD constexpr int barriers(const core::Kernel& row) {
 }
 /// Of a block, with room to align it to the swizzle's 1024 bytes.
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
-  return row.q_stages * buffer_bytes(row.head_dim, row.block_m) +
+  return row.q_stages * (buffer_bytes(row.head_dim, row.block_m) + kOrderBytes) +
          kStages *
              (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
          8 * barriers(row) + 1024;

@@ -1,0 +1,127 @@
+// Shared memory of a block of the Hopper forward kernel, and the barriers by which the producer
+// (producer.h) and the consumers (forward.h) hand its buffers to each other.
+#pragma once
+
+#include "core/kernel.h"
+#include "core/work.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda::sm90 {
+
+/// A row of the catalog as the kernel needs it.
+template <core::Kernel K>
+struct Shape {
+  static constexpr int kGroups = consumers(K);
+  static constexpr int kThreads = threads(K);
+  static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
+  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
+  static constexpr int kQBytes = buffer_bytes(K.head_dim, K.block_m);
+  static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
+  static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
+  static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+
+  static_assert(K.block_m % kRows == 0 && (kGroups == 2 || kGroups == 3));
+  static_assert(K.block_n % 16 == 0 && K.head_dim % 16 == 0 && K.head_dim_v % 32 == 0);
+  static_assert(shared_bytes(K) <= kMaxSharedBytes);
+};
+
+/// A tile of query rows, as the producer describes it to the consumers.
+struct alignas(16) Tile {
+  int first_row = -1;  ///< of its sequence; -1: there are no more tiles
+  int head = 0, batch = 0;
+  int blocks_end = 0;  ///< of the blocks of keys that its rows see
+  core::Band band;
+  std::int64_t o = 0;            ///< elements from p.o to the first row's
+  std::int64_t softmax_lse = 0;  ///< the same of p.softmax_lse
+};
+
+/// A tile and the blocks of keys that each warpgroup walks over: none if its rows see no key.
+template <core::Kernel K>
+struct Order {
+  Tile tile;
+  struct alignas(16) Walk {
+    core::KeyBlocks blocks;
+  } walks[consumers(K)];
+
+  static_assert(sizeof(Tile) + consumers(K) * sizeof(Walk) <= kOrderBytes);
+};
+
+/// A ring of buffers in shared memory, as producer and consumers count it: item i lies in buffer
+/// i % kSize and is the (i / kSize)-th there.
+template <int kSize>
+struct Ring {
+  std::uint32_t data;   ///< buffer 0
+  std::uint32_t bytes;  ///< of a buffer
+  std::uint32_t full;   ///< mbarriers, 8 bytes each
+  std::uint32_t empty;
+
+  __device__ __forceinline__ std::uint32_t buffer(std::uint32_t i) const {
+    return data + i % kSize * bytes;
+  }
+  __device__ __forceinline__ void wait_full(std::uint32_t i) const {
+    ptx::mbarrier_wait(full + i % kSize * 8, i / kSize & 1);
+  }
+  __device__ __forceinline__ void release(std::uint32_t i) const {
+    ptx::mbarrier_arrive(empty + i % kSize * 8);
+  }
+  /// Producer: waits until the buffer is free.
+  __device__ __forceinline__ void claim(std::uint32_t i) const {
+    ptx::mbarrier_wait(empty + i % kSize * 8, (i / kSize & 1) ^ 1);
+  }
+  /// Producer: the buffer will be full once `count` bytes have come; what this thread has written
+  /// to shared memory before is seen by those who wait for it. Returns the full barrier.
+  __device__ __forceinline__ std::uint32_t announce(std::uint32_t i, std::uint32_t count) const {
+    ptx::mbarrier_expect(full + i % kSize * 8, count);
+    return full + i % kSize * 8;
+  }
+};
+
+template <core::Kernel K>
+struct Buffers {
+  Ring<K.q_stages> q;
+  Ring<kStages> k, v;
+  char* orders;  ///< one beside each buffer of q
+
+  __device__ __forceinline__ explicit Buffers(char* shared) {
+    using S = Shape<K>;
+    const std::uint32_t start = ptx::shared_address(shared);
+    const std::uint32_t base = (start + 1023) / 1024 * 1024;
+    q.data = base;
+    k.data = q.data + K.q_stages * S::kQBytes;
+    v.data = k.data + kStages * S::kKBytes;
+    q.bytes = S::kQBytes;
+    k.bytes = S::kKBytes;
+    v.bytes = S::kVBytes;
+    q.full = v.data + kStages * S::kVBytes;
+    q.empty = q.full + 8 * K.q_stages;
+    k.full = q.empty + 8 * K.q_stages;
+    k.empty = k.full + 8 * kStages;
+    v.full = k.empty + 8 * kStages;
+    v.empty = v.full + 8 * kStages;
+    orders = shared + (v.empty + 8 * kStages - start);
+  }
+
+  __device__ __forceinline__ void initialise() const {
+    for (int i = 0; i < K.q_stages; ++i) initialise(q.full + 8 * i, q.empty + 8 * i);
+    for (int i = 0; i < kStages; ++i) {
+      initialise(k.full + 8 * i, k.empty + 8 * i);
+      initialise(v.full + 8 * i, v.empty + 8 * i);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ Order<K>& order(std::uint32_t q_item) const {
+    return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * kOrderBytes);
+  }
+
+ private:
+  __device__ __forceinline__ static void initialise(std::uint32_t full, std::uint32_t empty) {
+    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init(empty, Shape<K>::kGroups);
+  }
+};
+
+}  // namespace tessera::cuda::sm90
