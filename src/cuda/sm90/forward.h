@@ -75,8 +75,7 @@ class Consumer {
 
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
-    const std::uint32_t q =
-        ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
+    const std::uint32_t q = ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
     const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
     ptx::wgmma_fence();
 #pragma unroll
@@ -94,8 +93,7 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      OutputWgmma::registers(o_, operand_ + 4 * i,
-                             ptx::descriptor(v + i * 16 * 128 / 16), 1);
+      OutputWgmma::registers(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16), 1);
     }
     ptx::wgmma_commit();
   }
@@ -160,7 +158,8 @@ class Consumer {
     int n = own.seen.end - 2;
     if constexpr (!K.extra) {
 #pragma unroll 1
-      for (; agreed(n >= core::max(own.seen.begin, own.full.end)); --n) step<true>(n, n == own.seen.begin);
+      for (; agreed(n >= core::max(own.seen.begin, own.full.end)); --n)
+        step<true>(n, n == own.seen.begin);
       const int full_begin = core::max(own.seen.begin, own.full.begin);
 #pragma unroll 1
       for (; agreed(n >= full_begin); --n) step<false>(n, n == own.seen.begin);
@@ -246,8 +245,8 @@ class Consumer {
     return n * kN + i / 4 * 8 + lane_ % 4 * 2 + i % 2;
   }
 
-  /// Bit i of a row's word stands for the i-th of the thread's scores in it. The words are looked at
-  /// seven bits at a time, as one instruction moves so many into predicates.
+  /// Bit i of a row's word stands for the i-th of the thread's scores in it. The words are looked
+  /// at seven bits at a time, as one instruction moves so many into predicates.
   __device__ __forceinline__ void mask(const Tile& t, int n) {
     constexpr int kScores = kN / 4, kBits = 7;
 #pragma unroll
@@ -320,36 +319,44 @@ class Consumer {
   }
 
   /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
+  ///
+  /// ptxas moves the wait for O, which comes after this, up to the last branch before it, and sinks
+  /// exponentials below that branch: all of them would wait for the product that they are to hide.
+  /// So each row decides for itself whether to raise its reference, without a branch, and the one
+  /// branch here asks for the sum (which is never below 0), so that it cannot come first.
   __device__ __forceinline__ bool soften() {
     float top[2] = {s_[0], s_[2]};
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s_[i]);
+    float before[2], shift[2], sum[2] = {0.0F, 0.0F};
     bool raises = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
-      top[half] = fmaxf(top[half], reference_[half]);
-      raises |= (top[half] - reference_[half]) * to_base2_ > kSlack;
+      before[half] = reference_[half];
+      const bool grown = (top[half] - before[half]) * to_base2_ > kSlack;
+      if (grown) reference_[half] = top[half];
+      shift[half] = core::shift_of(reference_[half]) * to_base2_;
+      raises |= grown;
     }
-    raises = __any_sync(~0U, raises);
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      s_[i] = ptx::ex2(fmaf(s_[i], to_base2_, -shift[i / 2 % 2]));
+      sum[i / 2 % 2] += s_[i];
+    }
+    raises = agreed(raises || !(sum[0] + sum[1] >= 0.0F));
     if (raises) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        factor_[half] = top[half] == -core::kInfinity
+        factor_[half] = reference_[half] == before[half]
                             ? 1.0F
-                            : ptx::ex2((reference_[half] - top[half]) * to_base2_);
-        reference_[half] = top[half];
+                            : ptx::ex2((before[half] - reference_[half]) * to_base2_);
         sum_[half] *= factor_[half];
       }
     }
-    float shift[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference_[half]) * to_base2_;
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) s_[i] = ptx::ex2(fmaf(s_[i], to_base2_, -shift[i / 2 % 2]));
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) sum_[i / 2 % 2] += s_[i];
+    sum_[0] += sum[0];
+    sum_[1] += sum[1];
     return raises;
   }
 
@@ -371,8 +378,8 @@ class Consumer {
 
   // ---- tiles and results ----
 
-  /// The next tile that sees a key, and the blocks that are this warpgroup's; those tiles on the way
-  /// that see none get their zeros. Its queries are there.
+  /// The next tile that sees a key, and the blocks that are this warpgroup's; those tiles on the
+  /// way that see none get their zeros. Its queries are there.
   __device__ __forceinline__ bool next_tile(Tile& t, core::KeyBlocks& own) {
     take_order(t, own);
 #pragma unroll 1
@@ -393,7 +400,8 @@ class Consumer {
   }
 
   /// A condition that is the same in all lanes: the compiler sees that of a vote, but not of what
-  /// comes from memory, and after a branch that may diverge no descriptor stays in uniform registers.
+  /// comes from memory, and after a branch that may diverge no descriptor stays in uniform
+  /// registers.
   __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
 
   /// Rows that see no key (S4); with a sink its logit is all the denominator.
@@ -419,7 +427,9 @@ class Consumer {
   __device__ __forceinline__ float* lse_of(const Tile& t) const {
     return p.softmax_lse + t.softmax_lse + row_in_tile(0);
   }
-  __device__ __forceinline__ int column_of_lane() const { return lane_ % 2 * 8 + lane_ % 4 / 2 * 4; }
+  __device__ __forceinline__ int column_of_lane() const {
+    return lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
+  }
   __device__ __forceinline__ bool has_output(const Tile& t, int half, int column) const {
     return row_of(t, half) < t.band.seqlen_q && column + lane_ % 2 * 8 < p.head_dim_v;
   }
@@ -477,9 +487,10 @@ class Consumer {
   const float to_base2_;
 
   Tile tile_;
-  std::uint32_t q_item_ = ~0U;   ///< in the ring of Q
-  std::uint32_t item_ = ~0U;     ///< in the ring of K: whose scores come next
-  std::uint32_t weighed_ = ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
+  std::uint32_t q_item_ = ~0U;  ///< in the ring of Q
+  std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
+  std::uint32_t weighed_ =
+      ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   float s_[kN / 2];
   float o_[K.head_dim_v / 2];
   std::uint32_t operand_[kN / 4];

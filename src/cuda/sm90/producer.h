@@ -55,8 +55,8 @@ class Producer {
     const std::int64_t row = first_q + first_row;
     tile.o = (packed ? 0 : batch * p.o_strides.batch) + head * p.o_strides.head +
              row * p.o_strides.seqlen;
-    tile.softmax_lse = packed ? head * p.total_q + row
-                              : (std::int64_t{batch} * p.heads + head) * p.seqlen_q + row;
+    tile.softmax_lse =
+        packed ? head * p.total_q + row : (std::int64_t{batch} * p.heads + head) * p.seqlen_q + row;
 
     buffers.q.claim(q_item_);
     Order<K>& order = buffers.order(q_item_);
