@@ -75,13 +75,13 @@ class Consumer {
 
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
-    const std::uint32_t q = ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
     const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K.head_dim / 16; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
-      ScoreWgmma::shared(s_, ptx::descriptor(q + (chunk * K.block_m * 128 + column) / 16),
+      ScoreWgmma::shared(s_,
+                         ptx::descriptor(q_descriptor_ + (chunk * K.block_m * 128 + column) / 16),
                          ptx::descriptor(k + (chunk * kN * 128 + column) / 16), i != 0);
     }
     ptx::wgmma_commit();
@@ -158,14 +158,13 @@ class Consumer {
     int n = own.seen.end - 2;
     if constexpr (!K.extra) {
 #pragma unroll 1
-      for (; agreed(n >= core::max(own.seen.begin, own.full.end)); --n)
-        step<true>(n, n == own.seen.begin);
+      for (; n >= core::max(own.seen.begin, own.full.end); --n) step<true>(n, n == own.seen.begin);
       const int full_begin = core::max(own.seen.begin, own.full.begin);
 #pragma unroll 1
-      for (; agreed(n >= full_begin); --n) step<false>(n, n == own.seen.begin);
+      for (; n >= full_begin; --n) step<false>(n, n == own.seen.begin);
     }
 #pragma unroll 1
-    for (; agreed(n >= own.seen.begin); --n) step<true>(n, n == own.seen.begin);
+    for (; n >= own.seen.begin; --n) step<true>(n, n == own.seen.begin);
   }
 
   /// From the last block of tile_ to the first of the next one, which becomes tile_.
@@ -319,45 +318,65 @@ class Consumer {
   }
 
   /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
-  ///
-  /// ptxas moves the wait for O, which comes after this, up to the last branch before it, and sinks
-  /// exponentials below that branch: all of them would wait for the product that they are to hide.
-  /// So each row decides for itself whether to raise its reference, without a branch, and the one
-  /// branch here asks for the sum (which is never below 0), so that it cannot come first.
   __device__ __forceinline__ bool soften() {
-    float top[2] = {s_[0], s_[2]};
+    float top[2];
+    greatest_or_zero(top);
+    bool raises = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      raises |= (top[half] - reference_[half]) * to_base2_ > kSlack;
+    }
+    raises = agreed(raises);
+    if (raises) {
+      if (agreed(top[0] == 0.0F || top[1] == 0.0F)) greatest(top);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float raised = fmaxf(top[half], reference_[half]);
+        factor_[half] =
+            raised == -core::kInfinity ? 1.0F : ptx::ex2((reference_[half] - raised) * to_base2_);
+        reference_[half] = raised;
+        sum_[half] *= factor_[half];
+      }
+    }
+    float shift[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference_[half]) * to_base2_;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      s_[i] = ptx::ex2(fmaf(s_[i], to_base2_, -shift[i / 2 % 2]));
+      sum_[i / 2 % 2] += s_[i];
+    }
+    return raises;
+  }
+
+  /// The greatest score of each row, or 0 if there is none above: floats that are not negative have
+  /// the order of their bits, and of three integers one instruction takes the greatest.
+  __device__ __forceinline__ void greatest_or_zero(float (&top)[2]) const {
+    int bits[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kN / 2; i += 2) {
+      int& x = bits[i / 2 % 2];
+      x = __vimax3_s32(x, __float_as_int(s_[i]), __float_as_int(s_[i + 1]));
+    }
+    top[0] = __int_as_float(bits[0]);
+    top[1] = __int_as_float(bits[1]);
+    over_quad(top);
+  }
+
+  __device__ __forceinline__ void greatest(float (&top)[2]) const {
+    top[0] = s_[0];
+    top[1] = s_[2];
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s_[i]);
-    float before[2], shift[2], sum[2] = {0.0F, 0.0F};
-    bool raises = false;
+    over_quad(top);
+  }
+
+  __device__ __forceinline__ static void over_quad(float (&top)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
-      before[half] = reference_[half];
-      const bool grown = (top[half] - before[half]) * to_base2_ > kSlack;
-      if (grown) reference_[half] = top[half];
-      shift[half] = core::shift_of(reference_[half]) * to_base2_;
-      raises |= grown;
     }
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      s_[i] = ptx::ex2(fmaf(s_[i], to_base2_, -shift[i / 2 % 2]));
-      sum[i / 2 % 2] += s_[i];
-    }
-    raises = agreed(raises || !(sum[0] + sum[1] >= 0.0F));
-    if (raises) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        factor_[half] = reference_[half] == before[half]
-                            ? 1.0F
-                            : ptx::ex2((before[half] - reference_[half]) * to_base2_);
-        sum_[half] *= factor_[half];
-      }
-    }
-    sum_[0] += sum[0];
-    sum_[1] += sum[1];
-    return raises;
   }
 
   /// P in the storage type is the A operand as it lies: neighbouring groups of columns in pairs.
@@ -397,6 +416,7 @@ class Consumer {
     const Order<K>& order = buffers.order(q_item_);
     t = order.tile;
     own = order.walks[group_].blocks;
+    q_descriptor_ = ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
   }
 
   /// A condition that is the same in all lanes: the compiler sees that of a vote, but not of what
@@ -488,6 +508,7 @@ class Consumer {
 
   Tile tile_;
   std::uint32_t q_item_ = ~0U;  ///< in the ring of Q
+  std::uint32_t q_descriptor_;  ///< of this warpgroup's queries in it
   std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
