@@ -4,7 +4,9 @@
 
 Outputs start as NaN between guard zones; inputs are random, the seed is printed. The rule is the
 judge's (docs/correctness.md): max|o - exact| <= 2 max|three steps in the same dtype - exact| + 1e-5, or
-two unit roundoffs of the largest output where that is more; |lse - exact| <= 1e-5 + 5e-7 of the largest score. Then one case 1000 times, bit for bit. Needs PyTorch.
+two unit roundoffs of the largest output where that is more; |lse - exact| <= 1e-5 + 5e-7 of the largest
+score. Every head dim, every feature alone and in pairs, ragged sizes, many tiles, hostile scores, random
+problems; then one case 1000 times, bit for bit, and inside a CUDA graph. Needs PyTorch.
 """
 
 import argparse
@@ -37,7 +39,7 @@ class Case:
 
     def __init__(self, dtype="bf16", b=1, h=2, hk=1, sq=64, sk=64, d=64, dv=None, causal=False,
                  left=-1, right=-1, top_left=False, packed=False, softcap=0.0, alibi=False,
-                 bias=None, sink=False, dropout=0.0, scale=None, heads_outside=False):
+                 bias=None, sink=False, dropout=0.0, scale=None, heads_outside=False, scores="normal"):
         self.__dict__.update(locals())
         self.dv = dv or d
         if causal:
@@ -73,6 +75,19 @@ def lengths(generator, count, longest):
     return values
 
 
+def hostile(scores, q, k):
+    """q and k whose scores are not simply normal: far below 0, or growing or falling along the keys."""
+    if scores == "negative":  # beyond exp's range below 0
+        return q.abs() * 8, -k.abs() * 8
+    if scores in ("rising", "falling"):
+        along = torch.linspace(0, 1, k.shape[-3], device=k.device)
+        along = (along if scores == "rising" else 1 - along)[:, None, None]
+        return q.abs(), (k * 0.1 + 12 * along).to(k.dtype)
+    if scores == "large":
+        return q * 30, k * 30
+    return q, k
+
+
 def run(library, case, seed):
     """(o, lse, exact o, exact lse, naive o, guards intact) of a case, flattened over sequences."""
     generator = random.Random(seed)
@@ -94,7 +109,9 @@ def run(library, case, seed):
             x = x.transpose(1, 2).contiguous().transpose(1, 2)
         return x
 
+
     q, k, v = tensor(lq, case.h, case.d), tensor(lk, case.hk, case.d), tensor(lk, case.hk, case.dv)
+    q, k = hostile(case.scores, q, k)
     o, o_intact = guarded(shape(lq, case.h, case.dv), dtype)
     lse_shape = (case.h, sum(lq)) if case.packed else (case.b, case.h, case.sq)
     lse, lse_intact = guarded(lse_shape, torch.float32)
@@ -119,6 +136,39 @@ def run(library, case, seed):
     plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     return plan, tensors, (q, k, v, o, lse, bias, extra, lq, lk), (o_intact(), lse_intact())
+
+
+def philox(counter, key):
+    """Philox4x32-10 on int64 tensors of 32-bit words (S8; Salmon et al., SC 2011)."""
+    mask = 0xFFFFFFFF
+
+    def multiply(a, b):  # high and low word
+        low, high = a * (b & 0xFFFF), a * (b >> 16)
+        high = high + (low >> 16)
+        return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
+
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        (h0, l0), (h1, l1) = multiply(c0, 0xD2511F53), multiply(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
+    return c0, c1, c2, c3
+
+
+def dropout_scale(case, seed, b, nq, nk):
+    """(heads, nq, nk): 0 where a weight is dropped, else 1 over the probability to keep."""
+    words = lambda x: torch.tensor(x, dtype=torch.int64, device="cuda")
+    mixed = philox([words(0)] * 4, (seed & 0xFFFFFFFF, seed >> 32))
+    key = (mixed[0].item(), mixed[1].item())
+    threshold = min(max(int(case.dropout * 65536 + 0.5), 1), 65535)
+    octets = torch.arange((nk + 7) // 8, device="cuda")[None, None]
+    queries = torch.arange(nq, device="cuda")[None, :, None]
+    heads = torch.arange(case.h, device="cuda")[:, None, None]
+    bits = philox((octets, queries, heads, torch.full_like(octets, b)), key)
+    halves = [half for word in torch.broadcast_tensors(*bits) for half in (word & 0xFFFF, word >> 16)]
+    kept = torch.stack(halves, -1).flatten(-2)[..., :nk] >= threshold
+    return kept.double() * (65536 / (65536 - threshold))
 
 
 def exact(case, q, k, v, bias, extra, b, nq, nk):
@@ -148,6 +198,8 @@ def exact(case, q, k, v, bias, extra, b, nq, nk):
     lse = torch.logsumexp(top, -1) if top.shape[-1] else torch.full((case.h, nq), -math.inf,
                                                                     dtype=torch.float64, device="cuda")
     p = torch.exp(s - torch.where(lse.isinf(), torch.zeros_like(lse), lse)[..., None])
+    if case.dropout:
+        p = p * dropout_scale(case, extra["philox_seed"], b, nq, nk)
     dtype = DTYPES[case.dtype]
     o = (p @ V).transpose(0, 1)
     naive = (p.to(dtype).double() @ V).transpose(0, 1).to(dtype).double()
@@ -187,6 +239,27 @@ def check(library, case, seed):
                 f"{bound_lse:.2e}{'' if ok else '  WRONG'}")
 
 
+FEATURES = {
+    "causal": {"causal": True},
+    "causal, top left": {"causal": True, "top_left": True},
+    "window": {"left": 60, "right": 33},
+    "mha": {"hk": 4},
+    "mqa": {"hk": 1},
+    "packed": {"packed": True, "b": 5},
+    "heads outside": {"heads_outside": True},
+    "fp16": {"dtype": "f16"},
+    "softcap": {"softcap": 30.0},
+    "alibi": {"alibi": True},
+    "bias": {"bias": "bhqk"},
+    "bias of heads and keys": {"bias": "hk"},
+    "sink": {"sink": True},
+    "dropout": {"dropout": 0.3},
+    "scale": {"scale": 0.3},
+    "scale below 0": {"scale": -0.1},
+    "head_dim_v": {"dv": 32},
+}
+
+
 def edge_cases():
     for d in range(8, 257, 8):
         yield Case(d=d, sq=130, sk=200, h=2, hk=2, dtype=("bf16", "f16")[d // 8 % 2], causal=d % 16 == 0)
@@ -197,12 +270,15 @@ def edge_cases():
         for mask in ({}, {"causal": True}, {"causal": True, "top_left": True}, {"left": 50, "right": 20},
                      {"left": 0, "right": 0}, {"left": 200}):
             yield Case(sq=sq, sk=sk, d=128, h=4, hk=2, **mask)
-    for features in ({"softcap": 30.0}, {"alibi": True}, {"bias": "bhqk"}, {"bias": "hk"}, {"sink": True},
-                     {"scale": 0.3}, {"scale": -0.1}, {"packed": True, "b": 5}, {"heads_outside": True}):
-        for d in (64, 96, 128, 192, 256):
-            for causal in (False, True):
-                yield Case(b=features.get("b", 2), sq=150, sk=270, d=d, h=4, hk=2, causal=causal,
-                           **{k: v for k, v in features.items() if k != "b"})
+    for first, second in itertools.combinations_with_replacement(FEATURES, 2):
+        features = FEATURES[first] | FEATURES[second]
+        if features.get("bias") and features.get("packed"):
+            continue
+        for d in (64, 96, 128, 192, 256) if first == second else (64, 128):
+            yield Case(**{"b": 2, "sq": 150, "sk": 270, "d": d, "h": 4, "hk": 2} | features)
+    for scores, d, causal in itertools.product(("negative", "rising", "falling", "large"), (64, 128, 256),
+                                               (False, True)):
+        yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores)
     # Many tiles for every multiprocessor, of equal and of unequal length.
     for d, s in itertools.product((64, 128, 192, 256), (512, 700)):
         for mask in ({}, {"causal": True}, {"left": 100, "right": 50}):
@@ -217,7 +293,8 @@ def random_case(generator):
     features = {}
     for name, values in (("softcap", (0.0, 5.0)), ("alibi", (False, True)), ("sink", (False, True)),
                          ("top_left", (False, True)), ("packed", (False, True)),
-                         ("bias", (None, "bhqk", "qk", "h")), ("heads_outside", (False, True))):
+                         ("bias", (None, "bhqk", "qk", "h")), ("heads_outside", (False, True)),
+                         ("dropout", (0.0, 0.0, 0.2)), ("scores", ("normal", "normal", "rising"))):
         features[name] = pick(values[0], *values)
     if features["packed"]:
         features["bias"] = None
@@ -237,6 +314,26 @@ def repeats(library, count):
     for _ in range(count):
         o.fill_(float("nan"))
         plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+        if not (torch.equal(o, first[0]) and torch.equal(lse, first[1])):
+            return False
+    return True
+
+
+def in_graph(library, count):
+    """Does a CUDA graph of three launches on a stream of its own give what the launch gave?"""
+    case = Case(b=3, sq=700, sk=900, h=8, hk=2, d=64, causal=True)
+    plan, tensors, memory, _ = run(library, case, 2)
+    o, lse = memory[3], memory[4]
+    first = (o.clone(), lse.clone())
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(3):
+            plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+    for _ in range(count):
+        o.fill_(float("nan"))
+        lse.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
         if not (torch.equal(o, first[0]) and torch.equal(lse, first[1])):
             return False
     return True
@@ -268,6 +365,9 @@ def main():
         same = repeats(library, arguments.repeats)
         failures += not same
         print(f"{arguments.repeats} runs: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+    same = in_graph(library, 20)
+    failures += not same
+    print(f"in a CUDA graph: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
     sys.exit(failures > 0)
 
 

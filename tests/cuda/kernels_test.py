@@ -81,7 +81,9 @@ def loop_faults(row, counts):
     """What the loop of a row without extras has that it should not, or lacks."""
     wanted = {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
               "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
-              "BAR": 2, "SHFL": 4, "R2UR": 0}
+              "VIMNMX3": row["block_n"] // 4, "BAR": 2,
+              "SHFL": 8,  # the greatest of a quad, and of rows without a score above 0 once more
+              "R2UR": 0}
     return [f"{name} {counts[name]} times, not {count}" for name, count in wanted.items()
             if counts[name] != count]
 

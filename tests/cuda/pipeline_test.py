@@ -1,7 +1,8 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
-One producer, two or three warpgroups, rings of two for keys and values (src/cuda/sm90/forward.h), and in some
-tiles a warpgroup that passes over the first block. No schedule may end with everybody waiting, and no buffer
+One producer (src/cuda/sm90/producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
+a tile's description travels with its queries, tiles without keys and the end of work too. In some tiles a
+warpgroup passes over the first block. No schedule may end with everybody waiting, and no buffer
 may be filled while somebody still multiplies what lies in it. Dropping the waits of skip_keys() and
 skip_values() must be seen, or the model would prove nothing.
 """
@@ -76,7 +77,9 @@ def produce(tiles, q, k, v, overwritten):
             if item > 0:
                 yield from v.fill(item - 1, overwritten)
             item += 1
-    yield from v.fill(item - 1, overwritten)
+    if item > 0:
+        yield from v.fill(item - 1, overwritten)
+    yield from q.fill(len(tiles), overwritten)  # says that there are no more
 
 
 def consume(group, tiles, skips, turns, q, k, v, waits):
@@ -86,6 +89,12 @@ def consume(group, tiles, skips, turns, q, k, v, waits):
     item = weighed = -1
     for tile, blocks in enumerate(tiles):
         yield from q.wait_full(tile)
+        q.readers[tile % q.stages].add((group, tile))
+        yield
+        if blocks == 0:
+            q.readers[tile % q.stages].discard((group, tile))
+            q.release(tile)
+            continue
         skipped = skips(tile, group, len(turns) - 1)
         for n in range(blocks):
             item += 1
@@ -109,6 +118,7 @@ def consume(group, tiles, skips, turns, q, k, v, waits):
             k.readers[item % STAGES].discard((group, item))
             k.release(item)
             if n == blocks - 1:
+                q.readers[tile % q.stages].discard((group, tile))
                 q.release(tile)
             yield
             if weighed >= 0:
@@ -119,7 +129,9 @@ def consume(group, tiles, skips, turns, q, k, v, waits):
                 for i in range(item - skipped, item):
                     yield from v.wait_full(i)
                     v.release(i)
-    yield from v.wait_full(weighed)
+    yield from q.wait_full(len(tiles))
+    if weighed >= 0:
+        yield from v.wait_full(weighed)
 
 
 def fault(seed, groups, q_stages, tiles, skips, waits):
@@ -130,7 +142,7 @@ def fault(seed, groups, q_stages, tiles, skips, waits):
     overwritten = []
     running = [produce(tiles, q, k, v, overwritten)]
     running += [consume(g, tiles, skips, turns, q, k, v, waits) for g in range(groups)]
-    for _ in range(4000 * sum(tiles)):
+    for _ in range(4000 * (sum(tiles) + len(tiles))):
         one = schedule.choice(running)
         if next(one, "over") == "over":
             running.remove(one)
@@ -156,7 +168,7 @@ def main():
     for groups in (2, 3):
         for q_stages in (1, 2):
             for name, skips in SKIPS.items():
-                for tiles in ([4] * 5, [2] * 7, [2, 3, 2, 5, 2]):
+                for tiles in ([4] * 5, [2] * 7, [2, 3, 2, 5, 2], [0, 2, 0, 0, 0, 3, 2, 0], [0, 0, 0]):
                     for seed in range(first, first + 100):
                         runs += 1
                         found = fault(seed, groups, q_stages, tiles, skips, waits=True)
