@@ -7,7 +7,9 @@
 
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "plan/catalog.h"
 #include "plan/device_table.h"
+#include "plan/names.h"
 #include "plan/plan.h"
 
 #define TESSERA_STRING(x) #x
@@ -21,6 +23,18 @@ const char* version() {
 }
 
 Result<Device> this_gpu(int ordinal) { return cuda::device_at(ordinal); }
+
+Result<std::string> driver_version() { return cuda::driver_version(); }
+
+bool runs_here(std::string_view kernel) {
+  for (const core::Kernel& row : kCatalog) {
+    if (name_of(row) != kernel) continue;
+    if (!is_gpu(row.arch)) return row.arch <= best_arch();
+    const Result<Device> gpu = this_gpu();
+    return gpu && row.arch <= gpu->arch && cuda::has_code(row);
+  }
+  return false;
+}
 
 Result<Device> named_device(std::string_view name) {
   Device cpu = this_cpu();
@@ -78,6 +92,11 @@ Status run(const Plan& plan, const Tensors& tensors, void* workspace, std::size_
   }
   return on_gpu ? cuda::run(data, tensors, workspace, execution)
                 : cpu::run(data, tensors, workspace, execution);
+}
+
+Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor) {
+  return is_gpu(device.arch) ? cuda::measure_peaks(device, seconds)
+                             : cpu::measure_peaks(device, seconds, executor);
 }
 
 Status attend(const Problem& problem, const Tensors& tensors, const Execution& execution) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <vector>
 
+#include "check/device_copy.h"
 #include "check/inputs.h"
 #include "commands.h"
 #include "core/mask.h"
@@ -20,7 +20,7 @@ namespace {
 struct Options {
   std::vector<std::string> problems;
   std::string file;
-  std::string device = "cpu";
+  std::string device;
   int threads = 0;
   double seconds = 1.0;
   double peak_seconds = 0.05;
@@ -34,12 +34,13 @@ struct Measurement {
   Problem problem;
   std::string kernel;
   int threads = 0;
-  double seconds = 0.0;       ///< median of the runs
-  double best_seconds = 0.0;  ///< fastest run: what remains where neighbours disturb the machine
-  int runs = 0;
-  double flops = 0.0;       ///< of one run
-  double kv_bytes = 0.0;    ///< of K and V, read once
-  double peak_flops = 0.0;  ///< mean of before and after
+  double seconds = 0.0;          ///< median of the runs
+  double best_seconds = 0.0;     ///< fastest run: what remains where neighbours disturb the machine
+  double enqueue_seconds = 0.0;  ///< median of a call of run(); GPU: the host's part
+  int runs = 0;                  ///< GPU: batches of them
+  double flops = 0.0;            ///< of one run
+  double kv_bytes = 0.0;         ///< of K and V, read once
+  double peak_flops = 0.0;       ///< mean of before and after
   double peak_bytes = 0.0;
   std::size_t workspace = 0;
   double three_step_bytes = 0.0;
@@ -99,6 +100,76 @@ std::vector<std::unique_ptr<RunMemory>> make_inputs(const Problem& problem, doub
   return inputs;
 }
 
+/// Seconds of each run, and of each call of run(): on a GPU those differ.
+struct Times {
+  std::vector<double> runs, calls;
+
+  double median() const { return middle(runs); }
+  double median_call() const { return middle(calls); }
+
+ private:
+  static double middle(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  }
+};
+
+using Inputs = std::vector<std::unique_ptr<RunMemory>>;
+
+Result<Times> time_on_cpu(const Plan& plan, const Inputs& inputs, const Buffer& workspace,
+                          const Executor& executor, const Options& options) {
+  const Execution execution{&executor};
+  Times times;
+  const double start = clock_seconds();
+  for (std::size_t i = 0; times.runs.size() < 3 || clock_seconds() - start < options.seconds; ++i) {
+    const RunMemory& memory = *inputs[i % inputs.size()];
+    const double begin = clock_seconds();
+    const Status status =
+        run(plan, memory.tensors(), workspace.data(), workspace.bytes(), execution);
+    const double elapsed = clock_seconds() - begin;
+    if (!status) return status;
+    if (i > 0) times.runs.push_back(elapsed);  // the first run touches fresh pages
+  }
+  times.calls = times.runs;
+  return times;
+}
+
+/// Runs are enqueued in batches of about five milliseconds, so that waiting for them costs nothing.
+Result<Times> time_on_gpu(const Plan& plan, const Inputs& inputs, const Buffer& workspace,
+                          const Options& options) {
+  std::vector<DeviceCopy> copies;
+  for (const auto& memory : inputs) {
+    Result<DeviceCopy> copy = DeviceCopy::of(*memory, plan.device());
+    if (!copy) return copy.status();
+    copies.push_back(std::move(*copy));
+  }
+  Times times;
+  std::size_t next = 0;
+  const auto batch = [&](int count) -> Status {
+    const double begin = clock_seconds();
+    for (int i = 0; i < count; ++i, ++next) {
+      const double called = clock_seconds();
+      const Status status = run(plan, copies[next % copies.size()].tensors(), workspace.data(),
+                                workspace.bytes(), Execution{});
+      if (!status) return status;
+      times.calls.push_back(clock_seconds() - called);
+    }
+    if (Status s = synchronize(plan.device()); !s) return s;
+    times.runs.push_back((clock_seconds() - begin) / count);
+    return {};
+  };
+  constexpr double kBatchSeconds = 0.005;
+  if (Status s = batch(1); !s) return s;  // loads the kernel
+  if (Status s = batch(10); !s) return s;
+  const int count = static_cast<int>(std::clamp(kBatchSeconds / times.runs.back(), 1.0, 500.0));
+  times = {};
+  const double start = clock_seconds();
+  while (times.runs.size() < 3 || clock_seconds() - start < options.seconds) {
+    if (Status s = batch(count); !s) return s;
+  }
+  return times;
+}
+
 Result<Measurement> measure(const Problem& problem, const Device& device, const Options& options) {
   const Result<Plan> planned = plan(problem, device);
   if (!planned) return planned.status();
@@ -106,42 +177,32 @@ Result<Measurement> measure(const Problem& problem, const Device& device, const 
                                               (problem.head_dim + problem.head_dim_v)) *
                           static_cast<double>(size_of(problem.dtype));
   const auto inputs = make_inputs(problem, kv_bytes, options);
-  const std::size_t bytes = planned->workspace_bytes();
-  const std::unique_ptr<void, decltype(&std::free)> workspace(
-      std::aligned_alloc(Plan::workspace_alignment, std::max<std::size_t>(bytes, 64)), &std::free);
-  if (workspace == nullptr) {
-    return Status::workspace("workspace: could not allocate " + std::to_string(bytes) + " bytes");
-  }
-  ThreadPool pool(device.threads);
+  const Result<Buffer> workspace = Buffer::allocate(device, planned->workspace_bytes());
+  if (!workspace) return workspace.status();
+  const bool on_gpu = is_gpu(device.arch);
+  ThreadPool pool(on_gpu ? 1 : device.threads);
   const Executor executor = pool.executor();
-  const Execution execution{&executor};
 
   const auto before = measure_peaks(device, options.peak_seconds, &executor);
   if (!before) return before.status();
-  std::vector<double> times;
-  const double start = clock_seconds();
-  for (int i = 0; times.size() < 3 || clock_seconds() - start < options.seconds; ++i) {
-    const RunMemory& memory = *inputs[static_cast<std::size_t>(i) % inputs.size()];
-    const double begin = clock_seconds();
-    const Status status = run(*planned, memory.tensors(), workspace.get(), bytes, execution);
-    const double elapsed = clock_seconds() - begin;
-    if (!status) return status;
-    if (i > 0) times.push_back(elapsed);  // the first run touches fresh pages
-  }
+  const Result<Times> times = on_gpu ? time_on_gpu(*planned, inputs, *workspace, options)
+                                     : time_on_cpu(*planned, inputs, *workspace, executor, options);
+  if (!times) return times.status();
   const auto after = measure_peaks(device, options.peak_seconds, &executor);
   if (!after) return after.status();
 
-  std::sort(times.begin(), times.end());
   Measurement m;
   m.problem = problem;
   m.kernel = planned->kernel();
   m.threads = device.threads;
-  m.seconds = times[times.size() / 2];
-  m.best_seconds = times.front();
-  m.runs = static_cast<int>(times.size());
+  m.seconds = times->median();
+  m.best_seconds = *std::min_element(times->runs.begin(), times->runs.end());
+  m.enqueue_seconds = times->median_call();
+  m.runs = static_cast<int>(times->runs.size());
   m.flops = flop_count(problem, inputs[0]->tensors());
   m.kv_bytes = kv_bytes;
-  const bool bf16 = problem.dtype == Dtype::bf16 && before->bf16_flops > 0;
+  const std::size_t bytes = planned->workspace_bytes();
+  const bool bf16 = (problem.dtype == Dtype::bf16 || on_gpu) && before->bf16_flops > 0;
   m.peak_flops = bf16 ? (before->bf16_flops + after->bf16_flops) / 2
                       : (before->f32_flops + after->f32_flops) / 2;
   m.peak_bytes = (before->read_bytes + after->read_bytes) / 2;
@@ -156,6 +217,7 @@ Json to_json(const Measurement& m) {
           {"threads", m.threads},
           {"seconds", m.seconds},
           {"best_seconds", m.best_seconds},
+          {"enqueue_seconds", m.enqueue_seconds},
           {"runs", m.runs},
           {"flops_per_second", m.flops / m.seconds},
           {"peak_flops_per_second", m.peak_flops},
@@ -192,20 +254,21 @@ Result<std::vector<Problem>> read_problems(const Options& options) {
 int run_bench(const Options& options) {
   const auto problems = read_problems(options);
   if (!problems) return fail(problems.status());
-  Result<Device> device = named_device(options.device);
-  if (!device) return fail(device.status());
-  if (options.threads > 0) device->threads = options.threads;
 
   Json json = Json::array();
-  Table table({"problem", "kernel", "time", "FLOP/s", "of peak", "best", "K,V read/s", "of read",
-               "workspace", "three-step"});
+  Table table({"problem", "kernel", "time", "enqueue", "FLOP/s", "of peak", "best", "K,V read/s",
+               "of read", "workspace", "three-step"});
   Progress progress("measuring");
   for (std::size_t i = 0; i < problems->size(); ++i) {
+    Result<Device> device = device_for(options.device, (*problems)[i]);
+    if (!device) return fail(device.status());
+    if (options.threads > 0) device->threads = options.threads;
     const Result<Measurement> m = measure((*problems)[i], *device, options);
     if (!m) return fail(m.status());
     json.push_back(to_json(*m));
     table.add({to_string(m->problem), m->kernel, seconds_text(m->seconds),
-               rate_text(m->flops / m->seconds), fixed_text(100.0 * m->share(), 1) + " %",
+               seconds_text(m->enqueue_seconds), rate_text(m->flops / m->seconds),
+               fixed_text(100.0 * m->share(), 1) + " %",
                fixed_text(100.0 * m->best_share(), 1) + " %",
                rate_text(m->kv_bytes / m->seconds) + "B",
                fixed_text(100.0 * m->kv_bytes / m->seconds / m->peak_bytes, 1) + " %",
@@ -228,8 +291,7 @@ void add_bench(CLI::App& app, Context& context) {
       "bench", "Time problems; share of the peak that is measured right before and after");
   command->add_option("problems", options->problems, "problems, one argument each");
   command->add_option("--file", options->file, "a file of problems, one a line");
-  command->add_option("--device", options->device, "cpu, or an instruction set to be forced")
-      ->capture_default_str();
+  command->add_option("--device", options->device, kDeviceHelp);
   command->add_option("--threads", options->threads, "worker threads; 0: all")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--seconds", options->seconds, "time spent on each problem")

@@ -12,7 +12,7 @@ namespace {
 
 struct Options {
   std::string problem;
-  std::string device = "cpu";
+  std::string device;
   int threads = 0;
   std::uint64_t seed = 0;
   bool seed_given = false;
@@ -48,7 +48,7 @@ void print_result(const CheckResult& result, std::uint64_t seed) {
 int run_check(const Options& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
-  Result<Device> device = named_device(options.device);
+  Result<Device> device = device_for(options.device, *problem);
   if (!device) return fail(device.status());
   if (options.threads > 0) device->threads = options.threads;
   std::uint64_t seed = options.seed;
@@ -90,8 +90,7 @@ void add_check(CLI::App& app, Context& context) {
       "--seed", options->seed, "seed of the inputs; random if not given, always printed");
   command->add_option("--count", options->count, "checks, with seeds SEED, SEED + 1, ...")
       ->check(CLI::PositiveNumber);
-  command->add_option("--device", options->device, "cpu, or an instruction set to be forced")
-      ->capture_default_str();
+  command->add_option("--device", options->device, kDeviceHelp);
   command->add_option("--threads", options->threads, "worker threads; 0: all")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--json", options->json, "print JSON");

@@ -11,6 +11,13 @@ int fail(const Status& status) {
   return status.code == Code::invalid ? kBadInput : kCannot;
 }
 
+Result<Device> device_for(const std::string& name, const Problem& problem) {
+  if (!name.empty()) return named_device(name);
+  const Result<Device> gpu = this_gpu();
+  if (gpu && plan(problem, *gpu)) return gpu;
+  return this_cpu();
+}
+
 namespace {
 
 constexpr const char* kFooter = R"(

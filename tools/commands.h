@@ -32,6 +32,14 @@ void add_plan(CLI::App& app, Context& context);
 void add_memory(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 
+/// The device of that name. An empty one: the first GPU if it has a kernel for the problem, else
+/// the CPU.
+Result<Device> device_for(const std::string& name, const Problem& problem);
+
+/// What --help says of that name.
+inline constexpr const char* kDeviceHelp =
+    "a device; `tessera info` lists them (default: the GPU if it can, else the CPU)";
+
 /// Prints "tessera: TEXT" to stderr and returns the exit code for that kind of failure.
 int fail(const Status& status);
 

@@ -23,9 +23,51 @@ Json catalog_json() {
                     {"tile_m", row.tile_m},
                     {"block_n", row.block_n},
                     {"split_n", row.split_n},
-                    {"runs_here", row.arch <= best_arch()}});
+                    {"runs_here", runs_here(name_of(row))}});
   }
   return rows;
+}
+
+/// The GPUs that kernels run on, and why there are no others.
+struct Gpus {
+  std::vector<Device> usable;
+  std::string rest;    ///< what was said of the first one that is not
+  std::string driver;  ///< CUDA version; empty: none
+
+  Gpus() {
+    if (const Result<std::string> version = driver_version()) driver = *version;
+    for (int ordinal = 0;; ++ordinal) {
+      const Result<Device> gpu = this_gpu(ordinal);
+      if (!gpu) {
+        rest = gpu.status().text;
+        break;
+      }
+      usable.push_back(*gpu);
+    }
+  }
+};
+
+Json gpus_json() {
+  const Gpus gpus;
+  Json list = Json::array();
+  for (const Device& gpu : gpus.usable) {
+    list.push_back({{"name", gpu.name},
+                    {"arch", to_string(gpu.arch)},
+                    {"multiprocessors", gpu.threads},
+                    {"shared_bytes", gpu.l1_bytes},
+                    {"l2_bytes", gpu.l2_bytes}});
+  }
+  return {{"driver", gpus.driver}, {"usable", list}, {"rest", gpus.rest}};
+}
+
+void print_gpus() {
+  const Gpus gpus;
+  if (gpus.usable.empty()) std::printf("gpu        none: %s\n", gpus.rest.c_str());
+  for (const Device& gpu : gpus.usable) {
+    std::printf("gpu:%d      %s, %s, %d multiprocessors, L2 %s, driver of CUDA %s\n", gpu.ordinal,
+                gpu.name.c_str(), to_string(gpu.arch), gpu.threads,
+                bytes_text(static_cast<double>(gpu.l2_bytes)).c_str(), gpus.driver.c_str());
+  }
 }
 
 Json info_json(const Device& cpu, const Peaks* peaks) {
@@ -36,6 +78,7 @@ Json info_json(const Device& cpu, const Peaks* peaks) {
                  {"threads", cpu.threads},
                  {"l1_bytes", cpu.l1_bytes},
                  {"l2_bytes", cpu.l2_bytes}}},
+               {"gpu", gpus_json()},
                {"devices", device_names()},
                {"catalog", catalog_json()}};
   if (peaks != nullptr) {
@@ -58,7 +101,7 @@ void print_info(const Device& cpu, const Peaks* peaks) {
                 peaks->bf16_flops > 0 ? rate_text(peaks->bf16_flops).c_str() : "no ",
                 rate_text(peaks->read_bytes).c_str());
   }
-  std::printf("gpu        none: this build has CPU kernels only\n");
+  print_gpus();
   std::string names;
   for (const std::string& name : device_names()) names += (names.empty() ? "" : ", ") + name;
   std::printf("devices    %s\n\n", names.c_str());
@@ -66,7 +109,7 @@ void print_info(const Device& cpu, const Peaks* peaks) {
   for (const core::Kernel& row : kCatalog) {
     table.add({name_of(row), std::to_string(row.block_m), std::to_string(row.tile_m),
                std::to_string(row.block_n), std::to_string(row.split_n),
-               row.arch <= best_arch() ? "yes" : "no"});
+               runs_here(name_of(row)) ? "yes" : "no"});
   }
   std::fputs(table.text().c_str(), stdout);
 }

@@ -9,7 +9,7 @@ namespace {
 
 struct Options {
   std::string problem;
-  std::string device = "cpu";
+  std::string device;
   int threads = 0;
   bool json = false;
 };
@@ -31,7 +31,7 @@ Json plan_json(const Plan& plan) {
 int run_plan(const Options& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
-  Result<Device> device = named_device(options.device);
+  Result<Device> device = device_for(options.device, *problem);
   if (!device) return fail(device.status());
   if (options.threads > 0) device->threads = options.threads;
   const Result<Plan> planned = plan(*problem, *device);
@@ -51,8 +51,7 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("plan", "Show which kernel a problem gets, what it costs, and why");
   command->add_option("problem", options->problem, "the problem, in one line")->required();
-  command->add_option("--device", options->device, "a device; `tessera info` lists them")
-      ->capture_default_str();
+  command->add_option("--device", options->device, kDeviceHelp);
   command->add_option("--threads", options->threads, "threads to plan for; 0: the device's")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--json", options->json, "print JSON");

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/buffer.hpp"
 #include "tessera/device.hpp"
 #include "tessera/executor.hpp"
 #include "tessera/export.h"
@@ -95,16 +96,21 @@ TESSERA_API Status attend(const Problem& problem, const Tensors& tensors,
 
 /// What a machine reaches in simple loops; per second, all workers together.
 struct Peaks {
-  double f32_flops = 0.0;   ///< fp32 multiply-adds in registers, two operations each
-  double bf16_flops = 0.0;  ///< bf16 dot products in registers; 0: no such instruction
+  double f32_flops = 0.0;   ///< fp32 multiply-adds in registers, two operations each; GPU: 0
+  double bf16_flops = 0.0;  ///< bf16 products (GPU: tensor cores); 0: no such instruction
   double read_bytes = 0.0;  ///< plain reads of memory
 };
 
 /// Measures them on this machine for about `seconds` each, with the device's instruction set and at
-/// most device.threads workers. Clocks drift: measure beside whatever is compared with the result.
-/// Errors: device (this machine cannot execute the device's instruction set).
+/// most device.threads workers; on a GPU with a buffer of 1 GiB. Clocks drift: measure beside
+/// whatever is compared with the result. Errors: device (this machine cannot execute the device's
+/// instruction set).
 TESSERA_API Result<Peaks> measure_peaks(const Device& device, double seconds,
                                         const Executor* executor = nullptr);
+
+/// Whether this machine, with this build, can run the kernel of that name (Plan::kernel()): the
+/// instruction set or a GPU of its architecture is there, and so is its machine code.
+TESSERA_API bool runs_here(std::string_view kernel);
 
 /// "0.1.0"
 TESSERA_API const char* version();

@@ -11,4 +11,7 @@ namespace tessera::cpu {
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution);
 
+/// As tessera::measure_peaks.
+Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor);
+
 }  // namespace tessera::cpu

@@ -4,10 +4,10 @@
 #include <chrono>
 #include <vector>
 
+#include "cpu/backend.h"
 #include "cpu/isa.h"
 
-namespace tessera {
-
+namespace tessera::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -41,7 +41,7 @@ double burst_rate(const Executor& executor, int workers, double seconds,
 }
 
 /// Bytes a second of all workers together, from memory far larger than the caches.
-double read_rate(const Executor& executor, int workers, double seconds, const cpu::Isa& isa) {
+double read_rate(const Executor& executor, int workers, double seconds, const Isa& isa) {
   constexpr std::int64_t kBytes = std::int64_t{256} << 20;
   const std::vector<std::byte> memory(static_cast<std::size_t>(kBytes), std::byte{1});
   const std::int64_t share = kBytes / workers;
@@ -59,7 +59,7 @@ double read_rate(const Executor& executor, int workers, double seconds, const cp
 }  // namespace
 
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor) {
-  const cpu::Isa* isa = device.arch <= best_arch() ? cpu::isa_of(device.arch) : nullptr;
+  const Isa* isa = device.arch <= best_arch() ? isa_of(device.arch) : nullptr;
   if (isa == nullptr) {
     return Status::device("device = '" + device.name + "': this machine, with this build, runs " +
                           to_string(best_arch()) + " at most");
@@ -73,4 +73,4 @@ Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor
   return peaks;
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

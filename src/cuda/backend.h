@@ -10,10 +10,19 @@ namespace tessera::cuda {
 /// that no kernel runs on).
 Result<Device> device_at(int ordinal);
 
+/// As tessera::driver_version.
+Result<std::string> driver_version();
+
+/// Is the row's machine code part of this build?
+bool has_code(const core::Kernel& row);
+
 /// Enqueues the plan on execution.stream of its device. The problem fits the tensors; their memory
 /// is the device's. Errors: invalid (an address or stride that the copy engine cannot take),
 /// device.
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution);
+
+/// As tessera::measure_peaks; fp32 is not measured. Errors: device.
+Result<Peaks> measure_peaks(const Device& device, double seconds);
 
 }  // namespace tessera::cuda

@@ -48,4 +48,12 @@ Result<Device> device_at(int ordinal) {
   return device;
 }
 
+Result<std::string> driver_version() {
+  const Driver& d = driver();
+  if (!d.available()) return Status::device(d.missing);
+  int version = 0;
+  if (Status s = d.check(d.driver_version(&version), "cuDriverGetVersion"); !s) return s;
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 }  // namespace tessera::cuda

@@ -32,6 +32,11 @@ Driver open_driver() {
   find(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
   find(d.context_push, "cuCtxPushCurrent_v2");
   find(d.context_pop, "cuCtxPopCurrent_v2");
+  find(d.memory_allocate, "cuMemAlloc_v2");
+  find(d.memory_free, "cuMemFree_v2");
+  find(d.copy_to_device, "cuMemcpyHtoD_v2");
+  find(d.copy_to_host, "cuMemcpyDtoH_v2");
+  find(d.stream_synchronize, "cuStreamSynchronize");
   find(d.library_load, "cuLibraryLoadData");
   find(d.library_kernel, "cuLibraryGetKernel");
   find(d.kernel_set_attribute, "cuKernelSetAttribute");

@@ -1,6 +1,6 @@
 // The CUDA driver, opened at run time: one library for machines with and without a GPU. Only the
 // few entry points and types that are used are declared here, from the driver API's documentation;
-// no CUDA header is needed to build. Called by device.cpp and launch.cpp.
+// no CUDA header is needed to build. Called by everything in this folder.
 #pragma once
 
 #include <cstddef>
@@ -53,6 +53,11 @@ struct Driver {
   CuResult (*primary_context_retain)(CuContext*, CuDevice);
   CuResult (*context_push)(CuContext);
   CuResult (*context_pop)(CuContext*);
+  CuResult (*memory_allocate)(std::uint64_t* address, std::size_t bytes);
+  CuResult (*memory_free)(std::uint64_t address);
+  CuResult (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes);
+  CuResult (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes);
+  CuResult (*stream_synchronize)(CuStream);
   CuResult (*library_load)(CuLibrary*, const void* image, int* jit_options, void** jit_values,
                            unsigned num_jit, int* options, void** values, unsigned num);
   CuResult (*library_kernel)(CuKernel*, CuLibrary, const char* name);

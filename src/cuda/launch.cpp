@@ -8,7 +8,8 @@
 
 #include "core/kernel.h"
 #include "cuda/backend.h"
-#include "cuda/cubins.h"
+#include "cuda/code.h"
+#include "cuda/context.h"
 #include "cuda/driver.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/shape.h"
@@ -18,7 +19,7 @@
 namespace tessera::cuda {
 namespace {
 
-/// A row's kernel, once it is loaded.
+/// A row's kernel on a device, once it is loaded there.
 struct Loaded {
   std::once_flag once;
   Status status;
@@ -26,32 +27,15 @@ struct Loaded {
 };
 
 const Loaded& load(const core::Kernel& row, CuDevice device) {
-  static std::array<Loaded, std::size(kCatalog)> all;
+  // A CuKernel serves every device, but its attributes are each device's own.
+  static std::array<std::array<Loaded, std::size(kCatalog)>, kMostDevices> all;
   const auto at = static_cast<std::size_t>(
       std::find(std::begin(kCatalog), std::end(kCatalog), row) - std::begin(kCatalog));
-  Loaded& loaded = all[at];
+  Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices][at];
   std::call_once(loaded.once, [&] {
-    const Driver& d = driver();
     const std::string symbol = symbol_of(row);
-    const auto found = std::find_if(cubins().begin(), cubins().end(),
-                                    [&](const Cubin& c) { return symbol == c.symbol; });
-    if (found == cubins().end()) {
-      loaded.status = Status::device(name_of(row) +
-                                     " is not part of this build: libnvrtc was "
-                                     "missing when it was made");
-      return;
-    }
-    CuLibrary library = nullptr;
     loaded.status =
-        d.check(d.library_load(&library, found->begin, nullptr, nullptr, 0, nullptr, nullptr, 0),
-                "cuLibraryLoadData");
-    if (!loaded.status) return;
-    loaded.status =
-        d.check(d.library_kernel(&loaded.kernel, library, symbol.c_str()), "cuLibraryGetKernel");
-    if (!loaded.status) return;
-    loaded.status = d.check(d.kernel_set_attribute(kMaxDynamicSharedBytes, sm90::shared_bytes(row),
-                                                   loaded.kernel, device),
-                            "cuKernelSetAttribute");
+        load_kernel(loaded.kernel, symbol, symbol.c_str(), sm90::shared_bytes(row), device);
   });
   return loaded;
 }
@@ -141,30 +125,6 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
   return {};
 }
 
-/// Makes a device's primary context the calling thread's for a while.
-class CurrentContext {
- public:
-  explicit CurrentContext(CuDevice device) {
-    const Driver& d = driver();
-    CuContext context = nullptr;
-    status_ = d.check(d.primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
-    if (status_) status_ = d.check(d.context_push(context), "cuCtxPushCurrent");
-    pushed_ = status_.ok();
-  }
-  ~CurrentContext() {
-    CuContext context = nullptr;
-    if (pushed_) driver().context_pop(&context);
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
-  const Status& status() const { return status_; }
-
- private:
-  Status status_;
-  bool pushed_ = false;
-};
-
 }  // namespace
 
 Status run(const PlanData& plan, const Tensors& tensors, void* /*workspace*/,
@@ -172,11 +132,9 @@ Status run(const PlanData& plan, const Tensors& tensors, void* /*workspace*/,
   const Driver& d = driver();
   if (!d.available()) return Status::device(d.missing);
   if (plan.grid.count() == 0) return {};
-  CuDevice device = 0;
-  if (Status s = d.check(d.device_get(&device, plan.device.ordinal), "cuDeviceGet"); !s) return s;
-  const CurrentContext context(device);
+  const CurrentContext context(plan.device.ordinal);
   if (!context.status()) return context.status();
-  const Loaded& loaded = load(plan.kernel, device);
+  const Loaded& loaded = load(plan.kernel, context.device());
   if (!loaded.status) return loaded.status;
   sm90::ForwardParams params;
   if (Status s = make_params(params, plan, tensors); !s) return s;

@@ -1,4 +1,4 @@
-// The name of a row's kernel function, in its cubin and in the table of cubins.
+// Names in the table of cubins; a row's is its kernel function's, too.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,9 @@
 #include "plan/names.h"
 
 namespace tessera::cuda {
+
+/// Of the yardstick's kernels: multiply_peak and read_peak.
+inline constexpr const char* kPeakSymbol = "tessera_sm90_peak";
 
 /// name_of(), as an identifier.
 inline std::string symbol_of(const core::Kernel& kernel) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "check/device_copy.h"
 #include "check/inputs.h"
 #include "reference/naive.h"
 #include "reference/noise.h"
@@ -33,7 +34,22 @@ Executor pool_executor(int num_threads) {
   return pool->executor();
 }
 
+Status execute_on_gpu(const Plan& plan, const RunMemory& memory, std::string& damage) {
+  const Result<DeviceCopy> copy = DeviceCopy::of(memory, plan.device());
+  if (!copy) return copy.status();
+  const Result<Buffer> workspace = Buffer::allocate(plan.device(), plan.workspace_bytes());
+  if (!workspace) return workspace.status();
+  const Status status =
+      run(plan, copy->tensors(), workspace->data(), plan.workspace_bytes(), Execution{});
+  if (!status) return status;
+  if (Status s = synchronize(plan.device()); !s) return s;
+  if (Status s = copy->bring_back(memory); !s) return s;
+  damage = memory.damage();
+  return {};
+}
+
 Status execute(const Plan& plan, RunMemory& memory, bool in_reverse, std::string& damage) {
+  if (is_gpu(plan.device().arch)) return execute_on_gpu(plan, memory, damage);
   const GuardedBuffer workspace(plan.workspace_bytes(), 0);
   const int threads = plan.device().threads;
   const Executor executor = in_reverse ? reverse_executor(threads) : pool_executor(threads);

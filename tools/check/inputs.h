@@ -68,6 +68,7 @@ class RunMemory {
   const Tensors& tensors() const { return tensors_; }
   Tensors& tensors() { return tensors_; }
   const Problem& problem() const { return problem_; }
+  const std::deque<Block>& blocks() const { return blocks_; }
 
   /// Backward: writes o (rounded to storage) and softmax_lse, which are its inputs. Row-major
   /// values.

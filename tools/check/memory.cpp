@@ -1,4 +1,4 @@
-// Guard zones: 256 bytes on either side. AddressSanitizer sees reads there, too.
+// Guard zones lie on either side. AddressSanitizer sees reads there, too.
 #include "check/memory.h"
 
 #include <cstring>
@@ -10,7 +10,6 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::size_t kGuard = 256;
 constexpr std::size_t kAlignment = 64;
 
 /// Forbids or allows access to memory for AddressSanitizer.

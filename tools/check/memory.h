@@ -12,6 +12,9 @@ namespace tessera::tools {
 /// 16 bits that are NaN as bf16 and f16, and as f32 when repeated.
 inline constexpr std::uint16_t kPoison = 0x7FC5;
 
+/// Bytes of a guard zone.
+inline constexpr std::size_t kGuard = 256;
+
 /// Bytes between guard zones, poisoned.
 class GuardedBuffer {
  public:
@@ -23,6 +26,14 @@ class GuardedBuffer {
   std::size_t bytes() const { return bytes_; }
   /// Are both guard zones as they were?
   bool guards_intact() const;
+  /// Returns visit(start, bytes) of the memory with both guard zones.
+  template <class Visit>
+  auto with_guards(const Visit& visit) const {
+    forbid_guards(false);
+    auto result = visit(start_ - kGuard, bytes_ + 2 * kGuard);
+    forbid_guards(true);
+    return result;
+  }
 
  private:
   void forbid_guards(bool forbidden) const;

@@ -1,5 +1,5 @@
 // The build-time device compiler: every catalog row of a GPU to a cubin, as many at a time as there
-// are cores, and one C++ file that embeds them.
+// are cores, the yardstick (sm90/peak.h) to one more, and one C++ file that embeds them.
 //
 //   compiler --nvrtc LIBRARY --source ROOT --output FOLDER
 //
@@ -32,13 +32,26 @@ struct Options {
   std::string nvrtc, source, output;
 };
 
-/// One row on its way.
+/// One cubin on its way.
 struct Job {
-  std::size_t row = 0;  ///< of kCatalog
   std::string symbol;
+  int row = kNoRow;  ///< of kCatalog
+
+  static constexpr int kNoRow = -1;  ///< the yardstick's kernels
 };
 
 std::string program_of(const Job& job) {
+  if (job.row == Job::kNoRow) {
+    return "#include \"cuda/sm90/peak.h\"\n"
+           "using namespace tessera::cuda;\n"
+           "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
+           "multiply_peak(int rounds, float* never) {\n"
+           "  extern __shared__ char shared[];\n"
+           "  sm90::multiply_peak(shared, rounds, never);\n}\n"
+           "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
+           "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
+           "  sm90::read_peak(memory, count, never);\n}\n";
+  }
   const std::string row = "tessera::kCatalog[" + std::to_string(job.row) + "]";
   return "#include \"cuda/sm90/forward.h\"\n"
          "#include \"plan/catalog.h\"\n"
@@ -74,8 +87,9 @@ std::string complaint(const Compilation& result) {
 std::vector<Job> jobs() {
   std::vector<Job> list;
   for (std::size_t i = 0; i < std::size(kCatalog); ++i) {
-    if (is_gpu(kCatalog[i].arch)) list.push_back({i, symbol_of(kCatalog[i])});
+    if (is_gpu(kCatalog[i].arch)) list.push_back({symbol_of(kCatalog[i]), static_cast<int>(i)});
   }
+  list.push_back({kPeakSymbol, Job::kNoRow});
   return list;
 }
 
@@ -155,6 +169,7 @@ std::string embedding_of(const Options& options, const std::vector<Job>& list) {
 std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
   std::string text = "NVRTC " + nvrtc.version() + " threads shared_bytes head_dim block_n extra\n";
   for (const Job& job : list) {
+    if (job.row == Job::kNoRow) continue;
     const core::Kernel& row = kCatalog[job.row];
     text += job.symbol;
     for (const int value : {sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.block_n,

@@ -12,6 +12,11 @@ inline constexpr int kRows = 64;                ///< query rows of a warpgroup
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
+// Of the yardstick's kernels (peak.h).
+inline constexpr int kPeakThreads = 256;
+inline constexpr int kPeakBytes = (64 + 256) * 128;  ///< of its operands
+inline constexpr int kPeakSharedBytes = kPeakBytes + 1024;
+
 /// Consuming warpgroups.
 TESSERA_HD constexpr int consumers(const core::Kernel& row) { return row.block_m / kRows; }
 TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(row) + 1) * 128; }

@@ -1,0 +1,15 @@
+// Machine code on its way to the device: a kernel by its symbol, loaded by its first use.
+#pragma once
+
+#include <string>
+
+#include "cuda/driver.h"
+
+namespace tessera::cuda {
+
+/// Loads the cubin of this name and finds `function` in it; allows it shared_bytes of shared
+/// memory. Errors: device (not part of this build, or the driver's own).
+Status load_kernel(CuKernel& kernel, const std::string& cubin, const char* function,
+                   int shared_bytes, CuDevice device);
+
+}  // namespace tessera::cuda

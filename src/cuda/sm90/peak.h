@@ -1,0 +1,61 @@
+// The yardstick on Hopper: wgmma on shared operands and nothing else, and plain reads of memory.
+// `tessera bench` states kernels as a share of what these reach on the same GPU at the same moment.
+#pragma once
+
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda::sm90 {
+
+/// (64 x 64) (64 x 256) in bf16, `rounds` times, by each of two warpgroups; the operands are noise
+/// of both signs, as what a multiplication costs in power, and so in clock, depends on its bits.
+__device__ __forceinline__ void multiply_peak(char* shared, int rounds, float* never) {
+  char* const operands = shared + (1024 - ptx::shared_address(shared) % 1024) % 1024;
+  for (int i = static_cast<int>(threadIdx.x); i < kPeakBytes / 2; i += kPeakThreads) {
+    const std::uint32_t noise = (static_cast<std::uint32_t>(i) * 2654435761U) >> 8;
+    reinterpret_cast<std::uint16_t*>(operands)[i] =
+        static_cast<std::uint16_t>((noise & 0x807FU) | (0x3E80U + (noise >> 8 & 0x180U)));
+  }
+  ptx::fence_proxy_async();
+  __syncthreads();
+  const std::uint32_t a = ptx::descriptor_along(ptx::shared_address(operands));
+  const std::uint32_t b = a + 64 * 128 / 16;
+  float d[128];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) d[i] = 0.0F;
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ptx::Wgmma<Dtype::bf16, 256>::shared(d, ptx::descriptor(a + 2 * i),
+                                           ptx::descriptor(b + 2 * i), 1);
+    }
+    ptx::wgmma_commit();
+  }
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_results(d);
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sum += d[i];
+  if (sum == -1.0F) *never = sum;  // so that nothing is left out
+}
+
+/// Every block reads its share of `count` 16-byte units.
+__device__ __forceinline__ void read_peak(const uint4* memory, std::int64_t count, float* never) {
+  constexpr int kUnroll = 8;
+  const std::int64_t step = std::int64_t{gridDim.x} * kPeakThreads;
+  std::uint32_t sum = 0;
+  std::int64_t i = std::int64_t{blockIdx.x} * kPeakThreads + threadIdx.x;
+  for (; i + (kUnroll - 1) * step < count; i += kUnroll * step) {
+    uint4 x[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) x[j] = __ldcs(memory + i + j * step);
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
+  }
+  if (sum == 0x12345678U) *never = 1.0F;
+}
+
+}  // namespace tessera::cuda::sm90

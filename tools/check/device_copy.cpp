@@ -1,0 +1,71 @@
+#include "check/device_copy.h"
+
+namespace tessera::tools {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // of host blocks before their shift
+
+}  // namespace
+
+Result<DeviceCopy> DeviceCopy::of(const RunMemory& memory, const Device& device) {
+  DeviceCopy copy;
+  for (const Block& block : memory.blocks()) {
+    const Status status =
+        block.buffer.with_guards([&](std::byte* start, std::size_t bytes) -> Status {
+          const std::size_t phase = reinterpret_cast<std::uintptr_t>(start) % kAlignment;
+          Result<Buffer> buffer = Buffer::allocate(device, bytes + phase);
+          if (!buffer) return buffer.status();
+          if (Status s = buffer->write(start, bytes, phase); !s) return s;
+          copy.places_.push_back({start, bytes, phase, std::move(*buffer)});
+          return {};
+        });
+    if (!status) return status;
+  }
+  copy.tensors_ = memory.tensors();
+  copy.move_all();
+  return copy;
+}
+
+Status DeviceCopy::bring_back(const RunMemory& memory) const {
+  std::size_t i = 0;
+  for (const Block& block : memory.blocks()) {
+    const Place& place = places_[i++];
+    const Status status = block.buffer.with_guards([&](std::byte* start, std::size_t bytes) {
+      return place.buffer.read(start, bytes, place.phase);
+    });
+    if (!status) return status;
+  }
+  return {};
+}
+
+template <class T>
+void DeviceCopy::move(T*& pointer) const {
+  if (pointer == nullptr) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  for (const Place& place : places_) {
+    const auto start = reinterpret_cast<std::uintptr_t>(place.start);
+    if (address < start || address >= start + place.bytes) continue;
+    const auto device = reinterpret_cast<std::uintptr_t>(place.buffer.data()) + place.phase;
+    pointer =
+        reinterpret_cast<T*>(device + (address - start));  // NOLINT(performance-no-int-to-ptr)
+    return;
+  }
+}
+
+void DeviceCopy::move_all() {
+  Tensors& t = tensors_;
+  for (ConstTensor* tensor : {&t.q, &t.k, &t.v, &t.dout}) move(tensor->data);
+  for (Tensor* tensor : {&t.o, &t.dq, &t.dk, &t.dv}) move(tensor->data);
+  move(t.softmax_lse);
+  move(t.bias.data);
+  move(t.alibi_slopes);
+  move(t.sink);
+  move(t.cu_seqlens_q);
+  move(t.cu_seqlens_k);
+  move(t.dsoftmax_lse);
+  move(t.dbias.data);
+  move(t.dsink);
+}
+
+}  // namespace tessera::tools
