@@ -90,6 +90,7 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("sink", c.sink, true, p.sink),
       read_enum("deterministic", c.deterministic, true, p.deterministic),
       read_enum("batch_invariant", c.batch_invariant, true, p.batch_invariant),
+      read_enum("unaligned", c.unaligned, true, p.unaligned),
   };
   for (const Status& s : checks) {
     if (!s) return s;
@@ -152,6 +153,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.dropout_p = p.dropout_p;
   c.deterministic = p.deterministic ? 1 : 0;
   c.batch_invariant = p.batch_invariant ? 1 : 0;
+  c.unaligned = p.unaligned ? 1 : 0;
 }
 
 tessera::Tensor to_cpp(const tessera_tensor& t) {

@@ -79,6 +79,7 @@ typedef struct tessera_problem {
   float dropout_p;         /**< [0, 1) */
   int32_t deterministic;   /**< 0 or 1 */
   int32_t batch_invariant; /**< 0 or 1 */
+  int32_t unaligned;       /**< 0 or 1 */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor, packed (total, heads, head_dim); strides in elements,

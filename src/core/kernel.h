@@ -37,6 +37,8 @@ struct Kernel {
   int q_stages = 0;    ///< GPU: buffers of queries
   bool extra = false;  ///< GPU: softcap, ALiBi, bias and dropout too; they spill the registers of a
                        ///< row without (docs/performance.md)
+  bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
+                            ///< alignment and head dim. Such a row has the extras, too
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };

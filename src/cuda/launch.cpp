@@ -40,6 +40,8 @@ const Loaded& load(const core::Kernel& row, CuDevice device) {
   return loaded;
 }
 
+constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
+
 /// The copy engine's view of q, k or v: boxes of 64 columns and `rows` rows.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows) {
@@ -56,15 +58,15 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
               {".stride_head", tensor.stride_head, heads},
               {".stride_batch", tensor.stride_batch, batch}};
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
-    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes");
+    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
   }
   std::uint64_t sizes[4] = {static_cast<std::uint64_t>(dim)}, strides[3];
   for (int i = 0; i < 3; ++i) {
     const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size : kUnit;
     if (bytes % kUnit != 0 || bytes <= 0 || bytes >= std::int64_t{1} << 40) {
-      return Status::invalid(std::string(name) + axes[i].name + " = " +
-                             std::to_string(axes[i].stride) +
-                             ": must be a positive multiple of 8 elements below 2^39");
+      return Status::invalid(
+          std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
+          ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
     }
     sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
     strides[i] = static_cast<std::uint64_t>(bytes);
@@ -79,19 +81,39 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
       "cuTensorMapEncodeTiled");
 }
 
-Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
+Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   if (Status s = make_map(params.q, "q", t.q, p, true, p.head_dim, row.block_m); !s) return s;
   if (Status s = make_map(params.k, "k", t.k, p, false, p.head_dim, row.block_n); !s) return s;
   if (Status s = make_map(params.v, "v", t.v, p, false, p.head_dim_v, row.block_n); !s) return s;
-  const auto unaligned = [&](std::int64_t stride, std::int64_t size) {
+  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
     return size > 1 && stride % 8 != 0;
   };
   if (reinterpret_cast<std::uintptr_t>(t.o.data) % 16 != 0 ||
       unaligned(t.o.stride_seqlen, p.seqlen_q) || unaligned(t.o.stride_head, p.num_heads) ||
       unaligned(t.o.stride_batch, p.packed ? 1 : p.batch)) {
-    return Status::invalid("o: must be aligned to 16 bytes, its strides multiples of 8 elements");
+    return Status::invalid(std::string("o: must be aligned to 16 bytes, its strides multiples of 8 "
+                                       "elements") +
+                           kOrUnaligned);
+  }
+  return {};
+}
+
+sm90::ForwardParams::Source source_of(const ConstTensor& tensor, const Problem& p) {
+  return {tensor.data,
+          {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head}};
+}
+
+Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  if (row.any_layout) {
+    params.q_source = source_of(t.q, p);
+    params.k_source = source_of(t.k, p);
+    params.v_source = source_of(t.v, p);
+  } else if (Status s = make_maps(params, plan, t); !s) {
+    return s;
   }
   params.o = t.o.data;
   params.o_strides = {p.packed ? 0 : t.o.stride_batch, t.o.stride_seqlen, t.o.stride_head};
@@ -120,6 +142,7 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
   params.group = static_cast<int>(p.group());
   params.seqlen_q = static_cast<int>(p.seqlen_q);
   params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
   params.order = plan.order;
   return {};

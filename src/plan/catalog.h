@@ -23,7 +23,7 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::avx512_bf16, Pass::backward, core::Form::tile,   core::Operand::bf16,   128,    32,    128,      0,   16},
 
   // GPU rows.
-  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_stages extra
+  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_stages extra  any_layout
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      64,        64,       2, false},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      64,        64,       2, false},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,    128,      0,    0,      64,        64,       2, false},
@@ -50,6 +50,12 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     192,       128,       1, true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,       1, true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     32,      0,    0,     256,       256,       1, true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,      64,        64,       2, true,  true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,      64,        64,       2, true,  true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,       2, true,  true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,       2, true,  true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,       1, true,  true},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     32,      0,    0,     256,       256,       1, true,  true},
 };
 // clang-format on
 

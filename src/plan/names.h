@@ -30,6 +30,7 @@ inline std::string name_of(const core::Kernel& kernel) {
       to_string(kernel.arch) + pass + operand + ".d" + std::to_string(kernel.head_dim);
   if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
   name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
+  if (kernel.any_layout) return name + ".any";
   return kernel.extra ? name + ".extra" : name;
 }
 

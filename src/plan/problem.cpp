@@ -167,6 +167,7 @@ constexpr Word kFlags[] = {
     {"sink", "sink", set_flag<&Problem::sink>},
     {"deterministic", "deterministic", set_flag<&Problem::deterministic>},
     {"batch_invariant", "batch_invariant", set_flag<&Problem::batch_invariant>},
+    {"unaligned", "unaligned", set_flag<&Problem::unaligned>},
 };
 
 constexpr Word kValues[] = {
@@ -242,6 +243,7 @@ std::string to_string(const Problem& p) {
   if (p.dropout_p != 0.0F) add("dropout=" + float_text(p.dropout_p));
   if (p.deterministic) add("deterministic");
   if (p.batch_invariant) add("batch_invariant");
+  if (p.unaligned) add("unaligned");
   return text;
 }
 

@@ -36,10 +36,14 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   } dims[] = {{"head_dim", problem.head_dim, row.head_dim},
               {"head_dim_v", problem.head_dim_v, row.head_dim_v}};
   for (const auto& dim : dims) {
-    if (dim.value > dim.limit || dim.value % 8 != 0) {
-      return std::string("takes multiples of 8 up to ") + std::to_string(dim.limit) + "; " +
-             dim.name + " = " + std::to_string(dim.value);
+    if (dim.value > dim.limit || (dim.value % 8 != 0 && !row.any_layout)) {
+      return (row.any_layout ? "takes head dims up to " : "takes multiples of 8 up to ") +
+             std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
     }
+  }
+  if (problem.unaligned && !row.any_layout) {
+    return "its copy engine takes addresses and strides that are multiples of 16 bytes; the "
+           "problem is unaligned";
   }
   const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
                              problem.num_heads * problem.batch;
@@ -185,7 +189,8 @@ double gpu_cost(const PlanData& plan) {
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
-  const double step = core::max(multiply, 1300.0) * (row.extra ? 2.0 : 1.0);
+  const double step =
+      core::max(multiply, 1300.0) * (row.extra ? 2.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);
   return tiles * (keys / row.block_n * step + 8.0 * row.block_m) + 1000.0;
 }
 

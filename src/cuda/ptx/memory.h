@@ -22,6 +22,12 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what
 // is the same for the whole warp in uniform registers, where wgmma wants its descriptors.
 
@@ -37,6 +43,13 @@ __device__ __forceinline__ void store_if(bool condition, float* to, float x) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}\n" ::"r"(
                    static_cast<int>(condition)),
                "l"(to), "f"(x)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_if(bool condition, std::uint16_t* to, std::uint16_t x) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.b16 [%1], %2;\n}\n" ::"r"(
+                   static_cast<int>(condition)),
+               "l"(to), "h"(x)
                : "memory");
 }
 

@@ -19,11 +19,13 @@ struct Shape {
   static constexpr int kQBytes = buffer_bytes(K.head_dim, K.block_m);
   static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
   static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
-  static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = K.any_layout ? 56 : kGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = K.any_layout ? 224 : kGroups == 2 ? 240 : 160;
+  /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
+  static constexpr int kProducers = K.any_layout ? 128 : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
-  static_assert(K.block_m % kRows == 0 && (kGroups == 2 || kGroups == 3));
+  static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
   static_assert(K.block_n % 16 == 0 && K.head_dim % 16 == 0 && K.head_dim_v % 32 == 0);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
@@ -71,8 +73,9 @@ struct Ring {
   __device__ __forceinline__ void claim(std::uint32_t i) const {
     ptx::mbarrier_wait(empty + i % kSize * 8, (i / kSize & 1) ^ 1);
   }
-  /// Producer: the buffer will be full once `count` bytes have come; what this thread has written
-  /// to shared memory before is seen by those who wait for it. Returns the full barrier.
+  /// Producer: the buffer will be full once `count` bytes have come from the copy engine; what this
+  /// thread has written to shared memory before is seen by those who wait. Returns the full
+  /// barrier.
   __device__ __forceinline__ std::uint32_t announce(std::uint32_t i, std::uint32_t count) const {
     ptx::mbarrier_expect(full + i % kSize * 8, count);
     return full + i % kSize * 8;
@@ -119,7 +122,7 @@ struct Buffers {
 
  private:
   __device__ __forceinline__ static void initialise(std::uint32_t full, std::uint32_t empty) {
-    ptx::mbarrier_init(full, 1);
+    ptx::mbarrier_init(full, Shape<K>::kProducers);
     ptx::mbarrier_init(empty, Shape<K>::kGroups);
   }
 };

@@ -132,6 +132,25 @@ class Consumer {
     }
   }
 
+  /// Values beyond the end of a packed sequence, where another one lies, become 0: their weights
+  /// are 0, but that times infinity is not. Every warpgroup clears them for itself. Values beyond
+  /// the end of a tensor are 0 as they come.
+  __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own) const {
+    if constexpr (!K.any_layout) {
+      const int valid = t.band.seqlen_k - (own.seen.end - 1) * kN;
+      if (agreed(p.cu_seqlens_k == nullptr || valid >= kN)) return;
+      buffers.v.wait_full(weighed_);
+      const std::uint32_t v = buffers.v.buffer(weighed_);
+      constexpr std::uint32_t kZeros[4] = {};
+#pragma unroll 1
+      for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kN * 8; i += 128) {
+        for (int c = 0; c < S::kChunksV; ++c) ptx::store_shared(v + (c * kN * 8 + i) * 16, kZeros);
+      }
+      ptx::fence_proxy_async();
+      ptx::barrier_sync(1 + S::kGroups + group_, 128);
+    }
+  }
+
   // ---- a tile ----
 
   /// S and P of its first block, with nothing beside them.
@@ -151,6 +170,7 @@ class Consumer {
     weigh(tile_, own);
     make_operand();
     skip_values(skipped);
+    clear_values(tile_, own);
   }
 
   /// All blocks but the first.
@@ -179,6 +199,7 @@ class Consumer {
     weigh(next, own);
     finish_step();
     skip_values(skipped);
+    clear_values(next, own);
     write(tile_, reference, sum);
     clear_output();
     tile_ = next;
@@ -195,7 +216,7 @@ class Consumer {
     buffers.v.wait_full(weighed_);
     issue_output();
     pass_turn();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<K.any_layout ? 0 : 1>();
     ptx::wgmma_results(s_);
   }
 
@@ -433,7 +454,7 @@ class Consumer {
     for (int half = 0; half < 2; ++half) {
       ptx::store_if(has_lse(t, half), lse_to + 8 * half, lse);
       for (int c = 0; c < K.head_dim_v; c += 16) {
-        ptx::store_if(has_output(t, half, c), o_to + 8 * half * p.o_strides.seqlen + c, 0, 0);
+        store_output(t, half, c, o_to + 8 * half * p.o_strides.seqlen + c, 0, 0);
       }
     }
   }
@@ -450,8 +471,21 @@ class Consumer {
   __device__ __forceinline__ int column_of_lane() const {
     return lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
   }
-  __device__ __forceinline__ bool has_output(const Tile& t, int half, int column) const {
-    return row_of(t, half) < t.band.seqlen_q && column + lane_ % 2 * 8 < p.head_dim_v;
+  /// Four neighbouring columns of row_of(t, half), from column + column_of_lane() on.
+  __device__ __forceinline__ void store_output(const Tile& t, int half, int column,
+                                               std::uint16_t* to, std::uint32_t a,
+                                               std::uint32_t b) const {
+    const bool row_is_there = row_of(t, half) < t.band.seqlen_q;
+    if constexpr (K.any_layout) {
+      const std::uint32_t words[2] = {a, b};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::store_if(row_is_there && column + column_of_lane() + i < p.head_dim_v, to + i,
+                      static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16));
+      }
+    } else {
+      ptx::store_if(row_is_there && column + lane_ % 2 * 8 < p.head_dim_v, to, a, b);
+    }
   }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t) const {
     return static_cast<std::uint16_t*>(p.o) + t.o + row_in_tile(0) * p.o_strides.seqlen +
@@ -482,7 +516,7 @@ class Consumer {
         std::uint32_t a = ptx::pack<S::kType>(o_[at] * scale, o_[at + 1] * scale);
         std::uint32_t b = ptx::pack<S::kType>(o_[at + 4] * scale, o_[at + 5] * scale);
         swap_in_pair(a, b);
-        ptx::store_if(has_output(t, half, c), row_to + c, a, b);
+        store_output(t, half, c, row_to + c, a, b);
       }
     }
   }
@@ -529,7 +563,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if (threadIdx.x == 0) Producer<K>(p, buffers).run();
+    if (threadIdx.x < S::kProducers) Producer<K>(p, buffers).run();
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     Consumer<K>(p, buffers, group - 1).run();

@@ -17,6 +17,12 @@ struct Strides {
 struct ForwardParams {
   ptx::TensorMap q, k, v;  ///< (head_dim, seqlen, heads, batch), innermost first
 
+  /// What the maps describe, for rows that take any layout.
+  struct Source {
+    const void* data = nullptr;
+    Strides strides;
+  } q_source, k_source, v_source;
+
   void* o = nullptr;
   Strides o_strides;
   float* softmax_lse = nullptr;  ///< may be null
@@ -36,7 +42,7 @@ struct ForwardParams {
 
   int batch = 0, heads = 0, group = 1;  ///< query heads; those that share one key/value head
   int seqlen_q = 0, seqlen_k = 0;       ///< packed: of the longest sequences
-  int head_dim_v = 0;
+  int head_dim = 0, head_dim_v = 0;
   core::TileOrder order;
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;

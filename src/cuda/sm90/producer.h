@@ -1,5 +1,6 @@
-// The producing thread of the Hopper forward kernel: it decides which tiles this block computes,
-// tells the consumers, and asks the copy engine for what they read.
+// The producer of the Hopper forward kernel: it decides which tiles this block computes, tells the
+// consumers, and fills the buffers that they read. One thread asks the copy engine to; in rows that
+// take any layout a warpgroup does it by itself, all threads on the same way.
 #pragma once
 
 #include "cuda/ptx/memory.h"
@@ -24,7 +25,7 @@ class Producer {
     }
     load_values();
     buffers.q.claim(q_item_);
-    buffers.order(q_item_).tile.first_row = -1;
+    if (leads()) buffers.order(q_item_).tile.first_row = -1;
     buffers.q.announce(q_item_, 0);
   }
 
@@ -58,24 +59,30 @@ class Producer {
     tile.softmax_lse =
         packed ? head * p.total_q + row : (std::int64_t{batch} * p.heads + head) * p.seqlen_q + row;
 
+    // Consumers may wait for values before they look at the next tile; with keys theirs come in
+    // time.
+    if (blocks.empty()) load_values();
     buffers.q.claim(q_item_);
-    Order<K>& order = buffers.order(q_item_);
-    order.tile = tile;
-    for (int group = 0; group < S::kGroups; ++group) {
-      order.walks[group].blocks = blocks.empty() ? core::KeyBlocks{} : walk_of(tile, blocks, group);
+    if (leads()) {
+      Order<K>& order = buffers.order(q_item_);
+      order.tile = tile;
+      for (int group = 0; group < S::kGroups; ++group) {
+        order.walks[group].blocks =
+            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, blocks, group);
+      }
     }
-    const std::uint32_t q_full = buffers.q.announce(q_item_, blocks.empty() ? 0 : S::kQBytes);
-    if (!blocks.empty()) {
-      load(p.q, buffers.q.buffer(q_item_), q_full, S::kChunks, K.block_m, first_q + first_row, head,
-           packed ? 0 : batch);
+    if (blocks.empty()) {
+      buffers.q.announce(q_item_, 0);
+    } else {
+      fill<K.block_m>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                      {first_q + first_row, seqlen_q - first_row, head, packed ? 0 : batch});
     }
     ++q_item_;
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
+      const Rows keys = {first_k + n * K.block_n, seqlen_k - n * K.block_n, head / p.group,
+                         packed ? 0 : batch};
       buffers.k.claim(item_);
-      const std::uint32_t k_full = buffers.k.announce(item_, S::kKBytes);
-      const Keys keys = {first_k + n * K.block_n, head / p.group, packed ? 0 : batch};
-      load(p.k, buffers.k.buffer(item_), k_full, S::kChunks, K.block_n, keys.row, keys.head,
-           keys.batch);
+      fill<K.block_n>(buffers.k, item_, p.k, p.k_source, p.head_dim, S::kChunks, keys);
       load_values();
       waiting_ = keys;
     }
@@ -96,30 +103,69 @@ class Producer {
   /// The values whose keys were asked for last, if any: they follow one block behind.
   __device__ __forceinline__ void load_values() {
     if (waiting_.row < 0) return;
-    const std::uint32_t i = item_ - 1;
-    buffers.v.claim(i);
-    load(p.v, buffers.v.buffer(i), buffers.v.announce(i, S::kVBytes), S::kChunksV, K.block_n,
-         waiting_.row, waiting_.head, waiting_.batch);
+    buffers.v.claim(item_ - 1);
+    fill<K.block_n>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v, S::kChunksV, waiting_);
+    waiting_.row = -1;
   }
 
-  __device__ __forceinline__ static void load(const ptx::TensorMap& map, std::uint32_t to,
-                                              std::uint32_t barrier, int chunks, int rows, int row,
-                                              int head, int batch) {
-    for (int c = 0; c < chunks; ++c) {
-      ptx::tma_load(to + c * rows * 128, map, barrier, c * kColumns, row, head, batch);
+  /// Rows of a tensor that fill a buffer.
+  struct Rows {
+    int row;    ///< the first
+    int valid;  ///< from there to the end of the sequence; those beyond do not count
+    int head, batch;
+  };
+
+  /// Fills the claimed buffer of item i with kRows rows of `dim` columns.
+  template <int kRows, class Ring>
+  __device__ __forceinline__ void fill(const Ring& ring, std::uint32_t i, const ptx::TensorMap& map,
+                                       const ForwardParams::Source& source, int dim, int chunks,
+                                       const Rows& rows) const {
+    const std::uint32_t to = ring.buffer(i);
+    if constexpr (K.any_layout) {
+      copy<kRows>(to, source, dim, chunks, rows);
+      ptx::fence_proxy_async();
+      ring.announce(i, 0);
+    } else {
+      const std::uint32_t full = ring.announce(i, ring.bytes);
+      for (int c = 0; c < chunks; ++c) {
+        ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns, rows.row, rows.head,
+                      rows.batch);
+      }
     }
   }
 
-  /// A block of keys, or of their values.
-  struct Keys {
-    int row, head, batch;
-  };
+  /// What the copy engine would do, 8 elements a thread at a time; also zeros beyond the sequence.
+  template <int kRows>
+  __device__ __forceinline__ static void copy(std::uint32_t to, const ForwardParams::Source& source,
+                                              int dim, int chunks, const Rows& rows) {
+    const auto* from = static_cast<const std::uint16_t*>(source.data) +
+                       rows.batch * source.strides.batch + rows.head * source.strides.head +
+                       rows.row * source.strides.seqlen;
+    const int units = chunks * 8;  // of a row
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += S::kProducers) {
+      const int row = i / units, unit = i % units;
+      std::uint32_t words[4] = {};
+      if (row < rows.valid) {
+        const std::uint16_t* const x = from + row * source.strides.seqlen + unit * 8;
+        const int left = dim - unit * 8;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (2 * j < left) words[j] = x[2 * j];
+          if (2 * j + 1 < left) words[j] |= std::uint32_t{x[2 * j + 1]} << 16;
+        }
+      }
+      ptx::store_shared(to + unit / 8 * kRows * 128 + row * 128 + (unit % 8 ^ row % 8) * 16, words);
+    }
+  }
+
+  /// Speaks for the producer.
+  __device__ __forceinline__ static bool leads() { return !K.any_layout || threadIdx.x == 0; }
 
   const ForwardParams& p;
   const Buffers<K>& buffers;
-  std::uint32_t q_item_ = 0;  ///< next in the ring of Q
-  std::uint32_t item_ = 0;    ///< next in the ring of K
-  Keys waiting_ = {-1, 0, 0};
+  std::uint32_t q_item_ = 0;      ///< next in the ring of Q
+  std::uint32_t item_ = 0;        ///< next in the ring of K
+  Rows waiting_ = {-1, 0, 0, 0};  ///< keys whose values come next
 };
 
 }  // namespace tessera::cuda::sm90
