@@ -42,6 +42,8 @@ CurrentContext::CurrentContext(int ordinal) {
   status_ = p->status;
   if (!status_) return;
   device_ = p->device;
+  CuContext current = nullptr;
+  if (driver().context_current(&current) == 0 && current == p->context) return;
   status_ = driver().check(driver().context_push(p->context), "cuCtxPushCurrent");
   pushed_ = status_.ok();
 }

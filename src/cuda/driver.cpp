@@ -30,6 +30,7 @@ Driver open_driver() {
   find(d.device_name, "cuDeviceGetName");
   find(d.device_attribute, "cuDeviceGetAttribute");
   find(d.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  find(d.context_current, "cuCtxGetCurrent");
   find(d.context_push, "cuCtxPushCurrent_v2");
   find(d.context_pop, "cuCtxPopCurrent_v2");
   find(d.memory_allocate, "cuMemAlloc_v2");

@@ -51,6 +51,7 @@ struct Driver {
   CuResult (*device_name)(char*, int size, CuDevice);
   CuResult (*device_attribute)(int*, int attribute, CuDevice);
   CuResult (*primary_context_retain)(CuContext*, CuDevice);
+  CuResult (*context_current)(CuContext*);
   CuResult (*context_push)(CuContext);
   CuResult (*context_pop)(CuContext*);
   CuResult (*memory_allocate)(std::uint64_t* address, std::size_t bytes);

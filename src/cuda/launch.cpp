@@ -11,6 +11,7 @@
 #include "cuda/code.h"
 #include "cuda/context.h"
 #include "cuda/driver.h"
+#include "cuda/maps.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/symbol.h"
@@ -38,47 +39,6 @@ const Loaded& load(const core::Kernel& row, CuDevice device) {
         load_kernel(loaded.kernel, symbol, symbol.c_str(), sm90::shared_bytes(row), device);
   });
   return loaded;
-}
-
-constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
-
-/// The copy engine's view of q, k or v: boxes of 64 columns and `rows` rows.
-Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows) {
-  const std::int64_t size = size_of(p.dtype);
-  const std::int64_t seqlen =
-      queries ? (p.packed ? p.total_q : p.seqlen_q) : (p.packed ? p.total_k : p.seqlen_k);
-  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
-  const std::int64_t batch = p.packed ? 1 : p.batch;
-  constexpr std::int64_t kUnit = 16;
-  const struct {
-    const char* name;
-    std::int64_t stride, size;
-  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, seqlen},
-              {".stride_head", tensor.stride_head, heads},
-              {".stride_batch", tensor.stride_batch, batch}};
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
-    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
-  }
-  std::uint64_t sizes[4] = {static_cast<std::uint64_t>(dim)}, strides[3];
-  for (int i = 0; i < 3; ++i) {
-    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size : kUnit;
-    if (bytes % kUnit != 0 || bytes <= 0 || bytes >= std::int64_t{1} << 40) {
-      return Status::invalid(
-          std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
-          ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
-    }
-    sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
-    strides[i] = static_cast<std::uint64_t>(bytes);
-  }
-  const unsigned box[4] = {sm90::kColumns, static_cast<unsigned>(rows), 1, 1};
-  const unsigned ones[4] = {1, 1, 1, 1};
-  const Driver& d = driver();
-  return d.check(
-      d.encode_tensor_map(&map, p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16, 4,
-                          const_cast<void*>(tensor.data), sizes, strides, box, ones,
-                          kMapInterleaveNone, kMapSwizzle128, kMapPromoteL2To256, kMapFillZero),
-      "cuTensorMapEncodeTiled");
 }
 
 Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {

@@ -121,9 +121,10 @@ std::string CheckResult::summary() const {
   return text;
 }
 
-CheckResult check(const Problem& problem, std::uint64_t seed, const Device& device,
-                  bool in_reverse) {
+CheckResult check(const Problem& given, std::uint64_t seed, const Device& device, bool in_reverse) {
   CheckResult result;
+  Problem problem = given;
+  if (is_gpu(device.arch) && variation_of(seed).strided) problem.unaligned = true;
   const Result<Plan> planned = plan(problem, device);
   result.status = planned.status();
   if (!planned) return result;

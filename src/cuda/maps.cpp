@@ -1,0 +1,92 @@
+// Encoding a map takes the driver longer than everything else that this library does for a launch,
+// and a program calls with the same tensors again and again: each thread remembers its last maps.
+#include "cuda/maps.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "cuda/driver.h"
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// All that a map depends on.
+struct Key {
+  const void* data = nullptr;
+  std::array<std::uint64_t, 4> sizes = {};
+  std::array<std::uint64_t, 3> strides = {};  ///< bytes
+  int type = 0, rows = 0;
+
+  friend bool operator==(const Key&, const Key&) = default;
+};
+
+Status encode(ptx::TensorMap& map, const Key& key) {
+  const unsigned box[4] = {sm90::kColumns, static_cast<unsigned>(key.rows), 1, 1};
+  const unsigned ones[4] = {1, 1, 1, 1};
+  const Driver& d = driver();
+  return d.check(
+      d.encode_tensor_map(&map, key.type, 4, const_cast<void*>(key.data), key.sizes.data(),
+                          key.strides.data(), box, ones, kMapInterleaveNone, kMapSwizzle128,
+                          kMapPromoteL2To256, kMapFillZero),
+      "cuTensorMapEncodeTiled");
+}
+
+Status encode_once(ptx::TensorMap& map, const Key& key) {
+  struct Entry {
+    Key key;
+    ptx::TensorMap map;
+  };
+  constexpr std::size_t kEntries = 128;
+  thread_local std::array<Entry, kEntries> remembered;
+  // Addresses are multiples of 16, and allocators' of far more.
+  const auto address = reinterpret_cast<std::uintptr_t>(key.data);
+  Entry& entry = remembered[(address >> 4 ^ address >> 11 ^ address >> 18) % kEntries];
+  if (entry.key != key || key.rows == 0) {
+    entry.key = {};
+    if (Status s = encode(entry.map, key); !s) return s;
+    entry.key = key;
+  }
+  map = entry.map;
+  return {};
+}
+
+}  // namespace
+
+Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
+                bool queries, std::int64_t dim, int rows) {
+  const std::int64_t size = size_of(p.dtype);
+  const std::int64_t seqlen =
+      queries ? (p.packed ? p.total_q : p.seqlen_q) : (p.packed ? p.total_k : p.seqlen_k);
+  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
+  const std::int64_t batch = p.packed ? 1 : p.batch;
+  constexpr std::int64_t kUnit = 16;
+  const struct {
+    const char* name;
+    std::int64_t stride, size;
+  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, seqlen},
+              {".stride_head", tensor.stride_head, heads},
+              {".stride_batch", tensor.stride_batch, batch}};
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
+    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
+  }
+  Key key;
+  key.data = tensor.data;
+  key.sizes[0] = static_cast<std::uint64_t>(dim);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size : kUnit;
+    if (bytes % kUnit != 0 || bytes <= 0 || bytes >= std::int64_t{1} << 40) {
+      return Status::invalid(
+          std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
+          ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
+    }
+    key.sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
+    key.strides[i] = static_cast<std::uint64_t>(bytes);
+  }
+  key.type = p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16;
+  key.rows = rows;
+  return encode_once(map, key);
+}
+
+}  // namespace tessera::cuda
