@@ -290,7 +290,8 @@ def edge_cases():
             yield Case(**{"b": 2, "sq": 150, "sk": 270, "d": d, "h": 4, "hk": 2} | features)
     for scores, d, causal in itertools.product(("negative", "rising", "falling", "large"), (64, 128, 256),
                                                (False, True)):
-        yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores)
+        for cap in (0.0, 20.0):
+            yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores, softcap=cap)
     for d, dv in ((1, 1), (7, 9), (20, 20), (64, 64), (65, 63), (100, 128), (129, 100), (250, 255)):
         for features in ({}, {"causal": True, "packed": True}, {"dropout": 0.2, "alibi": True, "sink": True}):
             yield Case(b=2, sq=150, sk=270, h=4, hk=2, d=d, dv=dv, unaligned=True, **features)
@@ -309,6 +310,7 @@ def reduced_cases():
     for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
         yield Case(b=2, sq=300, sk=400, d=d, dv=dv, causal=True)
         yield Case(b=3, sq=200, sk=150, d=d, dv=dv, packed=True, poisoned=True, left=60, right=10)
+        yield Case(sq=140, sk=150, d=d, dv=dv, softcap=30.0)
     for d, unaligned in itertools.product((64, 128, 256), (False, True)):
         yield Case(sq=140, sk=150, d=d, dropout=0.1, alibi=True, bias="hk", unaligned=unaligned)
 

@@ -21,6 +21,14 @@ enum class Operand : std::uint8_t {
   f16,   ///< fp16 into fp32 (wgmma)
 };
 
+/// What a GPU row does between a product and its weight besides scale and mask. All of it in one
+/// row would cost the others their registers (docs/performance.md).
+enum class Extra : std::uint8_t {
+  none,
+  softcap,  ///< softcap and nothing else
+  all,      ///< softcap, bias, ALiBi, dropout, a softmax_scale of any sign
+};
+
 struct Kernel {
   Arch arch = Arch::portable;
   Pass pass = Pass::forward;
@@ -33,10 +41,9 @@ struct Kernel {
   int split_n = 0;   ///< keys after which the forward may split; 0: never splits
   int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
   int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
-  int head_dim_v = 0;  ///< GPU: the same of values
-  int q_stages = 0;    ///< GPU: buffers of queries
-  bool extra = false;  ///< GPU: softcap, ALiBi, bias and dropout too; they spill the registers of a
-                       ///< row without (docs/performance.md)
+  int head_dim_v = 0;         ///< GPU: the same of values
+  int q_stages = 0;           ///< GPU: buffers of queries
+  Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too
 

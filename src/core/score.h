@@ -37,6 +37,34 @@ TESSERA_HD T score2(const Score& score, T qk) {
   return capped_tanh(score, qk) * T(score.post);
 }
 
+/// tanh(pre x) / pre as a polynomial, for GPUs, where tanh takes two of their rare special
+/// functions: x P(x^2), relative error 4e-7 where x^2 <= limit, that is |pre x| <= 0.7.
+struct SoftcapSeries {
+  float c[5] = {};
+  float limit = 0.0F;
+};
+
+TESSERA_HD constexpr SoftcapSeries make_softcap_series(float pre) {
+  // Minimax for tanh(sqrt(t)) / sqrt(t) on [0, 0.49].
+  constexpr double kCoefficients[] = {0.999999697, -0.333302129, 0.132811125, -0.0508362346,
+                                      0.0137737092};
+  SoftcapSeries series;
+  double power = 1.0;
+  for (int i = 0; i < 5; ++i) {
+    series.c[i] = static_cast<float>(kCoefficients[i] * power);
+    power *= static_cast<double>(pre) * pre;
+  }
+  series.limit = 0.49F / (pre * pre);
+  return series;
+}
+
+/// x2 = x^2, at most limit.
+TESSERA_HD constexpr float series_capped(const SoftcapSeries& series, float x, float x2) {
+  float p = series.c[4];
+  for (int i = 3; i >= 0; --i) p = p * x2 + series.c[i];
+  return x * p;
+}
+
 /// d(score) / d(q.k), less the factor softmax_scale, of a capped score (chain rule of S1): 1 -
 /// tanh^2, made from 1 - |tanh| = 2 / (1 + exp(2 |x|)), since it would cancel where tanh is
 /// nearly 1.

@@ -31,7 +31,12 @@ inline std::string name_of(const core::Kernel& kernel) {
   if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
   name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
   if (kernel.any_layout) return name + ".any";
-  return kernel.extra ? name + ".extra" : name;
+  switch (kernel.extra) {
+    case core::Extra::none: return name;
+    case core::Extra::softcap: return name + ".softcap";
+    case core::Extra::all: return name + ".extra";
+  }
+  return name;
 }
 
 }  // namespace tessera

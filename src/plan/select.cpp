@@ -23,11 +23,14 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
            to_string(problem.dtype);
   }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
-  const bool extra = problem.softcap > 0.0F || problem.alibi != PerHead::none ||
-                     problem.bias.has_value() || problem.dropout_p > 0.0F ||
-                     !(problem.scale() > 0.0F);
-  if (extra && !row.extra) {
+  const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
+                    problem.dropout_p > 0.0F || !(problem.scale() > 0.0F);
+  const bool capped = problem.softcap > 0.0F;
+  if (row.extra == core::Extra::none && (more || capped)) {
     return "takes no softcap, ALiBi, bias, dropout, and no softmax_scale <= 0";
+  }
+  if (row.extra == core::Extra::softcap && (more || !capped)) {
+    return "takes a softcap, but no ALiBi, bias, dropout, and no softmax_scale <= 0";
   }
   const struct {
     const char* name;
@@ -189,8 +192,9 @@ double gpu_cost(const PlanData& plan) {
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
-  const double step =
-      core::max(multiply, 1300.0) * (row.extra ? 2.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);
+  // Of two that wait for latencies, the one that multiplies less.
+  const double step = (core::max(multiply, 1300.0) + 0.01 * multiply) *
+                      (row.extra == core::Extra::all ? 4.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);
   return tiles * (keys / row.block_n * step + 8.0 * row.block_m) + 1000.0;
 }
 

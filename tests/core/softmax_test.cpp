@@ -95,6 +95,20 @@ TEST(Score, ScaleAndSoftcapAreFoldedToBase2_S1) {
   }
 }
 
+/// tanh's polynomial keeps its promised error up to its limit, at both signs.
+TEST(Score, SoftcapSeriesIsTanh_S1) {
+  for (const float pre : {1e-3F, 0.02F, 0.7F, 3.0F}) {
+    const SoftcapSeries series = make_softcap_series(pre);
+    const double limit = std::sqrt(static_cast<double>(series.limit));
+    EXPECT_NEAR(limit * pre, 0.7, 1e-5);
+    for (int i = -1000; i <= 1000; ++i) {
+      const auto x = static_cast<float>(limit * i / 1000.0);
+      const double expected = std::tanh(static_cast<double>(x) * pre) / pre;
+      EXPECT_NEAR(series_capped(series, x, x * x), expected, 6e-7 * std::abs(expected)) << x;
+    }
+  }
+}
+
 TEST(Score, AlibiFallsWithDistance_S6) {
   EXPECT_NEAR(alibi2(0.5F, 8.0F), -0.5 * 8.0 * 1.4426950408889634, 1e-5);
   EXPECT_EQ(alibi2(0.5F, 0.0F), 0.0F);

@@ -84,7 +84,13 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=256"), "sm90.forward.bf16.d256.128x80");
     EXPECT_EQ(row("fwd bf16 h=8 q=512 k=512 d=256 causal"), "sm90.forward.bf16.d256.128x64");
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
-    EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=20").find("multiples of 8"), std::string::npos);
+    EXPECT_EQ(row("fwd bf16 h=8 q=64 k=64 d=20"), "sm90.forward.bf16.d64.128x64.any");
+    EXPECT_EQ(row("fwd f16 h=8 q=64 k=64 d=128 unaligned"), "sm90.forward.f16.d128.128x64.any");
+    EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30"),
+              "sm90.forward.bf16.d128.128x128.softcap");
+    EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30 alibi=h"),
+              "sm90.forward.bf16.d128.128x64.extra");
+    EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=264").find("up to 256"), std::string::npos);
     EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=64").find("computes the forward"), std::string::npos);
     EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);
   }

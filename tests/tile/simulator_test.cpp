@@ -162,8 +162,9 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.window_left = -1;
     }
     if (is_gpu(row.arch)) p.head_dim = p.head_dim_v = 8;
-    if (is_gpu(row.arch) && !row.extra) {
-      p.softcap = p.dropout_p = 0.0F;
+    if (is_gpu(row.arch) && row.extra != core::Extra::all) {
+      p.softcap = row.extra == core::Extra::softcap ? 3.0F : 0.0F;
+      p.dropout_p = 0.0F;
       p.alibi = PerHead::none;
       p.bias.reset();
     }

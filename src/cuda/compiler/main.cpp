@@ -173,7 +173,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
     const core::Kernel& row = kCatalog[job.row];
     text += job.symbol;
     for (const int value : {sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.block_n,
-                            row.extra ? 1 : 0}) {
+                            static_cast<int>(row.extra)}) {
       text += " " + std::to_string(value);
     }
     text += "\n";

@@ -19,10 +19,10 @@ __device__ __forceinline__ float lg2(float x) {
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// 1 / x, error one unit in the last place.
+/// 1 / x, error one unit in the last place; results below the normal range become 0.
 __device__ __forceinline__ float rcp(float x) {
   float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -33,6 +33,8 @@ class Consumer {
   using ScoreWgmma = ptx::Wgmma<S::kType, K.block_n>;
   using OutputWgmma = ptx::Wgmma<S::kType, K.head_dim_v>;
   static constexpr int kN = K.block_n;
+  static constexpr bool kAll = K.extra == core::Extra::all;
+  static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
 
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, const Buffers<K>& shared,
@@ -43,7 +45,9 @@ class Consumer {
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         leads_(threadIdx.x % 128 == 0),
-        to_base2_(K.extra ? 1.0F : params.score.pre) {}
+        to_base2_(kAll       ? 1.0F
+                  : kSoftcap ? params.score.pre * params.score.post
+                             : params.score.pre) {}
 
   __device__ __forceinline__ void run() {
     if (group_ == S::kGroups - 1) pass_turn();
@@ -176,7 +180,7 @@ class Consumer {
   /// All blocks but the first.
   __device__ __forceinline__ void walk(const core::KeyBlocks& own) {
     int n = own.seen.end - 2;
-    if constexpr (!K.extra) {
+    if constexpr (!kAll) {
 #pragma unroll 1
       for (; n >= core::max(own.seen.begin, own.full.end); --n) step<true>(n, n == own.seen.begin);
       const int full_begin = core::max(own.seen.begin, own.full.begin);
@@ -232,10 +236,11 @@ class Consumer {
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
     begin_step();
     release_keys(last_of_tile);
-    if constexpr (K.extra) transform(tile_, n);
+    if constexpr (kAll) transform(tile_, n);
+    if constexpr (kSoftcap) cap();
     if constexpr (kMasked) mask(tile_, n);
     const bool rescales = soften();
-    if constexpr (K.extra) drop(tile_, n);
+    if constexpr (kAll) drop(tile_, n);
     finish_step();
     if (rescales) {
 #pragma unroll
@@ -246,10 +251,11 @@ class Consumer {
   /// The first block of a tile: nothing to rescale yet.
   __device__ __forceinline__ void weigh(const Tile& t, const core::KeyBlocks& own) {
     const int n = own.seen.end - 1;
-    if constexpr (K.extra) transform(t, n);
+    if constexpr (kAll) transform(t, n);
+    if constexpr (kSoftcap) cap();
     if (agreed(n >= own.full.end || n < own.full.begin)) mask(t, n);
     soften();
-    if constexpr (K.extra) drop(t, n);
+    if constexpr (kAll) drop(t, n);
   }
 
   // ---- scores to weights; score i of a thread: query row_of(i), key key_of(n, i) ----
@@ -291,6 +297,26 @@ class Consumer {
   __device__ __forceinline__ static int scores_before(int column) {
     const int c = core::min(core::max(column, 0), kN);
     return core::min(c / 8 * 2 + core::min(c % 8, 2), kN / 4);
+  }
+
+  /// Softcap: raw products x become tanh(pre x) / pre, which are no larger and still lack
+  /// to_base2_.
+  __device__ __forceinline__ void cap() {
+    float largest = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) largest = fmaxf(largest, fabsf(s_[i]));
+    if (agreed(largest * largest > p.series.limit)) {
+      const float pre = p.score.pre, back = 1.0F / pre;
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) {
+        // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
+        const float e = ptx::ex2(2.0F * core::kLog2e * pre * s_[i]);
+        s_[i] = (1.0F - 2.0F * ptx::rcp(e + 1.0F)) * back;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) s_[i] = core::series_capped(p.series, s_[i], s_[i] * s_[i]);
+    }
   }
 
   /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).

@@ -36,6 +36,7 @@ struct ForwardParams {
                bias_key = 0;  ///< strides, 0: broadcast
 
   core::Score score;
+  core::SoftcapSeries series;
   core::Dropout dropout;
   std::int64_t window_left = -1, window_right = -1;
   std::int64_t total_q = 0;  ///< packed only
