@@ -21,8 +21,8 @@ const Cubin* find(const std::string& symbol) {
 
 bool has_code(const core::Kernel& row) { return find(symbol_of(row)) != nullptr; }
 
-Status load_kernel(CuKernel& kernel, const std::string& cubin, const char* function,
-                   int shared_bytes, CuDevice device) {
+Status load_function(CuFunction& function, const std::string& cubin, const char* name,
+                     int shared_bytes) {
   const Driver& d = driver();
   const Cubin* const found = find(cubin);
   if (found == nullptr) {
@@ -30,17 +30,17 @@ Status load_kernel(CuKernel& kernel, const std::string& cubin, const char* funct
                           " is not part of this build: libnvrtc was missing when it was made");
   }
   CuLibrary library = nullptr;
-  if (Status s =
-          d.check(d.library_load(&library, found->begin, nullptr, nullptr, 0, nullptr, nullptr, 0),
-                  "cuLibraryLoadData");
-      !s) {
-    return s;
+  CuKernel kernel = nullptr;
+  Status status =
+      d.check(d.library_load(&library, found->begin, nullptr, nullptr, 0, nullptr, nullptr, 0),
+              "cuLibraryLoadData");
+  if (status) status = d.check(d.library_kernel(&kernel, library, name), "cuLibraryGetKernel");
+  if (status) status = d.check(d.kernel_function(&function, kernel), "cuKernelGetFunction");
+  if (status) {
+    status = d.check(d.function_set_attribute(function, kMaxDynamicSharedBytes, shared_bytes),
+                     "cuFuncSetAttribute");
   }
-  if (Status s = d.check(d.library_kernel(&kernel, library, function), "cuLibraryGetKernel"); !s) {
-    return s;
-  }
-  return d.check(d.kernel_set_attribute(kMaxDynamicSharedBytes, shared_bytes, kernel, device),
-                 "cuKernelSetAttribute");
+  return status;
 }
 
 }  // namespace tessera::cuda

@@ -7,9 +7,10 @@
 
 namespace tessera::cuda {
 
-/// Loads the cubin of this name and finds `function` in it; allows it shared_bytes of shared
-/// memory. Errors: device (not part of this build, or the driver's own).
-Status load_kernel(CuKernel& kernel, const std::string& cubin, const char* function,
-                   int shared_bytes, CuDevice device);
+/// Loads the cubin of this name into the current context and finds the function `name` in it;
+/// allows it shared_bytes of shared memory. Errors: device (not part of this build, or the driver's
+/// own).
+Status load_function(CuFunction& function, const std::string& cubin, const char* name,
+                     int shared_bytes);
 
 }  // namespace tessera::cuda

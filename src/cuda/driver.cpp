@@ -40,7 +40,8 @@ Driver open_driver() {
   find(d.stream_synchronize, "cuStreamSynchronize");
   find(d.library_load, "cuLibraryLoadData");
   find(d.library_kernel, "cuLibraryGetKernel");
-  find(d.kernel_set_attribute, "cuKernelSetAttribute");
+  find(d.kernel_function, "cuKernelGetFunction");
+  find(d.function_set_attribute, "cuFuncSetAttribute");
   find(d.launch_kernel, "cuLaunchKernelEx");
   find(d.encode_tensor_map, "cuTensorMapEncodeTiled");
   if (!d.missing.empty()) return d;

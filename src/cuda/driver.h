@@ -16,6 +16,7 @@ using CuResult = int;
 using CuDevice = int;
 using CuLibrary = struct CuLibrarySt*;
 using CuKernel = struct CuKernelSt*;
+using CuFunction = struct CuFunctionSt*;
 using CuStream = struct CuStreamSt*;
 using CuContext = struct CuContextSt*;
 
@@ -62,8 +63,9 @@ struct Driver {
   CuResult (*library_load)(CuLibrary*, const void* image, int* jit_options, void** jit_values,
                            unsigned num_jit, int* options, void** values, unsigned num);
   CuResult (*library_kernel)(CuKernel*, CuLibrary, const char* name);
-  CuResult (*kernel_set_attribute)(int attribute, int value, CuKernel, CuDevice);
-  CuResult (*launch_kernel)(const CuLaunchConfig*, CuKernel, void** parameters, void** extra);
+  CuResult (*kernel_function)(CuFunction*, CuKernel);
+  CuResult (*function_set_attribute)(CuFunction, int attribute, int value);
+  CuResult (*launch_kernel)(const CuLaunchConfig*, CuFunction, void** parameters, void** extra);
   CuResult (*encode_tensor_map)(void* map, int type, unsigned rank, void* address,
                                 const std::uint64_t* sizes, const std::uint64_t* strides,
                                 const unsigned* box, const unsigned* element_strides,

@@ -24,19 +24,17 @@ namespace {
 struct Loaded {
   std::once_flag once;
   Status status;
-  CuKernel kernel = nullptr;
+  CuFunction function = nullptr;
 };
 
 const Loaded& load(const core::Kernel& row, CuDevice device) {
-  // A CuKernel serves every device, but its attributes are each device's own.
   static std::array<std::array<Loaded, std::size(kCatalog)>, kMostDevices> all;
   const auto at = static_cast<std::size_t>(
       std::find(std::begin(kCatalog), std::end(kCatalog), row) - std::begin(kCatalog));
   Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices][at];
   std::call_once(loaded.once, [&] {
     const std::string symbol = symbol_of(row);
-    loaded.status =
-        load_kernel(loaded.kernel, symbol, symbol.c_str(), sm90::shared_bytes(row), device);
+    loaded.status = load_function(loaded.function, symbol, symbol.c_str(), sm90::shared_bytes(row));
   });
   return loaded;
 }
@@ -135,7 +133,7 @@ Status run(const PlanData& plan, const Tensors& tensors, void* /*workspace*/,
                                  nullptr,
                                  0};
   void* arguments[] = {&params};
-  return d.check(d.launch_kernel(&config, loaded.kernel, arguments, nullptr), "cuLaunchKernelEx");
+  return d.check(d.launch_kernel(&config, loaded.function, arguments, nullptr), "cuLaunchKernelEx");
 }
 
 }  // namespace tessera::cuda

@@ -37,21 +37,20 @@ struct Memory {
 struct Yardstick {
   std::once_flag once;
   Status status;
-  CuKernel multiply = nullptr, read = nullptr;
+  CuFunction multiply = nullptr, read = nullptr;
 };
 
 const Yardstick& yardstick(CuDevice device) {
   static std::array<Yardstick, kMostDevices> all;
   Yardstick& y = all[static_cast<std::size_t>(device) % kMostDevices];
   std::call_once(y.once, [&] {
-    y.status =
-        load_kernel(y.multiply, kPeakSymbol, "multiply_peak", sm90::kPeakSharedBytes, device);
-    if (y.status) y.status = load_kernel(y.read, kPeakSymbol, "read_peak", 0, device);
+    y.status = load_function(y.multiply, kPeakSymbol, "multiply_peak", sm90::kPeakSharedBytes);
+    if (y.status) y.status = load_function(y.read, kPeakSymbol, "read_peak", 0);
   });
   return y;
 }
 
-Status launch(CuKernel kernel, int blocks, int shared_bytes, void** arguments) {
+Status launch(CuFunction function, int blocks, int shared_bytes, void** arguments) {
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,
                                  1,
@@ -62,13 +61,13 @@ Status launch(CuKernel kernel, int blocks, int shared_bytes, void** arguments) {
                                  nullptr,
                                  nullptr,
                                  0};
-  return driver().check(driver().launch_kernel(&config, kernel, arguments, nullptr),
+  return driver().check(driver().launch_kernel(&config, function, arguments, nullptr),
                         "cuLaunchKernelEx");
 }
 
 /// Units of work a second: the best of bursts of ten launches, for about `seconds`.
-Result<double> best_rate(int ordinal, double seconds, CuKernel kernel, int blocks, int shared_bytes,
-                         void** arguments, double units) {
+Result<double> best_rate(int ordinal, double seconds, CuFunction function, int blocks,
+                         int shared_bytes, void** arguments, double units) {
   constexpr int kLaunches = 10;
   double best = 0.0;
   const Clock::time_point start = Clock::now();
@@ -76,7 +75,7 @@ Result<double> best_rate(int ordinal, double seconds, CuKernel kernel, int block
     if (Status s = synchronize(ordinal, nullptr); !s) return s;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < kLaunches; ++i) {
-      if (Status s = launch(kernel, blocks, shared_bytes, arguments); !s) return s;
+      if (Status s = launch(function, blocks, shared_bytes, arguments); !s) return s;
     }
     if (Status s = synchronize(ordinal, nullptr); !s) return s;
     best = std::max(best, kLaunches * units / seconds_since(begin));

@@ -38,8 +38,6 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     192,       128,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     96,      0,    0,     192,       192,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     96,      0,    0,     192,       192,       1, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     80,      0,    0,     256,       256,       1, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     80,      0,    0,     256,       256,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     256,       256,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     256,       256,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      64,        64,       2, core::Extra::softcap},

@@ -186,7 +186,8 @@ double gpu_cost(const PlanData& plan) {
   const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
   double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
   if (p.window_left >= 0 || p.window_right >= 0) {
-    keys += 0.5 * (row.tile_m + row.block_n);  // half a block, and half a warpgroup's rows
+    // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
+    keys += 0.5 * (0.5 * row.block_m + row.block_n);
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
