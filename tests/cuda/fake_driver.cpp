@@ -1,0 +1,156 @@
+// A libcuda.so.1 without a GPU: two devices that look like an H200, memory that is the host's,
+// launches that are only counted. It shows what the library asks of the driver, and in which order.
+#include "cuda/fake_driver.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "cuda/driver.h"
+
+namespace tessera::fake {
+namespace {
+
+std::vector<void*>& stack() {
+  static std::vector<void*> contexts;
+  return contexts;
+}
+
+char contexts[2];
+
+/// Counts a call; what it shall return.
+int called(const char* name) {
+  ++state().calls[name];
+  const auto failure = state().failures.find(name);
+  return failure == state().failures.end() ? 0 : failure->second;
+}
+
+}  // namespace
+
+State& state() {
+  static State all;
+  return all;
+}
+
+void* context_of(int ordinal) { return &contexts[ordinal]; }
+
+}  // namespace tessera::fake
+
+using tessera::cuda::CuLaunchConfig;
+using tessera::fake::called;
+using tessera::fake::state;
+
+extern "C" {
+
+int cuInit(unsigned /*flags*/) { return called("cuInit"); }
+
+int cuGetErrorName(int result, const char** name) {
+  *name = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
+  return 0;
+}
+int cuGetErrorString(int /*result*/, const char** text) {
+  *text = "a fake of what went wrong";
+  return 0;
+}
+int cuDriverGetVersion(int* version) {
+  *version = 13010;
+  return called("cuDriverGetVersion");
+}
+int cuDeviceGetCount(int* count) {
+  *count = 2;
+  return called("cuDeviceGetCount");
+}
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return called("cuDeviceGet");
+}
+int cuDeviceGetName(char* name, int size, int /*device*/) {
+  std::strncpy(name, "Fake H200", static_cast<std::size_t>(size));
+  return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int /*device*/) {
+  const std::map<int, int> h200 = {{tessera::cuda::kMultiprocessorCount, 132},
+                                   {tessera::cuda::kL2Bytes, 60 << 20},
+                                   {tessera::cuda::kComputeMajor, 9},
+                                   {tessera::cuda::kComputeMinor, 0},
+                                   {tessera::cuda::kSharedBytesOptin, 232448}};
+  const auto other = state().attributes.find(attribute);
+  *value = other != state().attributes.end() ? other->second : h200.at(attribute);
+  return called("cuDeviceGetAttribute");
+}
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = tessera::fake::context_of(device);
+  return called("cuDevicePrimaryCtxRetain");
+}
+int cuCtxGetCurrent(void** context) {
+  *context = state().current;
+  return called("cuCtxGetCurrent");
+}
+int cuCtxPushCurrent_v2(void* context) {
+  tessera::fake::stack().push_back(state().current);
+  state().current = context;
+  return called("cuCtxPushCurrent");
+}
+int cuCtxPopCurrent_v2(void** context) {
+  *context = state().current;
+  state().current = tessera::fake::stack().back();
+  tessera::fake::stack().pop_back();
+  return called("cuCtxPopCurrent");
+}
+int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
+  const int result = called("cuMemAlloc");
+  if (result == 0) {
+    *address = reinterpret_cast<std::uintptr_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  }
+  return result;
+}
+int cuMemFree_v2(std::uint64_t address) {
+  std::free(reinterpret_cast<void*>(address));  // NOLINT(performance-no-int-to-ptr)
+  return called("cuMemFree");
+}
+int cuMemcpyHtoD_v2(std::uint64_t to, const void* from, std::size_t bytes) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);  // NOLINT(performance-no-int-to-ptr)
+  return called("cuMemcpyHtoD");
+}
+int cuMemcpyDtoH_v2(void* to, std::uint64_t from, std::size_t bytes) {
+  std::memcpy(to, reinterpret_cast<void*>(from), bytes);  // NOLINT(performance-no-int-to-ptr)
+  return called("cuMemcpyDtoH");
+}
+int cuStreamSynchronize(void* /*stream*/) { return called("cuStreamSynchronize"); }
+
+int cuLibraryLoadData(void** library, const void* image, int* /*jit_options*/, void** /*values*/,
+                      unsigned /*num_jit*/, int* /*options*/, void** /*option_values*/,
+                      unsigned /*num*/) {
+  *library = const_cast<void*>(image);
+  return called("cuLibraryLoadData");
+}
+int cuLibraryGetKernel(void** kernel, void* /*library*/, const char* name) {
+  *kernel = const_cast<char*>(strdup(name));  // lives as long as the kernel: for ever
+  return called("cuLibraryGetKernel");
+}
+int cuKernelGetFunction(void** function, void* kernel) {
+  *function = kernel;
+  return called("cuKernelGetFunction");
+}
+int cuFuncSetAttribute(void* /*function*/, int /*attribute*/, int /*value*/) {
+  return called("cuFuncSetAttribute");
+}
+int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** /*parameters*/,
+                     void** /*extra*/) {
+  state().last = {config->grid_x,
+                  config->block_x,
+                  config->shared_bytes,
+                  reinterpret_cast<void*>(config->stream),
+                  static_cast<const char*>(function),
+                  state().current};
+  return called("cuLaunchKernelEx");
+}
+int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* address,
+                           const std::uint64_t* /*sizes*/, const std::uint64_t* /*strides*/,
+                           const unsigned* /*box*/, const unsigned* /*element_strides*/,
+                           int /*interleave*/, int /*swizzle*/, int /*promotion*/, int /*fill*/) {
+  std::memcpy(map, &address, sizeof address);
+  return called("cuTensorMapEncodeTiled");
+}
+
+}  // extern "C"

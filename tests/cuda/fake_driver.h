@@ -1,0 +1,30 @@
+// What the fake driver (fake_driver.cpp) saw and how it shall behave.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace tessera::fake {
+
+struct Launch {
+  unsigned grid_x = 0, block_x = 0, shared_bytes = 0;
+  void* stream = nullptr;
+  std::string kernel;
+  void* context = nullptr;  ///< that was current
+};
+
+struct State {
+  std::map<std::string, int> calls;     ///< by the entry point's name
+  std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns
+  std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
+  Launch last;
+  void* current = nullptr;  ///< context
+};
+
+/// Context of a device.
+void* context_of(int ordinal);
+
+State& state();
+
+}  // namespace tessera::fake
