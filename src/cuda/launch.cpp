@@ -2,6 +2,7 @@
 // and waits for nothing; a kernel's code is loaded by its first launch.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <iterator>
 #include <mutex>
 #include <string>
@@ -42,9 +43,11 @@ const Loaded& load(const core::Kernel& row, CuDevice device) {
 Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
-  if (Status s = make_map(params.q, "q", t.q, p, true, p.head_dim, row.block_m); !s) return s;
-  if (Status s = make_map(params.k, "k", t.k, p, false, p.head_dim, row.block_n); !s) return s;
-  if (Status s = make_map(params.v, "v", t.v, p, false, p.head_dim_v, row.block_n); !s) return s;
+  const std::int64_t d = p.head_dim, dv = p.head_dim_v;
+  Status status = make_map(params.q, "q", t.q, p, true, d, row.block_m, plan.packed_heads);
+  if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
+  if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
+  if (!status) return status;
   const auto unaligned = [](std::int64_t stride, std::int64_t size) {
     return size > 1 && stride % 8 != 0;
   };
@@ -95,10 +98,11 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
   params.window_left = p.window_left;
   params.window_right = p.window_right;
   params.alignment = p.alignment;
-  params.total_q = p.total_q;
+  params.lse_head = p.packed ? p.total_q : p.seqlen_q;
   params.batch = static_cast<int>(p.batch);
-  params.heads = static_cast<int>(p.num_heads);
-  params.group = static_cast<int>(p.group());
+  params.packed_shift = std::countr_zero(static_cast<unsigned>(plan.packed_heads));
+  params.heads = static_cast<int>(p.num_heads / plan.packed_heads);
+  params.group = static_cast<int>(p.group() / plan.packed_heads);
   params.seqlen_q = static_cast<int>(p.seqlen_q);
   params.seqlen_k = static_cast<int>(p.seqlen_k);
   params.head_dim = static_cast<int>(p.head_dim);

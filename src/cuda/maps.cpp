@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "cuda/driver.h"
 #include "cuda/sm90/shape.h"
@@ -17,19 +18,19 @@ struct Key {
   const void* data = nullptr;
   std::array<std::uint64_t, 4> sizes = {};
   std::array<std::uint64_t, 3> strides = {};  ///< bytes
-  int type = 0, rows = 0;
+  int type = 0;
+  std::array<unsigned, 4> box = {};
 
   friend bool operator==(const Key&, const Key&) = default;
 };
 
 Status encode(ptx::TensorMap& map, const Key& key) {
-  const unsigned box[4] = {sm90::kColumns, static_cast<unsigned>(key.rows), 1, 1};
   const unsigned ones[4] = {1, 1, 1, 1};
   const Driver& d = driver();
   return d.check(
       d.encode_tensor_map(&map, key.type, 4, const_cast<void*>(key.data), key.sizes.data(),
-                          key.strides.data(), box, ones, kMapInterleaveNone, kMapSwizzle128,
-                          kMapPromoteL2To256, kMapFillZero),
+                          key.strides.data(), key.box.data(), ones, kMapInterleaveNone,
+                          kMapSwizzle128, kMapPromoteL2To256, kMapFillZero),
       "cuTensorMapEncodeTiled");
 }
 
@@ -43,7 +44,7 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
   // Addresses are multiples of 16, and allocators' of far more.
   const auto address = reinterpret_cast<std::uintptr_t>(key.data);
   Entry& entry = remembered[(address >> 4 ^ address >> 11 ^ address >> 18) % kEntries];
-  if (entry.key != key || key.rows == 0) {
+  if (entry.key != key) {
     entry.key = {};
     if (Status s = encode(entry.map, key); !s) return s;
     entry.key = key;
@@ -55,19 +56,20 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
 }  // namespace
 
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows) {
+                bool queries, std::int64_t dim, int rows, int packed_heads) {
   const std::int64_t size = size_of(p.dtype);
   const std::int64_t seqlen =
       queries ? (p.packed ? p.total_q : p.seqlen_q) : (p.packed ? p.total_k : p.seqlen_k);
   const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
   const std::int64_t batch = p.packed ? 1 : p.batch;
   constexpr std::int64_t kUnit = 16;
-  const struct {
+  struct Axis {
     const char* name;
     std::int64_t stride, size;
   } axes[] = {{".stride_seqlen", tensor.stride_seqlen, seqlen},
               {".stride_head", tensor.stride_head, heads},
               {".stride_batch", tensor.stride_batch, batch}};
+  if (packed_heads > 1) std::swap(axes[0], axes[1]);
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
     return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
   }
@@ -85,7 +87,9 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
   key.type = p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16;
-  key.rows = rows;
+  const auto side = static_cast<unsigned>(packed_heads), length = static_cast<unsigned>(rows);
+  key.box = {sm90::kColumns, length, 1, 1};
+  if (packed_heads > 1) key.box = {sm90::kColumns, side, length / side, 1};
   return encode_once(map, key);
 }
 

@@ -11,9 +11,10 @@ namespace tessera::cuda {
 inline constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
 
 /// Makes the map of q (`queries`) or k or v: boxes of 64 of its `dim` columns and `rows` rows,
-/// zeros outside. `name` is the tensor's in errors: invalid (an address or stride that the copy
-/// engine cannot take), device.
+/// zeros outside; with packed_heads > 1 rows are those of so many heads, side by side, and in the
+/// map heads come before positions. `name` is the tensor's in errors: invalid (an address or stride
+/// that the copy engine cannot take), device.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows);
+                bool queries, std::int64_t dim, int rows, int packed_heads);
 
 }  // namespace tessera::cuda

@@ -22,9 +22,9 @@ struct PlanData {
   int split_n = 0;        ///< keys per split, 0: not split
   core::TileOrder order;  ///< GPU: of the same pieces
 
-  /// Query heads that lie side by side on the row axis (core::Rows): a whole group on the CPU; on
-  /// the GPU one, whose heads_k then count query heads.
-  int packed_heads() const { return is_gpu(kernel.arch) ? 1 : static_cast<int>(problem.group()); }
+  /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one, in
+  /// which case the grid's heads_k count query heads.
+  int packed_heads = 1;
   std::size_t workspace_bytes = 0;
   std::vector<WorkspaceRegion> regions;
 };

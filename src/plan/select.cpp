@@ -133,14 +133,30 @@ std::int64_t visible_pairs(const Problem& p) {
 int section_of(const PlanData& plan) {
   const Problem& p = plan.problem;
   if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
-  const std::int64_t heads = core::max<std::int64_t>(1, p.batch * p.num_heads);
+  const std::int64_t heads = std::int64_t{core::max(1, plan.grid.batch * plan.grid.heads_k)};
   const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
   const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.grid.row_blocks});
   const std::int64_t head_bytes =
-      p.seqlen_k * (p.head_dim + p.head_dim_v) * size_of(p.dtype) / p.group();
+      p.seqlen_k * (p.head_dim + p.head_dim_v) * size_of(p.dtype) / (p.group() / plan.packed_heads);
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
   return static_cast<int>(fitting < least ? heads : core::min(heads, least));
+}
+
+}  // namespace
+
+namespace {
+
+/// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
+/// queries leave most of a tile empty. The copy engine then fetches boxes of group x queries.
+bool packs(const core::Kernel& row, const Problem& p) {
+  if (!is_gpu(row.arch)) return true;
+  const std::int64_t group = p.group();
+  const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
+  if (group < 2 || group > row.tile_m || !power_of_two) return false;
+  if (row.extra == core::Extra::all || p.sink || (p.packed && p.batch_invariant)) return false;
+  return core::ceil_div<std::int64_t>(p.seqlen_q * group, row.block_m) <
+         core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m) * group;
 }
 
 }  // namespace
@@ -153,20 +169,20 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.kernel_name = name_of(row);
   plan.score = core::make_score(problem.scale(), problem.softcap);
   plan.split_n = split_size(row, problem);
+  plan.packed_heads = packs(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
-  const std::int64_t rows = problem.seqlen_q * plan.packed_heads();
+  const std::int64_t rows = problem.seqlen_q * plan.packed_heads;
   const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, row.block_m)
                                       : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
   plan.grid.batch = static_cast<int>(problem.batch);
-  plan.grid.heads_k = static_cast<int>(problem.num_heads / plan.packed_heads());
+  plan.grid.heads_k = static_cast<int>(problem.num_heads / plan.packed_heads);
   plan.grid.row_blocks = static_cast<int>(blocks);
   plan.grid.splits = plan.split_n == 0
                          ? 1
                          : static_cast<int>(core::ceil_div<std::int64_t>(
                                longest_keys(problem, problem.seqlen_q), plan.split_n));
   if (is_gpu(row.arch)) {
-    plan.order = {plan.grid.row_blocks, static_cast<int>(problem.batch * problem.num_heads),
-                  section_of(plan)};
+    plan.order = {plan.grid.row_blocks, plan.grid.batch * plan.grid.heads_k, section_of(plan)};
   }
   Workspace counter(&plan.regions);
   layout(counter, plan);
@@ -180,14 +196,18 @@ namespace {
 /// row's own head dims and on whole tiles; but a step of a warpgroup, from its scores to its
 /// weights, cannot be shorter than its chain of latencies. The constants fit the H200's choices.
 double gpu_cost(const PlanData& plan) {
-  const Problem& p = plan.problem;
+  Problem p = plan.problem;
+  // The longest sequence of the batch must not decide (S9).
+  if (p.packed && p.batch_invariant) p.seqlen_q = p.seqlen_k = 4096;
   const core::Kernel& row = plan.kernel;
   if (p.seqlen_q == 0) return 0;
-  const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
+  const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(
+                           p.seqlen_q * plan.packed_heads, row.block_m)) /
+                       plan.packed_heads;
   double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
   if (p.window_left >= 0 || p.window_right >= 0) {
     // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
-    keys += 0.5 * (0.5 * row.block_m + row.block_n);
+    keys += 0.5 * (0.5 * row.block_m / plan.packed_heads + row.block_n);
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }

@@ -94,6 +94,12 @@ TEST_F(Launches, ARunIsOneLaunchOnTheCallersStream) {
   EXPECT_EQ(fake::state().last.grid_x, 132U);  // one block a multiprocessor
 }
 
+// All query heads of a group in one tile.
+TEST_F(Launches, FewQueriesOfAGroupAreOneTile) {
+  ASSERT_TRUE(enqueue("fwd bf16 h=8/2 q=16 k=100 d=128"));
+  EXPECT_EQ(fake::state().last.grid_x, 2U);
+}
+
 // Inside a CUDA graph neither is allowed.
 TEST_F(Launches, ARunNeitherAllocatesNorWaits) {
   ASSERT_TRUE(enqueue("fwd bf16 h=2 q=64 k=64 d=64 causal"));

@@ -97,6 +97,47 @@ TEST(Select, GoldenPlansOfHopper) {
   }
 }
 
+// Few queries: the heads of a group share tiles. Not where that makes no fewer, nor where a row's
+// kernel or a sequence's bits would not stand it.
+TEST(Select, GroupsArePackedWhereThatMakesFewerTiles_S10) {
+  const Result<Device> device = named_device("h200");
+  ASSERT_TRUE(device.ok()) << device.status().text;
+  const auto packed = [&](const char* problem) {
+    const Result<Plan> planned = plan(problem_of(problem), *device);
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    return planned ? planned->data().packed_heads : 0;
+  };
+  EXPECT_EQ(packed("fwd bf16 b=4 h=32/8 q=1 k=8192 d=128"), 4);
+  EXPECT_EQ(packed("fwd bf16 b=4 h=32/1 q=16 k=8192 d=64"), 32);
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=130 k=8192 d=128 causal"), 4);  // 5 tiles, not 8
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=4096 k=4096 d=128 causal"), 1);
+  EXPECT_EQ(packed("fwd bf16 h=32 q=1 k=8192 d=128"), 1);
+  EXPECT_EQ(packed("fwd bf16 h=6/2 q=1 k=8192 d=128"), 1);  // 3 is no power of two
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=1 k=8192 d=128 sink"), 1);
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=1 k=8192 d=128 alibi=h"), 1);
+  EXPECT_EQ(packed("fwd bf16 b=3 h=8/2 q=9 k=90 d=128 packed=20,200 batch_invariant"), 1);
+}
+
+/// The row of a packed batch does not depend on its longest sequence if bits must not.
+TEST(Select, BatchInvarianceFixesTheRow_S9) {
+  const Result<Device> device = named_device("h200");
+  ASSERT_TRUE(device.ok()) << device.status().text;
+  std::set<std::string> rows, free_rows;
+  for (const int longest : {1, 100, 512, 1024, 2048, 9000}) {
+    Problem p = problem_of("fwd bf16 b=3 h=8 q=1 k=1 d=64 causal packed=3,3");
+    p.seqlen_q = p.seqlen_k = longest;
+    p.total_q = p.total_k = 3L * longest;
+    for (const bool invariant : {false, true}) {
+      p.batch_invariant = invariant;
+      const Result<Plan> planned = plan(p, *device);
+      ASSERT_TRUE(planned.ok()) << planned.status().text;
+      (invariant ? rows : free_rows).emplace(planned->kernel());
+    }
+  }
+  EXPECT_EQ(rows.size(), 1U);
+  EXPECT_GT(free_rows.size(), 1U);
+}
+
 // Where row blocks see unequal numbers of keys: two thirds of 50 MiB of second-level cache, and
 // whole pairs of rounds of 132 tiles.
 TEST(Select, SectionsFitTheCacheAndEndWithARound) {

@@ -21,7 +21,7 @@ class Head {
         kernel_head_(head_k),
         sequence_(sequence_of(plan.problem, tensors, batch)),
         band_(band_of(plan.problem, sequence_)),
-        rows_{sequence_.seqlen_q, plan.packed_heads()},
+        rows_{sequence_.seqlen_q, plan.packed_heads},
         dropout_(core::make_dropout(p_.dropout_p, t_.philox_seed, t_.philox_offset)) {}
 
   const core::Sequence& sequence() const { return sequence_; }
@@ -108,7 +108,7 @@ class Head {
   const Problem& p_;
   const Tensors& t_;
   int batch_;
-  int kernel_head_;  ///< of the grid: packed_heads() query heads
+  int kernel_head_;  ///< of the grid: packed_heads query heads
   core::Sequence sequence_;
   core::Band band_;
   core::Rows rows_;

@@ -267,6 +267,10 @@ class Consumer {
     return t.first_row + row_in_tile(half);
   }
 
+  __device__ __forceinline__ int query_of(const Tile& t, int half) const {
+    return row_of(t, half) >> p.packed_shift;
+  }
+
   __device__ __forceinline__ int key_of(int n, int i) const {
     return n * kN + i / 4 * 8 + lane_ % 4 * 2 + i % 2;
   }
@@ -277,7 +281,7 @@ class Consumer {
     constexpr int kScores = kN / 4, kBits = 7;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const core::Range keys = t.band.keys_of(row_of(t, half));
+      const core::Range keys = t.band.keys_of(query_of(t, half));
       const int first = n * kN + lane_ % 4 * 2;
       const int begin = scores_before(keys.begin - first), end = scores_before(keys.end - first);
       const std::uint32_t seen = ptx::bits(begin, core::max(end - begin, 0));
@@ -474,55 +478,55 @@ class Consumer {
   /// Rows that see no key (S4); with a sink its logit is all the denominator.
   __device__ __forceinline__ void write_zeros(const Tile& t) const {
     const float lse = p.sink == nullptr ? -core::kInfinity : p.sink[t.head];
-    float* const lse_to = lse_of(t);
-    std::uint16_t* const o_to = output_of(t);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      ptx::store_if(has_lse(t, half), lse_to + 8 * half, lse);
-      for (int c = 0; c < K.head_dim_v; c += 16) {
-        store_output(t, half, c, o_to + 8 * half * p.o_strides.seqlen + c, 0, 0);
-      }
+      const bool exists = row_exists(t, half);
+      store_lse(t, half, exists, lse);
+      std::uint16_t* const to = output_of(t, half);
+      for (int c = 0; c < K.head_dim_v; c += 16) store_output(exists, c, to + c, 0, 0);
     }
   }
 
-  // Where results go: of row_of(t, 0); row_of(t, 1) lies eight rows further. A quad of lanes writes
-  // 16 columns of a row, lanes 0 and 2 the first 8, lanes 1 and 3 the others.
+  // Where results go. A quad of lanes writes 16 columns of a row, lanes 0 and 2 the first 8, lanes
+  // 1 and 3 the others.
 
-  __device__ __forceinline__ bool has_lse(const Tile& t, int half) const {
-    return p.softmax_lse != nullptr && lane_ % 4 == 0 && row_of(t, half) < t.band.seqlen_q;
+  __device__ __forceinline__ bool row_exists(const Tile& t, int half) const {
+    return query_of(t, half) < t.band.seqlen_q;
   }
-  __device__ __forceinline__ float* lse_of(const Tile& t) const {
-    return p.softmax_lse + t.softmax_lse + row_in_tile(0);
+  /// The row's query head, counted from the tile's first one.
+  __device__ __forceinline__ int member_of(const Tile& t, int half) const {
+    return row_of(t, half) & ((1 << p.packed_shift) - 1);
+  }
+  __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
+    ptx::store_if(
+        exists && p.softmax_lse != nullptr && lane_ % 4 == 0,
+        p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
   }
   __device__ __forceinline__ int column_of_lane() const {
     return lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
   }
-  /// Four neighbouring columns of row_of(t, half), from column + column_of_lane() on.
-  __device__ __forceinline__ void store_output(const Tile& t, int half, int column,
-                                               std::uint16_t* to, std::uint32_t a,
-                                               std::uint32_t b) const {
-    const bool row_is_there = row_of(t, half) < t.band.seqlen_q;
+  __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
+    return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +
+           member_of(t, half) * p.o_strides.head + column_of_lane();
+  }
+  /// Four neighbouring columns of a row, from column + column_of_lane() on.
+  __device__ __forceinline__ void store_output(bool exists, int column, std::uint16_t* to,
+                                               std::uint32_t a, std::uint32_t b) const {
     if constexpr (K.any_layout) {
       const std::uint32_t words[2] = {a, b};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        ptx::store_if(row_is_there && column + column_of_lane() + i < p.head_dim_v, to + i,
+        ptx::store_if(exists && column + column_of_lane() + i < p.head_dim_v, to + i,
                       static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16));
       }
     } else {
-      ptx::store_if(row_is_there && column + lane_ % 2 * 8 < p.head_dim_v, to, a, b);
+      ptx::store_if(exists && column + lane_ % 2 * 8 < p.head_dim_v, to, a, b);
     }
-  }
-  __device__ __forceinline__ std::uint16_t* output_of(const Tile& t) const {
-    return static_cast<std::uint16_t*>(p.o) + t.o + row_in_tile(0) * p.o_strides.seqlen +
-           column_of_lane();
   }
 
   __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2],
                                         float (&sum)[2]) const {
     const float sink = p.sink == nullptr ? 0.0F : p.sink[t.head];
-    float* const lse_to = lse_of(t);
-    std::uint16_t* const o_to = output_of(t);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0U, sum[half], 1);
@@ -534,15 +538,16 @@ class Consumer {
         merged = core::combine(row, {sink * core::kLog2e, 1.0F});
         scale = core::weight_of({row.max, 1.0F}, merged);
       }
-      ptx::store_if(has_lse(t, half), lse_to + 8 * half, core::lse_of(merged));
-      std::uint16_t* const row_to = o_to + 8 * half * p.o_strides.seqlen;
+      const bool exists = row_exists(t, half);
+      store_lse(t, half, exists, core::lse_of(merged));
+      std::uint16_t* const to = output_of(t, half);
 #pragma unroll
       for (int c = 0; c < K.head_dim_v; c += 16) {
         const int at = c / 2 + 2 * half;
         std::uint32_t a = ptx::pack<S::kType>(o_[at] * scale, o_[at + 1] * scale);
         std::uint32_t b = ptx::pack<S::kType>(o_[at + 4] * scale, o_[at + 5] * scale);
         swap_in_pair(a, b);
-        store_output(t, half, c, row_to + c, a, b);
+        store_output(exists, c, to + c, a, b);
       }
     }
   }

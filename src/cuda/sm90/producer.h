@@ -43,21 +43,23 @@ class Producer {
       seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
     }
     const int first_row = place.row_block * K.block_m;
-    if (first_row >= seqlen_q) return;
+    const int shift = p.packed_shift, row_count = seqlen_q << shift;
+    if (first_row >= row_count) return;
 
     Tile tile;
     tile.first_row = first_row;
     tile.head = head;
     tile.batch = batch;
     tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
-    const core::Range rows = {first_row, core::min(first_row + K.block_m, seqlen_q)};
-    const core::Range blocks = core::key_blocks(tile.band, rows, K.block_n).seen;
+    const core::Range queries =
+        queries_of({first_row, core::min(first_row + K.block_m, row_count)}, shift);
+    const core::Range blocks = core::key_blocks(tile.band, queries, K.block_n).seen;
     tile.blocks_end = blocks.end;
-    const std::int64_t row = first_q + first_row;
-    tile.o = (packed ? 0 : batch * p.o_strides.batch) + head * p.o_strides.head +
-             row * p.o_strides.seqlen;
+    const std::int64_t first_head = std::int64_t{head} << shift;
+    tile.o = (packed ? 0 : batch * p.o_strides.batch) + first_head * p.o_strides.head +
+             first_q * p.o_strides.seqlen;
     tile.softmax_lse =
-        packed ? head * p.total_q + row : (std::int64_t{batch} * p.heads + head) * p.seqlen_q + row;
+        ((packed ? 0 : std::int64_t{batch} * p.heads << shift) + first_head) * p.lse_head + first_q;
 
     // Consumers may wait for values before they look at the next tile; with keys theirs come in
     // time.
@@ -68,14 +70,16 @@ class Producer {
       order.tile = tile;
       for (int group = 0; group < S::kGroups; ++group) {
         order.walks[group].blocks =
-            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, blocks, group);
+            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, shift, blocks, group);
       }
     }
     if (blocks.empty()) {
       buffers.q.announce(q_item_, 0);
     } else {
       fill<K.block_m>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                      {first_q + first_row, seqlen_q - first_row, head, packed ? 0 : batch});
+                      {first_q + queries.begin, seqlen_q - queries.begin,
+                       static_cast<int>(first_head), packed ? 0 : batch},
+                      shift > 0);
     }
     ++q_item_;
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
@@ -90,14 +94,19 @@ class Producer {
 
   /// Blocks that a warpgroup of the tile walks over: all but the rightmost one if its rows do not
   /// see that. Not two: the second one's values lie where those still to be multiplied are.
-  __device__ __forceinline__ static core::KeyBlocks walk_of(const Tile& tile, core::Range blocks,
-                                                            int group) {
+  __device__ __forceinline__ static core::KeyBlocks walk_of(const Tile& tile, int shift,
+                                                            core::Range blocks, int group) {
+    const int row_count = tile.band.seqlen_q << shift;
     // Rows past the sequence's end go with its last one.
-    const int first = core::min(tile.first_row + group * kRows, tile.band.seqlen_q - 1);
-    const core::Range rows = {first, core::min(first + kRows, tile.band.seqlen_q)};
-    const core::KeyBlocks own = core::key_blocks(tile.band, rows, K.block_n);
+    const int first = core::min(tile.first_row + group * kRows, row_count - 1);
+    const core::Range rows = {first, core::min(first + kRows, row_count)};
+    const core::KeyBlocks own = core::key_blocks(tile.band, queries_of(rows, shift), K.block_n);
     const int least = core::max(blocks.end - kStages + 1, blocks.begin + 1);
     return {{blocks.begin, core::max(own.seen.end, least)}, own.full};
+  }
+
+  __device__ __forceinline__ static core::Range queries_of(core::Range rows, int shift) {
+    return {rows.begin >> shift, ((rows.end - 1) >> shift) + 1};
   }
 
   /// The values whose keys were asked for last, if any: they follow one block behind.
@@ -115,11 +124,12 @@ class Producer {
     int head, batch;
   };
 
-  /// Fills the claimed buffer of item i with kRows rows of `dim` columns.
+  /// Fills the claimed buffer of item i with kRows rows of `dim` columns; heads_first: in the order
+  /// of a map of packed heads.
   template <int kRows, class Ring>
   __device__ __forceinline__ void fill(const Ring& ring, std::uint32_t i, const ptx::TensorMap& map,
                                        const ForwardParams::Source& source, int dim, int chunks,
-                                       const Rows& rows) const {
+                                       const Rows& rows, bool heads_first = false) const {
     const std::uint32_t to = ring.buffer(i);
     if constexpr (K.any_layout) {
       copy<kRows>(to, source, dim, chunks, rows);
@@ -128,7 +138,8 @@ class Producer {
     } else {
       const std::uint32_t full = ring.announce(i, ring.bytes);
       for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns, rows.row, rows.head,
+        ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns,
+                      heads_first ? rows.head : rows.row, heads_first ? rows.row : rows.head,
                       rows.batch);
       }
     }
