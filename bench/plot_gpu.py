@@ -3,7 +3,8 @@
     plot_gpu.py [--input FILE] [--output docs/figures/h200_forward.svg] [--table]
 
 One panel a head dim and mask: TFLOP/s against sequence length. FlashAttention-3 is drawn as it stood to cuDNN
-in bench/results/h200_peers.csv, from cuDNN in this run. Needs matplotlib.
+in bench/results/h200_peers.csv, from cuDNN in the same run. Where the file has several runs of a cell, their median
+stands for it. Needs matplotlib.
 """
 
 import argparse
@@ -17,6 +18,15 @@ from plot import INK, ROOT, STYLE, bare, plt, seqlen_label
 def read(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def medians(rows):
+    """One row a cell: the median over its runs of what was measured."""
+    cells = {}
+    for r in rows:
+        cells.setdefault((r["dtype"], r["d"], r["causal"], r["s"]), []).append(r)
+    return [runs[0] | {c: statistics.median(float(r[c]) for r in runs)
+                       for c in ("tessera", "cudnn", "bar", "of_bar")} for runs in cells.values()]
 
 
 def fa3_over_cudnn():
@@ -91,7 +101,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs/figures/h200_forward.svg")
     parser.add_argument("--table", action="store_true", help="print the table instead")
     arguments = parser.parse_args()
-    rows = read(arguments.input)
+    rows = medians(read(arguments.input))
     table(rows) if arguments.table else draw(rows, arguments.output)
 
 
