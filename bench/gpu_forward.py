@@ -3,16 +3,19 @@
     gpu_forward.py --library build/release/libtessera.so --output FILE [--dtype bf16 f16] [--seqlen ...]
 
 16,384 tokens, hidden size 2048 (32, 16, 8 heads of 64, 128, 256), random normal inputs. Both take turns
-within a cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. `bar` is the better of
-FlashAttention-3 and cuDNN as bench/results/h200_peers.csv has them, times what cuDNN reaches in this run
-over what it reached there, as clocks move from run to run; cuDNN itself for a cell that is not there. The
-table is of bf16 and serves fp16, too. Needs PyTorch.
+within a cell; medians of CUDA-event times, the tensors put elsewhere in memory every few rounds. FLOPs:
+4 b h s s d, halved when causal. `bar` is the better of FlashAttention-3 and cuDNN as
+bench/results/h200_peers.csv has them, times what cuDNN reaches in this run over what it reached there, as
+clocks move from run to run; cuDNN itself for a cell that is not there. The table is of bf16 and serves fp16,
+too. Needs PyTorch.
 """
 
 import argparse
 import csv
 import datetime
+import math
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -57,10 +60,43 @@ def time_calls(function, calls):
     return start.elapsed_time(end) / calls * 1e-3
 
 
-def measure(library, dtype, d, causal, s, rounds):
+class Arena:
+    """Memory in which tensors are put here and there: the speed of some shapes depends on where they lie."""
+
+    PAGE = 2 << 20
+
+    def __init__(self, size=4 << 30):
+        self.memory = torch.empty(size, dtype=torch.uint8, device="cuda")
+        self.start = 0
+
+    def clear(self):
+        self.start = 0
+
+    def place(self, shape, dtype):
+        count = math.prod(shape) * dtype.itemsize
+        self.start += random.randrange(1, 100) * self.PAGE
+        part = self.memory[self.start:self.start + count]
+        self.start += -(-count // self.PAGE) * self.PAGE
+        return part.view(dtype).view(shape)
+
+
+def measure(library, arena, dtype, d, causal, s, rounds, placements):
+    """Medians over all rounds of all placements."""
+    times = {"ours": [], "cudnn": []}
+    for _ in range(placements):
+        result = measure_once(library, arena, dtype, d, causal, s, rounds, times)
+    b, h, kernel, flops, difference = result
+    rate = {name: flops / statistics.median(t) * 1e-12 for name, t in times.items()}
+    return b, h, kernel, rate["ours"], rate["cudnn"], difference
+
+
+def measure_once(library, arena, dtype, d, causal, s, rounds, times):
     b, h = TOKENS // s, HIDDEN // d
-    q, k, v = (torch.randn(b, s, h, d, device="cuda").to(DTYPES[dtype]) for _ in range(3))
-    o, lse = torch.empty_like(q), torch.empty(b, h, s, device="cuda")
+    arena.clear()
+    q, k, v, o = (arena.place((b, s, h, d), DTYPES[dtype]) for _ in range(4))
+    for x in (q, k, v):
+        x.copy_(torch.randn(b, s, h, d, device="cuda"))
+    lse = torch.empty(b, h, s, device="cuda")
     plan = library.plan(f"fwd {dtype} b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else ""),
                         "gpu")
     tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse)
@@ -77,12 +113,10 @@ def measure(library, dtype, d, causal, s, rounds):
     difference = ((o.float() - peer).abs().max() / peer.abs().max()).item()
     flops = 4 * b * h * s * s * d / (2 if causal else 1)
     calls = max(3, min(60, int(0.012 / (flops / 5e14))))
-    times = {ours: [], cudnn: []}
     for _ in range(rounds):
-        for function, samples in times.items():
-            samples.append(time_calls(function, calls))
-    rate = {f: flops / statistics.median(t) * 1e-12 for f, t in times.items()}
-    return b, h, plan.kernel, rate[ours], rate[cudnn], difference
+        for name, function in (("ours", ours), ("cudnn", cudnn)):
+            times[name].append(time_calls(function, calls))
+    return b, h, plan.kernel, flops, difference
 
 
 def host_cost(library):
@@ -110,17 +144,19 @@ def main():
     parser.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=("bf16",))
     parser.add_argument("--head-dim", nargs="+", type=int, default=(64, 128, 256))
     parser.add_argument("--seqlen", nargs="+", type=int, default=[512 << i for i in range(6)])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="of each placement")
+    parser.add_argument("--placements", type=int, default=3, help="of the tensors in memory")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     factors = peer_factors()
+    arena = Arena()
     rows = []
     for dtype in arguments.dtype:
         for d in arguments.head_dim:
             for causal in (False, True):
                 for s in arguments.seqlen:
-                    b, h, kernel, ours, cudnn, difference = measure(library, dtype, d, causal, s,
-                                                                    arguments.rounds)
+                    b, h, kernel, ours, cudnn, difference = measure(
+                        library, arena, dtype, d, causal, s, arguments.rounds, arguments.placements)
                     bar = cudnn * factors.get((d, int(causal), s), 1.0)
                     rows.append(dict(zip(COLUMNS, (
                         datetime.date.today().isoformat(), arguments.commit, query("driver_version"),

@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "check/check.h"
+#include "check/inputs.h"
 #include "cuda/fake_driver.h"
 #include "tessera/tessera.hpp"
 
@@ -178,6 +180,27 @@ TEST_F(Launches, TheDriversErrorsKeepTheirNames) {
   EXPECT_EQ(status.code, Code::device);
   EXPECT_EQ(status.text,
             "cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (700): a fake of what went wrong");
+}
+
+// The checker's way to a GPU and back: nothing was computed, so every output must fail, and nothing
+// beside the outputs may be damaged.
+TEST_F(Launches, ACheckOfNoResultFails) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=4/2 q=30 k=50 d=64 causal");
+  for (const bool strided : {false, true}) {
+    tools::Variation variation;
+    variation.strided = strided;
+    const tools::CheckResult result = tools::check(problem, tools::seed_with(variation, 1), gpu_);
+    ASSERT_TRUE(result.status.ok()) << result.status.text;
+    EXPECT_EQ(result.kernel.ends_with(".any"), strided) << result.kernel;
+    EXPECT_EQ(result.damage, "");
+    ASSERT_EQ(result.verdicts.size(), 2U);
+    for (const tools::Verdict& verdict : result.verdicts) {
+      EXPECT_FALSE(verdict.pass()) << verdict.output;
+    }
+  }
+  EXPECT_EQ(calls("cuMemAlloc"), calls("cuMemFree"));
+  fake::state().failures["cuStreamSynchronize"] = 700;  // where a kernel's own failure shows
+  EXPECT_EQ(tools::check(problem, 1, gpu_).status.code, Code::device);
 }
 
 TEST_F(Launches, BuffersCopyBothWaysAndKnowTheirEnds) {

@@ -222,6 +222,23 @@ TEST(Cli, PlanAndInfoSpeakJson) {
   EXPECT_GT(Json::parse(info.out)["catalog"].size(), 5U);
 }
 
+/// With a GPU its facts are printed, without one the reason; asked for by name it is an error then.
+TEST(Cli, TheGpuIsNamedOrItsAbsenceExplained) {
+  const Ran info = tessera({"info", "--json"});
+  const Json gpu = Json::parse(info.out)["gpu"];
+  EXPECT_GT(gpu["rest"].get<std::string>().size(), 10U);
+  const Ran planned = tessera({"plan", "fwd bf16 h=8 q=64 k=64 d=64", "--device", "gpu", "--json"});
+  if (this_gpu()) {
+    EXPECT_GE(gpu["usable"].size(), 1U);
+    EXPECT_EQ(planned.code, kSuccess);
+    EXPECT_TRUE(Json::parse(planned.out)["kernel"].get<std::string>().starts_with("sm90."));
+  } else {
+    EXPECT_EQ(gpu["usable"].size(), 0U);
+    EXPECT_EQ(planned.code, kCannot);
+    EXPECT_NE(planned.err.find(gpu["rest"].get<std::string>()), std::string::npos);
+  }
+}
+
 TEST(Cli, HelpIsComplete) {
   for (const char* command : {"run", "check", "bench", "plan", "memory", "info"}) {
     const Ran ran = tessera({command, "--help"});
