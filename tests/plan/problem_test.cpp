@@ -44,6 +44,7 @@ Problem random_problem(std::mt19937& random) {
   if (coin()) p.dropout_p = real(random);
   p.deterministic = coin();
   p.batch_invariant = coin();
+  p.unaligned = coin();
   return p;
 }
 
