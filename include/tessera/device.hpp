@@ -38,8 +38,8 @@ TESSERA_API Arch best_arch();
 /// no kernel runs on; the text says which).
 TESSERA_API Result<Device> this_gpu(int ordinal = 0);
 
-/// The newest CUDA version that this machine's NVIDIA driver serves, e.g. "13.0". Errors: device (no
-/// driver).
+/// The newest CUDA version that this machine's NVIDIA driver serves, e.g. "13.0". Errors: device
+/// (no driver).
 TESSERA_API Result<std::string> driver_version();
 
 /// Looks a device up by name ("cpu" is this machine, "gpu" its first GPU, "gpu:1" the second;
