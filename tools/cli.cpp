@@ -13,7 +13,7 @@ int fail(const Status& status) {
 
 Result<Device> device_for(const std::string& name, const Problem& problem) {
   if (!name.empty()) return named_device(name);
-  const Result<Device> gpu = this_gpu();
+  Result<Device> gpu = this_gpu();
   if (gpu && plan(problem, *gpu)) return gpu;
   return this_cpu();
 }

@@ -101,7 +101,9 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
 
   Peaks peaks;
   int rounds = 4096;
-  void* never = memory.data;
+  // Each argument by its address.
+  const auto data = reinterpret_cast<std::uintptr_t>(memory.data);
+  std::uintptr_t never = data;
   void* multiply_arguments[] = {&rounds, &never};
   // Two warpgroups, four wgmmas of 64 x 256 x 16 a round.
   const double operations = 2.0 * 4 * (2.0 * 64 * 256 * 16) * rounds * device.threads;
@@ -111,7 +113,8 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   peaks.bf16_flops = *bf16;
 
   std::int64_t count = kBytes / 16;
-  void* read_arguments[] = {&memory.data, &count, &never};
+  std::uintptr_t start = data;
+  void* read_arguments[] = {&start, &count, &never};
   constexpr int kBlocks = 8;  // of a multiprocessor
   const Result<double> bytes = best_rate(ordinal, seconds, kernels.read, kBlocks * device.threads,
                                          0, read_arguments, static_cast<double>(kBytes));

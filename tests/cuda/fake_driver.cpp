@@ -40,6 +40,7 @@ using tessera::cuda::CuLaunchConfig;
 using tessera::fake::called;
 using tessera::fake::state;
 
+// NOLINTBEGIN(readability-identifier-naming): the driver's names
 extern "C" {
 
 int cuInit(unsigned /*flags*/) { return called("cuInit"); }
@@ -125,7 +126,7 @@ int cuLibraryLoadData(void** library, const void* image, int* /*jit_options*/, v
   return called("cuLibraryLoadData");
 }
 int cuLibraryGetKernel(void** kernel, void* /*library*/, const char* name) {
-  *kernel = const_cast<char*>(strdup(name));  // lives as long as the kernel: for ever
+  *kernel = strdup(name);  // lives as long as the kernel: for ever
   return called("cuLibraryGetKernel");
 }
 int cuKernelGetFunction(void** function, void* kernel) {
@@ -149,8 +150,10 @@ int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* add
                            const std::uint64_t* /*sizes*/, const std::uint64_t* /*strides*/,
                            const unsigned* /*box*/, const unsigned* /*element_strides*/,
                            int /*interleave*/, int /*swizzle*/, int /*promotion*/, int /*fill*/) {
-  std::memcpy(map, &address, sizeof address);
+  const auto number = reinterpret_cast<std::uintptr_t>(address);
+  std::memcpy(map, &number, sizeof number);
   return called("cuTensorMapEncodeTiled");
 }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)

@@ -39,9 +39,8 @@ Status execute_on_gpu(const Plan& plan, const RunMemory& memory, std::string& da
   if (!copy) return copy.status();
   const Result<Buffer> workspace = Buffer::allocate(plan.device(), plan.workspace_bytes());
   if (!workspace) return workspace.status();
-  const Status status =
-      run(plan, copy->tensors(), workspace->data(), plan.workspace_bytes(), Execution{});
-  if (!status) return status;
+  if (Status s = run(plan, copy->tensors(), workspace->data(), plan.workspace_bytes()); !s)
+    return s;
   if (Status s = synchronize(plan.device()); !s) return s;
   if (Status s = copy->bring_back(memory); !s) return s;
   damage = memory.damage();
@@ -121,15 +120,16 @@ std::string CheckResult::summary() const {
   return text;
 }
 
-CheckResult check(const Problem& given, std::uint64_t seed, const Device& device, bool in_reverse) {
+CheckResult check(const Problem& problem, std::uint64_t seed, const Device& device,
+                  bool in_reverse) {
   CheckResult result;
-  Problem problem = given;
-  if (is_gpu(device.arch) && variation_of(seed).strided) problem.unaligned = true;
-  const Result<Plan> planned = plan(problem, device);
+  Problem checked = problem;
+  if (is_gpu(device.arch) && variation_of(seed).strided) checked.unaligned = true;
+  const Result<Plan> planned = plan(checked, device);
   result.status = planned.status();
   if (!planned) return result;
   result.kernel = std::string(planned->kernel());
-  RunMemory memory(problem, seed);
+  RunMemory memory(checked, seed);
   if (problem.pass == Pass::backward) give_forward(memory);
   result.status = execute(*planned, memory, in_reverse, result.damage);
   if (result.status.ok()) result.verdicts = judge_all(memory);
