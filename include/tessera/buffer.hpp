@@ -16,17 +16,21 @@ class TESSERA_API Buffer {
   Buffer() = default;
   /// Errors: workspace (not enough host memory), device (the driver's own, out of memory included).
   static Result<Buffer> allocate(const Device& device, std::size_t bytes);
+  /// Takes the other's memory.
+  /// @{
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     swap(other);
     return *this;
   }
+  /// @}
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer();
 
   /// An address of the device.
   void* data() const { return data_; }
+  /// As allocated.
   std::size_t bytes() const { return bytes_; }
 
   /// Copies host memory to [offset, offset + bytes). Errors: invalid (beyond the end), device.
