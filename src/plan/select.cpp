@@ -153,7 +153,9 @@ bool packs(const core::Kernel& row, const Problem& p) {
   if (!is_gpu(row.arch)) return true;
   const std::int64_t group = p.group();
   const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
+  constexpr std::int64_t kMostRows = 1 << 30;  // counted in 32 bits
   if (group < 2 || group > row.tile_m || !power_of_two) return false;
+  if (p.seqlen_q * group > kMostRows) return false;
   if (row.extra == core::Extra::all || p.sink || (p.packed && p.batch_invariant)) return false;
   return core::ceil_div<std::int64_t>(p.seqlen_q * group, row.block_m) <
          core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m) * group;

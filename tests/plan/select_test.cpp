@@ -113,6 +113,8 @@ TEST(Select, GroupsArePackedWhereThatMakesFewerTiles_S10) {
   EXPECT_EQ(packed("fwd bf16 h=32/8 q=4096 k=4096 d=128 causal"), 1);
   EXPECT_EQ(packed("fwd bf16 h=32 q=1 k=8192 d=128"), 1);
   EXPECT_EQ(packed("fwd bf16 h=6/2 q=1 k=8192 d=128"), 1);  // 3 is no power of two
+  EXPECT_EQ(packed("fwd bf16 h=64/1 q=100 k=8192 d=128"), 64);
+  EXPECT_EQ(packed("fwd bf16 h=64/1 q=17000001 k=8192 d=128"), 1);  // over 2^30 rows
   EXPECT_EQ(packed("fwd bf16 h=32/8 q=1 k=8192 d=128 sink"), 1);
   EXPECT_EQ(packed("fwd bf16 h=32/8 q=1 k=8192 d=128 alibi=h"), 1);
   EXPECT_EQ(packed("fwd bf16 b=3 h=8/2 q=9 k=90 d=128 packed=20,200 batch_invariant"), 1);
