@@ -1,13 +1,13 @@
 // The forward pass on Hopper: FlashAttention-3's warp specialisation (Shah et al. 2024, section 3),
 // one tile of block_m query rows after another on a grid of one block per multiprocessor.
 //
-// Warpgroup 0 produces: one thread asks the copy engine for Q of a tile, then for its blocks of
-// keys and values, from the right (the diagonal) to the left, into rings of two. The other
-// warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O += P V of the block
-// before it, and while the tensor cores are at O, P of the new block is made from S in registers.
-// The stream of blocks does not end with a tile: the first S of the next tile is issued beside the
-// last O of this one. The warpgroups take turns at issuing (a named barrier each), so that one
-// multiplies while another is at its exponentials.
+// Warpgroup 0 produces (producer.h): one thread describes each tile and asks the copy engine for
+// its Q, then for its blocks of keys and values, from the right (the diagonal) to the left, into
+// rings of two. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
+// += P V of the block before it, and while the tensor cores are at O, P of the new block is made
+// from S in registers. The stream of blocks does not end with a tile: the first S of the next tile
+// is issued beside the last O of this one. The warpgroups take turns at issuing (a named barrier
+// each), so that one multiplies while another is at its exponentials.
 //
 // The softmax shift of a row is a reference that is raised only when the maximum has grown by more
 // than kSlack powers of two, so O is hardly ever rescaled (FlashAttention-4's lazy rescaling).
