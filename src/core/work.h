@@ -32,6 +32,18 @@ struct Rows {
   }
 };
 
+/// The same for a group of 2^shift heads, by shifts: what a GPU's threads do for every row.
+struct ShiftedRows {
+  int shift = 0;
+
+  TESSERA_HD constexpr int query_of(int row) const { return row >> shift; }
+  TESSERA_HD constexpr int member_of(int row) const { return row & ((1 << shift) - 1); }
+  /// Queries that a run of rows, not empty, belongs to.
+  TESSERA_HD constexpr Range queries_of(Range rows) const {
+    return {query_of(rows.begin), query_of(rows.end - 1) + 1};
+  }
+};
+
 /// One piece of forward work.
 struct WorkItem {
   int batch = 0;

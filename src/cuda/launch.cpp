@@ -99,8 +99,7 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
   params.window_right = p.window_right;
   params.alignment = p.alignment;
   params.lse_head = p.packed ? p.total_q : p.seqlen_q;
-  params.batch = static_cast<int>(p.batch);
-  params.packed_shift = std::countr_zero(static_cast<unsigned>(plan.packed_heads));
+  params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.packed_heads));
   params.heads = static_cast<int>(p.num_heads / plan.packed_heads);
   params.group = static_cast<int>(p.group() / plan.packed_heads);
   params.seqlen_q = static_cast<int>(p.seqlen_q);

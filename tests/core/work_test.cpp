@@ -81,6 +81,19 @@ TEST(WorkGrid, EveryItemOnceAndLongestFirst) {
   EXPECT_EQ(grid.item(0).row_block, 4);
 }
 
+TEST(ShiftedRows, AreRowsOfAPowerOfTwo_S10) {
+  for (int shift = 0; shift <= 6; ++shift) {
+    const Rows rows{50, 1 << shift};
+    const ShiftedRows shifted{shift};
+    for (int begin = 0; begin < rows.count(); ++begin) {
+      EXPECT_EQ(shifted.query_of(begin), rows.query_of(begin));
+      EXPECT_EQ(shifted.member_of(begin), rows.member_of(begin));
+      const int end = std::min(begin + 64, static_cast<int>(rows.count()));
+      EXPECT_EQ(shifted.queries_of({begin, end}), rows.queries_of(begin, end));
+    }
+  }
+}
+
 TEST(TileOrder, EveryTileOnceAndLongestFirstInASection) {
   for (int row_blocks = 1; row_blocks <= 4; ++row_blocks) {
     for (int heads = 1; heads <= 7; ++heads) {

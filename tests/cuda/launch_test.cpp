@@ -193,6 +193,7 @@ TEST_F(Launches, ACheckOfNoResultFails) {
     ASSERT_TRUE(result.status.ok()) << result.status.text;
     EXPECT_EQ(result.kernel.ends_with(".any"), strided) << result.kernel;
     EXPECT_EQ(result.damage, "");
+    EXPECT_GE(calls("cuMemcpyDtoH"), 5);  // what is judged came back from there
     ASSERT_EQ(result.verdicts.size(), 2U);
     for (const tools::Verdict& verdict : result.verdicts) {
       EXPECT_FALSE(verdict.pass()) << verdict.output;

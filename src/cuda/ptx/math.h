@@ -13,12 +13,6 @@ __device__ __forceinline__ float ex2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// log2(x), absolute error 2^-22 outside [0.5, 2].
-__device__ __forceinline__ float lg2(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 /// 1 / x, error one unit in the last place; results below the normal range become 0.
 __device__ __forceinline__ float rcp(float x) {
   float y;

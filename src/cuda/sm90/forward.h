@@ -268,7 +268,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ int query_of(const Tile& t, int half) const {
-    return row_of(t, half) >> p.packed_shift;
+    return p.rows.query_of(row_of(t, half));
   }
 
   __device__ __forceinline__ int key_of(int n, int i) const {
@@ -495,7 +495,7 @@ class Consumer {
   }
   /// The row's query head, counted from the tile's first one.
   __device__ __forceinline__ int member_of(const Tile& t, int half) const {
-    return row_of(t, half) & ((1 << p.packed_shift) - 1);
+    return p.rows.member_of(row_of(t, half));
   }
   __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
     ptx::store_if(

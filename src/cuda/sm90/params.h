@@ -41,10 +41,7 @@ struct ForwardParams {
   std::int64_t window_left = -1, window_right = -1;
   std::int64_t lse_head = 0;  ///< elements of softmax_lse from one head to the next
 
-  /// Rows of a tile are those of 2^packed_shift query heads: row r is query r >> packed_shift of
-  /// the (r % 2^packed_shift)-th of them.
-  int packed_shift = 0;
-  int batch = 0;
+  core::ShiftedRows rows;          ///< of a tile: of one query head, or of a group's
   int heads = 0, group = 1;        ///< runs of that many heads; those that share keys
   int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
   int head_dim = 0, head_dim_v = 0;

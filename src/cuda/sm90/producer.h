@@ -43,7 +43,7 @@ class Producer {
       seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
     }
     const int first_row = place.row_block * K.block_m;
-    const int shift = p.packed_shift, row_count = seqlen_q << shift;
+    const int shift = p.rows.shift, row_count = seqlen_q << shift;
     if (first_row >= row_count) return;
 
     Tile tile;
@@ -52,7 +52,7 @@ class Producer {
     tile.batch = batch;
     tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
     const core::Range queries =
-        queries_of({first_row, core::min(first_row + K.block_m, row_count)}, shift);
+        p.rows.queries_of({first_row, core::min(first_row + K.block_m, row_count)});
     const core::Range blocks = core::key_blocks(tile.band, queries, K.block_n).seen;
     tile.blocks_end = blocks.end;
     const std::int64_t first_head = std::int64_t{head} << shift;
@@ -70,7 +70,7 @@ class Producer {
       order.tile = tile;
       for (int group = 0; group < S::kGroups; ++group) {
         order.walks[group].blocks =
-            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, shift, blocks, group);
+            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, p.rows, blocks, group);
       }
     }
     if (blocks.empty()) {
@@ -94,19 +94,16 @@ class Producer {
 
   /// Blocks that a warpgroup of the tile walks over: all but the rightmost one if its rows do not
   /// see that. Not two: the second one's values lie where those still to be multiplied are.
-  __device__ __forceinline__ static core::KeyBlocks walk_of(const Tile& tile, int shift,
+  __device__ __forceinline__ static core::KeyBlocks walk_of(const Tile& tile,
+                                                            core::ShiftedRows shifted,
                                                             core::Range blocks, int group) {
-    const int row_count = tile.band.seqlen_q << shift;
+    const int row_count = tile.band.seqlen_q << shifted.shift;
     // Rows past the sequence's end go with its last one.
     const int first = core::min(tile.first_row + group * kRows, row_count - 1);
     const core::Range rows = {first, core::min(first + kRows, row_count)};
-    const core::KeyBlocks own = core::key_blocks(tile.band, queries_of(rows, shift), K.block_n);
+    const core::KeyBlocks own = core::key_blocks(tile.band, shifted.queries_of(rows), K.block_n);
     const int least = core::max(blocks.end - kStages + 1, blocks.begin + 1);
     return {{blocks.begin, core::max(own.seen.end, least)}, own.full};
-  }
-
-  __device__ __forceinline__ static core::Range queries_of(core::Range rows, int shift) {
-    return {rows.begin >> shift, ((rows.end - 1) >> shift) + 1};
   }
 
   /// The values whose keys were asked for last, if any: they follow one block behind.
