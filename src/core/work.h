@@ -132,6 +132,46 @@ TESSERA_HD constexpr KeyBlocks key_blocks(const Band& band, Range queries, int b
   return {seen, full.empty() ? Range{seen.begin, seen.begin} : full};
 }
 
+/// Blocks of block_m queries, counted from query 0, that a run of keys meets: the mirror of
+/// key_blocks for the backward pass. Full means that no mask is needed, also of the sequence's last
+/// block, whose missing rows have weights of 0; none is where the keys end within the run, as their
+/// missing rows have not.
+struct QueryBlocks {
+  Range seen;
+  Range full;
+};
+
+/// The run must begin inside the sequence and not be empty.
+TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int block_m) {
+  const Range queries = band.queries_of({keys.begin, min(keys.end, band.seqlen_k)});
+  const Range seen = {queries.begin / block_m, ceil_div(queries.end, block_m)};
+  // What the last key's left end and the first key's right end leave.
+  const int begin = max(0, keys.end - 1 - band.offset - band.right);
+  const int end = min(band.seqlen_q, keys.begin - band.offset + band.left + 1);
+  const int blocks_end = end == band.seqlen_q ? ceil_div(end, block_m) : max(0, end) / block_m;
+  Range full = intersect(seen, {ceil_div(begin, block_m), blocks_end});
+  if (keys.end > band.seqlen_k || full.empty()) full = {seen.begin, seen.begin};
+  return {seen, full};
+}
+
+/// The rows of all query sequences in blocks of block_m, every sequence beginning a block of its
+/// own: how the backward's accumulators lie.
+struct RowBlocks {
+  int block_m = 0;
+  int per_sequence = 0;  ///< dense
+
+  /// Of all sequences together; packed ones leave gaps. rows: of all queries.
+  TESSERA_HD constexpr std::int64_t count(bool packed, std::int64_t rows,
+                                          std::int64_t batch) const {
+    return packed ? rows / block_m + batch : batch * per_sequence;
+  }
+  /// The first of a sequence; first_q: its first row of a packed batch.
+  TESSERA_HD constexpr std::int64_t first_of(bool packed, std::int64_t first_q,
+                                             std::int64_t batch) const {
+    return packed ? first_q / block_m + batch : batch * per_sequence;
+  }
+};
+
 /// Where one sequence lies: dense tensors have equal sequences, packed ones follow cu_seqlens
 /// (S11).
 struct Sequence {

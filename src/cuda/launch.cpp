@@ -61,7 +61,7 @@ Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensor
   return {};
 }
 
-sm90::ForwardParams::Source source_of(const ConstTensor& tensor, const Problem& p) {
+sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
   return {tensor.data,
           {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head}};
 }

@@ -18,9 +18,61 @@ __device__ __forceinline__ void tma_load(std::uint32_t to, const TensorMap& map,
       "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+/// Copies `bytes` (a multiple of 16, as are the addresses) to shared memory. Completes on the
+/// mbarrier.
+__device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+/// Adds fp32 of shared memory to those of global memory; `bytes` and addresses as above. Part of
+/// the thread's bulk group.
+__device__ __forceinline__ void bulk_add(float* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until what this thread's bulk groups read from shared memory has been read.
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/// Waits until this thread's bulk groups are done and seen by others.
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 __device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared(std::uint32_t to, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float& b) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(from) : "memory");
+}
+/// Stores four 8 x 8 matrices of 16-bit elements: register i of the warp's threads is matrix i, and
+/// lane l names where row l % 8 of matrix l / 8 goes. A thread's word holds columns 2 (lane % 4)
+/// and the next of row lane / 4.
+__device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t* words) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+/// Four neighbouring fp32 of global memory grow; nobody waits for it.
+__device__ __forceinline__ void add_global(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
+               "f"(b), "f"(c), "f"(d)
                : "memory");
 }
 

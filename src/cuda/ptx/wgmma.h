@@ -51,9 +51,9 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return low | kEightRows << 32 | kSwizzle128 << 62;
 }
 
-/// D = A B, or D += A B if `add`. wgmma_shared: A by descriptor, B along; wgmma_registers: A as
-/// four registers a thread (the layout of D, two neighbouring groups of columns in pairs), B
-/// across.
+/// D = A B, or D += A B if `add`. shared: A and B by descriptors, along; shared_across: both
+/// across, A's rows being those of the summed dimension, too; registers: A as four registers a
+/// thread (the layout of D, two neighbouring groups of columns in pairs), B across.
 template <Dtype kType, int kN>
 struct Wgmma;
 
@@ -79,6 +79,12 @@ struct Wgmma;
     static __device__ __forceinline__ void shared(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int add) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P2 ", 0;\n" \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" LIST "}, " P0 ", " P1 ", p, 1, 1, 0, 0;\n}\n" \
+                   : OPERANDS(d) \
+                   : "l"(a), "l"(b), "r"(add)); \
+    } \
+    static __device__ __forceinline__ void shared_across(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P2 ", 0;\n" \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" LIST "}, " P0 ", " P1 ", p, 1, 1, 1, 1;\n}\n" \
                    : OPERANDS(d) \
                    : "l"(a), "l"(b), "r"(add)); \
     } \

@@ -1,10 +1,10 @@
-// Shared memory of a block of the Hopper forward kernel, and the barriers by which the producer
-// (producer.h) and the consumers (forward.h) hand its buffers to each other.
+// Shared memory of a block of the Hopper forward kernel: what the producer (producer.h) hands to
+// the consumers (forward.h).
 #pragma once
 
 #include "core/kernel.h"
 #include "core/work.h"
-#include "cuda/ptx/barrier.h"
+#include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -22,7 +22,7 @@ struct Shape {
   static constexpr int kProducerRegisters = K.any_layout ? 56 : kGroups == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = K.any_layout ? 224 : kGroups == 2 ? 240 : 160;
   /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
-  static constexpr int kProducers = K.any_layout ? 128 : 1;
+  static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
@@ -51,37 +51,6 @@ struct Order {
   static_assert(sizeof(Tile) + consumers(K) * sizeof(Walk) <= kOrderBytes);
 };
 
-/// A ring of buffers in shared memory, as producer and consumers count it: item i lies in buffer
-/// i % kSize and is the (i / kSize)-th there.
-template <int kSize>
-struct Ring {
-  std::uint32_t data;   ///< buffer 0
-  std::uint32_t bytes;  ///< of a buffer
-  std::uint32_t full;   ///< mbarriers, 8 bytes each
-  std::uint32_t empty;
-
-  __device__ __forceinline__ std::uint32_t buffer(std::uint32_t i) const {
-    return data + i % kSize * bytes;
-  }
-  __device__ __forceinline__ void wait_full(std::uint32_t i) const {
-    ptx::mbarrier_wait(full + i % kSize * 8, i / kSize & 1);
-  }
-  __device__ __forceinline__ void release(std::uint32_t i) const {
-    ptx::mbarrier_arrive(empty + i % kSize * 8);
-  }
-  /// Producer: waits until the buffer is free.
-  __device__ __forceinline__ void claim(std::uint32_t i) const {
-    ptx::mbarrier_wait(empty + i % kSize * 8, (i / kSize & 1) ^ 1);
-  }
-  /// Producer: the buffer will be full once `count` bytes have come from the copy engine; what this
-  /// thread has written to shared memory before is seen by those who wait. Returns the full
-  /// barrier.
-  __device__ __forceinline__ std::uint32_t announce(std::uint32_t i, std::uint32_t count) const {
-    ptx::mbarrier_expect(full + i % kSize * 8, count);
-    return full + i % kSize * 8;
-  }
-};
-
 template <core::Kernel K>
 struct Buffers {
   Ring<K.q_stages> q;
@@ -108,22 +77,14 @@ struct Buffers {
   }
 
   __device__ __forceinline__ void initialise() const {
-    for (int i = 0; i < K.q_stages; ++i) initialise(q.full + 8 * i, q.empty + 8 * i);
-    for (int i = 0; i < kStages; ++i) {
-      initialise(k.full + 8 * i, k.empty + 8 * i);
-      initialise(v.full + 8 * i, v.empty + 8 * i);
-    }
+    q.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
+    k.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
+    v.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
     ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ Order<K>& order(std::uint32_t q_item) const {
     return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * kOrderBytes);
-  }
-
- private:
-  __device__ __forceinline__ static void initialise(std::uint32_t full, std::uint32_t empty) {
-    ptx::mbarrier_init(full, Shape<K>::kProducers);
-    ptx::mbarrier_init(empty, Shape<K>::kGroups);
   }
 };
 

@@ -6,22 +6,14 @@
 #include "core/score.h"
 #include "core/work.h"
 #include "cuda/ptx/tensor_map.h"
+#include "cuda/sm90/source.h"
 
 namespace tessera::cuda::sm90 {
-
-/// Elements between neighbours of a (batch, seqlen, heads, head_dim) tensor.
-struct Strides {
-  std::int64_t batch = 0, seqlen = 0, head = 0;
-};
 
 struct ForwardParams {
   ptx::TensorMap q, k, v;  ///< (head_dim, seqlen, heads, batch), innermost first
 
-  /// What the maps describe, for rows that take any layout.
-  struct Source {
-    const void* data = nullptr;
-    Strides strides;
-  } q_source, k_source, v_source;
+  Source q_source, k_source, v_source;  ///< the same, for rows that take any layout
 
   void* o = nullptr;
   Strides o_strides;

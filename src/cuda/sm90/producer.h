@@ -3,8 +3,8 @@
 // take any layout a warpgroup does it by itself, all threads on the same way.
 #pragma once
 
-#include "cuda/ptx/memory.h"
 #include "cuda/sm90/buffers.h"
+#include "cuda/sm90/load.h"
 #include "cuda/sm90/params.h"
 
 namespace tessera::cuda::sm90 {
@@ -76,17 +76,18 @@ class Producer {
     if (blocks.empty()) {
       buffers.q.announce(q_item_, 0);
     } else {
-      fill<K.block_m>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                      {first_q + queries.begin, seqlen_q - queries.begin,
-                       static_cast<int>(first_head), packed ? 0 : batch},
-                      shift > 0);
+      fill<K.any_layout, K.block_m>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                    {first_q + queries.begin, seqlen_q - queries.begin,
+                                     static_cast<int>(first_head), packed ? 0 : batch},
+                                    shift > 0);
     }
     ++q_item_;
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
-      const Rows keys = {first_k + n * K.block_n, seqlen_k - n * K.block_n, head / p.group,
-                         packed ? 0 : batch};
+      const LoadRows keys = {first_k + n * K.block_n, seqlen_k - n * K.block_n, head / p.group,
+                             packed ? 0 : batch};
       buffers.k.claim(item_);
-      fill<K.block_n>(buffers.k, item_, p.k, p.k_source, p.head_dim, S::kChunks, keys);
+      fill<K.any_layout, K.block_n>(buffers.k, item_, p.k, p.k_source, p.head_dim, S::kChunks,
+                                    keys);
       load_values();
       waiting_ = keys;
     }
@@ -110,60 +111,9 @@ class Producer {
   __device__ __forceinline__ void load_values() {
     if (waiting_.row < 0) return;
     buffers.v.claim(item_ - 1);
-    fill<K.block_n>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v, S::kChunksV, waiting_);
+    fill<K.any_layout, K.block_n>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v, S::kChunksV,
+                                  waiting_);
     waiting_.row = -1;
-  }
-
-  /// Rows of a tensor that fill a buffer.
-  struct Rows {
-    int row;    ///< the first
-    int valid;  ///< from there to the end of the sequence; those beyond do not count
-    int head, batch;
-  };
-
-  /// Fills the claimed buffer of item i with kRows rows of `dim` columns; heads_first: in the order
-  /// of a map of packed heads.
-  template <int kRows, class Ring>
-  __device__ __forceinline__ void fill(const Ring& ring, std::uint32_t i, const ptx::TensorMap& map,
-                                       const ForwardParams::Source& source, int dim, int chunks,
-                                       const Rows& rows, bool heads_first = false) const {
-    const std::uint32_t to = ring.buffer(i);
-    if constexpr (K.any_layout) {
-      copy<kRows>(to, source, dim, chunks, rows);
-      ptx::fence_proxy_async();
-      ring.announce(i, 0);
-    } else {
-      const std::uint32_t full = ring.announce(i, ring.bytes);
-      for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns,
-                      heads_first ? rows.head : rows.row, heads_first ? rows.row : rows.head,
-                      rows.batch);
-      }
-    }
-  }
-
-  /// What the copy engine would do, 8 elements a thread at a time; also zeros beyond the sequence.
-  template <int kRows>
-  __device__ __forceinline__ static void copy(std::uint32_t to, const ForwardParams::Source& source,
-                                              int dim, int chunks, const Rows& rows) {
-    const auto* from = static_cast<const std::uint16_t*>(source.data) +
-                       rows.batch * source.strides.batch + rows.head * source.strides.head +
-                       rows.row * source.strides.seqlen;
-    const int units = chunks * 8;  // of a row
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += S::kProducers) {
-      const int row = i / units, unit = i % units;
-      std::uint32_t words[4] = {};
-      if (row < rows.valid) {
-        const std::uint16_t* const x = from + row * source.strides.seqlen + unit * 8;
-        const int left = dim - unit * 8;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (2 * j < left) words[j] = x[2 * j];
-          if (2 * j + 1 < left) words[j] |= std::uint32_t{x[2 * j + 1]} << 16;
-        }
-      }
-      ptx::store_shared(to + unit / 8 * kRows * 128 + row * 128 + (unit % 8 ^ row % 8) * 16, words);
-    }
   }
 
   /// Speaks for the producer.
@@ -171,9 +121,9 @@ class Producer {
 
   const ForwardParams& p;
   const Buffers<K>& buffers;
-  std::uint32_t q_item_ = 0;      ///< next in the ring of Q
-  std::uint32_t item_ = 0;        ///< next in the ring of K
-  Rows waiting_ = {-1, 0, 0, 0};  ///< keys whose values come next
+  std::uint32_t q_item_ = 0;          ///< next in the ring of Q
+  std::uint32_t item_ = 0;            ///< next in the ring of K
+  LoadRows waiting_ = {-1, 0, 0, 0};  ///< keys whose values come next
 };
 
 }  // namespace tessera::cuda::sm90

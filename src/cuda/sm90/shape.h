@@ -9,6 +9,7 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kStages = 2;               ///< of the rings of keys and of values
 inline constexpr int kColumns = 64;             ///< of a chunk: 128 bytes, the swizzle's width
 inline constexpr int kRows = 64;                ///< query rows of a warpgroup
+inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 

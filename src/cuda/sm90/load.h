@@ -1,0 +1,68 @@
+// How producers fill a ring's buffers with rows of a tensor: one thread asks the copy engine, or,
+// in rows of the catalog that take any layout, a warpgroup loads element by element.
+#pragma once
+
+#include "cuda/ptx/memory.h"
+#include "cuda/ptx/tensor_map.h"
+#include "cuda/sm90/ring.h"
+#include "cuda/sm90/shape.h"
+#include "cuda/sm90/source.h"
+
+namespace tessera::cuda::sm90 {
+
+/// Rows of a tensor that fill a buffer.
+struct LoadRows {
+  int row;    ///< the first
+  int valid;  ///< from there to the end of the sequence; those beyond do not count
+  int head, batch;
+};
+
+/// What the copy engine would do, 8 elements a thread at a time; also zeros beyond the sequence.
+template <int kRows, int kThreads>
+__device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source, int dim,
+                                          int chunks, const LoadRows& rows) {
+  const auto* from = static_cast<const std::uint16_t*>(source.data) +
+                     rows.batch * source.strides.batch + rows.head * source.strides.head +
+                     rows.row * source.strides.seqlen;
+  const int units = chunks * 8;  // of a row
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += kThreads) {
+    const int row = i / units, unit = i % units;
+    std::uint32_t words[4] = {};
+    if (row < rows.valid) {
+      const std::uint16_t* const x = from + row * source.strides.seqlen + unit * 8;
+      const int left = dim - unit * 8;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (2 * j < left) words[j] = x[2 * j];
+        if (2 * j + 1 < left) words[j] |= std::uint32_t{x[2 * j + 1]} << 16;
+      }
+    }
+    ptx::store_shared(to + unit / 8 * kRows * 128 + row * 128 + (unit % 8 ^ row % 8) * 16, words);
+  }
+}
+
+/// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kColumns.
+/// heads_first: in the order of a map of packed heads. more: bytes that the caller asks the copy
+/// engine for besides, on the barrier that is returned.
+template <bool kAnyLayout, int kRows, class Ring>
+__device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
+                                              const ptx::TensorMap& map, const Source& source,
+                                              int dim, int chunks, const LoadRows& rows,
+                                              bool heads_first = false, std::uint32_t more = 0) {
+  const std::uint32_t to = ring.buffer(i);
+  if constexpr (kAnyLayout) {
+    copy_rows<kRows, kCopyingThreads>(to, source, dim, chunks, rows);
+    ptx::fence_proxy_async();
+    return ring.announce(i, threadIdx.x == 0 ? more : 0);
+  } else {
+    const std::uint32_t full = ring.announce(i, ring.bytes + more);
+    for (int c = 0; c < chunks; ++c) {
+      ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns,
+                    heads_first ? rows.head : rows.row, heads_first ? rows.row : rows.head,
+                    rows.batch);
+    }
+    return full;
+  }
+}
+
+}  // namespace tessera::cuda::sm90
