@@ -41,14 +41,14 @@ class Case:
     def __init__(self, dtype="bf16", b=1, h=2, hk=1, sq=64, sk=64, d=64, dv=None, causal=False,
                  left=-1, right=-1, top_left=False, packed=False, softcap=0.0, alibi=False,
                  bias=None, sink=False, dropout=0.0, scale=None, heads_outside=False, scores="normal",
-                 unaligned=False, poisoned=False, last_only=False):
+                 unaligned=False, poisoned=False, last_only=False, deterministic=False):
         self.__dict__.update(locals())
         self.dv = dv or d
         if causal:
             self.right = 0
 
-    def problem(self, total_q=0, total_k=0):
-        words = [f"fwd {self.dtype} b={self.b} h={self.h}/{self.hk} q={self.sq} k={self.sk}",
+    def problem(self, total_q=0, total_k=0, direction="fwd"):
+        words = [f"{direction} {self.dtype} b={self.b} h={self.h}/{self.hk} q={self.sq} k={self.sk}",
                  f"d={self.d}/{self.dv}"]
         if self.packed:
             words.append(f"packed={total_q},{total_k}")
@@ -70,6 +70,8 @@ class Case:
             words.append("unaligned")
         if self.scale:
             words.append(f"scale={self.scale}")
+        if self.deterministic:
+            words.append("deterministic")
         return " ".join(words)
 
 

@@ -106,9 +106,11 @@ class Plan:
         self._library.call(self._c.tessera_run, self._plan, ctypes.byref(self.tensors(**arrays)),
                            self._workspace.ctypes.data, self.workspace_bytes, None)
 
-    def enqueue(self, tensors, stream):
-        """A plan for a GPU: tensors() of device memory, and a CUDA stream's handle."""
-        self._library.call(self._c.tessera_enqueue, self._plan, ctypes.byref(tensors), None, 0, stream)
+    def enqueue(self, tensors, stream, workspace=None):
+        """A plan for a GPU: tensors() of device memory, a CUDA stream's handle, and workspace_bytes of device
+        memory, if the plan needs any."""
+        self._library.call(self._c.tessera_enqueue, self._plan, ctypes.byref(tensors),
+                           None if workspace is None else _address(workspace), self.workspace_bytes, stream)
 
     def tensors(self, **arrays):
         tensors = _Tensors()

@@ -133,24 +133,22 @@ TESSERA_HD constexpr KeyBlocks key_blocks(const Band& band, Range queries, int b
 }
 
 /// Blocks of block_m queries, counted from query 0, that a run of keys meets: the mirror of
-/// key_blocks for the backward pass. Full means that no mask is needed, also of the sequence's last
-/// block, whose missing rows have weights of 0; none is where the keys end within the run, as their
-/// missing rows have not.
+/// key_blocks for the backward pass.
 struct QueryBlocks {
-  Range seen;
-  Range full;
+  Range seen;  ///< at least one of the queries sees one of the keys
+  Range
+      full;  ///< of those: all queries and keys exist, and every query sees every key; may be empty
 };
 
-/// The run must begin inside the sequence and not be empty.
+/// The run must begin inside the sequence and not be empty; it may end beyond.
 TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int block_m) {
   const Range queries = band.queries_of({keys.begin, min(keys.end, band.seqlen_k)});
   const Range seen = {queries.begin / block_m, ceil_div(queries.end, block_m)};
   // What the last key's left end and the first key's right end leave.
   const int begin = max(0, keys.end - 1 - band.offset - band.right);
-  const int end = min(band.seqlen_q, keys.begin - band.offset + band.left + 1);
-  const int blocks_end = end == band.seqlen_q ? ceil_div(end, block_m) : max(0, end) / block_m;
-  Range full = intersect(seen, {ceil_div(begin, block_m), blocks_end});
-  if (keys.end > band.seqlen_k || full.empty()) full = {seen.begin, seen.begin};
+  const int end = max(0, min(band.seqlen_q, keys.begin - band.offset + band.left + 1));
+  const Range full = intersect(seen, {ceil_div(begin, block_m), end / block_m});
+  if (keys.end > band.seqlen_k || full.empty()) return {seen, {seen.begin, seen.begin}};
   return {seen, full};
 }
 

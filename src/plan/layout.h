@@ -194,6 +194,33 @@ TESSERA_HD BackwardLayout layout_backward(Workspace& workspace, const PlanData& 
   return layout;
 }
 
+/// What the GPU's backward keeps between its kernels: see cuda/sm90/backward_params.h.
+struct GpuBackwardLayout {
+  core::RowBlocks blocks;         ///< of rows of queries, of all sequences: B
+  float* statistics = nullptr;    ///< [B][num_heads][2][block_m] what lse and delta become
+  float* dq = nullptr;            ///< [B][num_heads][block_m][row's head_dim] accumulators
+  std::int32_t* turns = nullptr;  ///< [B][num_heads] ordered sums only: key blocks that have added
+  float* sink_parts = nullptr;    ///< [num_heads][batch][blocks of a sequence]
+};
+
+/// Whether the key blocks of a GPU's backward add their dQ in a fixed order (S9).
+TESSERA_HD bool adds_in_order(const Problem& p) { return p.deterministic || p.batch_invariant; }
+
+TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  GpuBackwardLayout layout;
+  layout.blocks = {kernel.block_m,
+                   static_cast<int>(core::ceil_div<std::int64_t>(p.seqlen_q, kernel.block_m))};
+  const std::int64_t blocks = layout.blocks.count(p.packed, p.rows_q(), p.batch) * p.num_heads;
+  layout.statistics = workspace.take<float>("statistics", blocks * 2 * kernel.block_m);
+  layout.dq = workspace.take<float>("dq", blocks * kernel.block_m * kernel.head_dim);
+  layout.turns = workspace.take<std::int32_t>("turns", adds_in_order(p) ? blocks : 0);
+  layout.sink_parts = workspace.take<float>(
+      "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
+  return layout;
+}
+
 /// Bytes that one worker's scratch takes, whatever the form.
 inline std::int64_t scratch_bytes(const PlanData& plan,
                                   std::vector<WorkspaceRegion>* regions = nullptr) {
@@ -210,15 +237,22 @@ inline std::int64_t scratch_bytes(const PlanData& plan,
 
 /// The whole workspace of a plan: what is shared, then one scratch for every worker.
 struct PlanLayout {
-  SplitLayout splits;            ///< forward
-  BackwardLayout backward;       ///< backward
+  SplitLayout splits;       ///< forward
+  BackwardLayout backward;  ///< backward
+  GpuBackwardLayout gpu_backward;
   std::byte* workers = nullptr;  ///< scratch of worker w starts at workers + w * worker_bytes
   std::int64_t worker_bytes = 0;
 };
 
 inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
-  if (is_gpu(plan.kernel.arch)) return result;  // shared memory and registers are all it needs
+  if (is_gpu(plan.kernel.arch)) {
+    // Shared memory and registers are all that the forward needs.
+    if (plan.problem.pass == Pass::backward) {
+      result.gpu_backward = layout_gpu_backward(workspace, plan);
+    }
+    return result;
+  }
   if (plan.problem.pass == Pass::backward) {
     result.backward = layout_backward(workspace, plan);
   } else {

@@ -24,7 +24,8 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
   const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
-                    problem.dropout_p > 0.0F || !(problem.scale() > 0.0F);
+                    problem.dropout_p > 0.0F ||
+                    (row.pass == Pass::forward && !(problem.scale() > 0.0F));
   const bool capped = problem.softcap > 0.0F;
   if (row.extra == core::Extra::none && (more || capped)) {
     return "takes no softcap, ALiBi, bias, dropout, and no softmax_scale <= 0";
@@ -44,16 +45,24 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
              std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
     }
   }
+  if (row.pass == Pass::backward && (problem.deterministic || problem.batch_invariant)) {
+    return "adds dQ in any order, which deterministic and batch_invariant forbid";
+  }
   if (problem.unaligned && !row.any_layout) {
     return "its copy engine takes addresses and strides that are multiples of 16 bytes; the "
            "problem is unaligned";
   }
   const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
                              problem.num_heads * problem.batch;
+  const std::int64_t key_tiles = row.pass == Pass::forward
+                                     ? 0
+                                     : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n) *
+                                           problem.num_heads_k * problem.batch;
   constexpr std::int64_t kMostTiles = 1 << 30;  // the kernel counts a little further, in 32 bits
-  if (tiles > kMostTiles) {
-    return "counts up to 2^30 tiles of " + std::to_string(row.block_m) + " rows; there are " +
-           std::to_string(tiles);
+  if (core::max(tiles, key_tiles) > kMostTiles) {
+    return "counts up to 2^30 tiles of " +
+           std::to_string(tiles > key_tiles ? row.block_m : row.block_n) + " rows; there are " +
+           std::to_string(core::max(tiles, key_tiles));
   }
   return {};
 }
@@ -136,8 +145,11 @@ int section_of(const PlanData& plan) {
   const std::int64_t heads = std::int64_t{core::max(1, plan.grid.batch * plan.grid.heads_k)};
   const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
   const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.grid.row_blocks});
-  const std::int64_t head_bytes =
-      p.seqlen_k * (p.head_dim + p.head_dim_v) * size_of(p.dtype) / (p.group() / plan.packed_heads);
+  // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
+  const std::int64_t dims = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
+  const std::int64_t head_bytes = p.pass == Pass::forward
+                                      ? p.seqlen_k * dims / (p.group() / plan.packed_heads)
+                                      : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
   return static_cast<int>(fitting < least ? heads : core::min(heads, least));
@@ -150,7 +162,7 @@ namespace {
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
 /// queries leave most of a tile empty. The copy engine then fetches boxes of group x queries.
 bool packs(const core::Kernel& row, const Problem& p) {
-  if (!is_gpu(row.arch)) return true;
+  if (!is_gpu(row.arch) || row.pass == Pass::backward) return true;
   const std::int64_t group = p.group();
   const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
   constexpr std::int64_t kMostRows = 1 << 30;  // counted in 32 bits

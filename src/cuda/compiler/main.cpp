@@ -32,36 +32,62 @@ struct Options {
   std::string nvrtc, source, output;
 };
 
-/// One cubin on its way.
+/// One cubin on its way: its name and its program.
 struct Job {
   std::string symbol;
-  int row = kNoRow;  ///< of kCatalog
-
-  static constexpr int kNoRow = -1;  ///< the yardstick's kernels
+  std::string program;
+  const core::Kernel* row = nullptr;  ///< null: not a row of the catalog
 };
 
-std::string program_of(const Job& job) {
-  if (job.row == Job::kNoRow) {
-    return "#include \"cuda/sm90/peak.h\"\n"
-           "using namespace tessera::cuda;\n"
-           "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
-           "multiply_peak(int rounds, float* never) {\n"
-           "  extern __shared__ char shared[];\n"
-           "  sm90::multiply_peak(shared, rounds, never);\n}\n"
-           "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
-           "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
-           "  sm90::read_peak(memory, count, never);\n}\n";
-  }
-  const std::string row = "tessera::kCatalog[" + std::to_string(job.row) + "]";
-  return "#include \"cuda/sm90/forward.h\"\n"
+/// The kernel of a row: forward<row>(p, shared) or backward<row>(p, shared).
+std::string program_of(int index) {
+  const core::Kernel& kernel = kCatalog[index];
+  const std::string row = "tessera::kCatalog[" + std::to_string(index) + "]";
+  const bool forward = kernel.pass == Pass::forward;
+  const std::string pass = forward ? "forward" : "backward";
+  return "#include \"cuda/sm90/" + pass +
+         ".h\"\n"
          "#include \"plan/catalog.h\"\n"
          "using namespace tessera;\n"
-         "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::Shape<" +
-         row + ">::kThreads, 1)\n" + job.symbol +
-         "(const __grid_constant__ cuda::sm90::ForwardParams p) {\n"
+         "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::threads(" +
+         row + "), 1)\n" + symbol_of(kernel) +
+         "(const __grid_constant__ cuda::sm90::" + (forward ? "ForwardParams" : "BackwardParams") +
+         " p) {\n"
          "  extern __shared__ char shared[];\n"
-         "  cuda::sm90::forward<" +
-         row + ">(p, shared);\n}\n";
+         "  cuda::sm90::" +
+         pass + "<" + row + ">(p, shared);\n}\n";
+}
+
+/// What the backward pass does before and after its main kernel, for both types.
+std::string backward_rows_program() {
+  std::string text =
+      "#include \"cuda/sm90/backward_rows.h\"\n"
+      "using namespace tessera;\n"
+      "using namespace tessera::cuda::sm90;\n";
+  const auto add = [&](const std::string& name, const std::string& call) {
+    text += "extern \"C\" __global__ void __launch_bounds__(kRowThreads)\n" + name +
+            "(const __grid_constant__ BackwardRowParams p) { " + call + "(p); }\n";
+  };
+  for (const std::string type : {"bf16", "f16"}) {
+    for (const std::string what : {"prepare_rows", "finish_rows"}) {
+      add(what + "_" + type, "cuda::sm90::" + what + "<Dtype::" + type + ">");
+    }
+  }
+  add("sum_sinks", "cuda::sm90::sum_sinks");
+  return text;
+}
+
+/// The yardstick.
+std::string peak_program() {
+  return "#include \"cuda/sm90/peak.h\"\n"
+         "using namespace tessera::cuda;\n"
+         "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
+         "multiply_peak(int rounds, float* never) {\n"
+         "  extern __shared__ char shared[];\n"
+         "  sm90::multiply_peak(shared, rounds, never);\n}\n"
+         "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
+         "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
+         "  sm90::read_peak(memory, count, never);\n}\n";
 }
 
 /// Why a compilation is not good enough; empty: it is.
@@ -87,9 +113,11 @@ std::string complaint(const Compilation& result) {
 std::vector<Job> jobs() {
   std::vector<Job> list;
   for (std::size_t i = 0; i < std::size(kCatalog); ++i) {
-    if (is_gpu(kCatalog[i].arch)) list.push_back({symbol_of(kCatalog[i]), static_cast<int>(i)});
+    if (!is_gpu(kCatalog[i].arch)) continue;
+    list.push_back({symbol_of(kCatalog[i]), program_of(static_cast<int>(i)), &kCatalog[i]});
   }
-  list.push_back({kPeakSymbol, Job::kNoRow});
+  list.push_back({kBackwardRowsSymbol, backward_rows_program()});
+  list.push_back({kPeakSymbol, peak_program()});
   return list;
 }
 
@@ -113,7 +141,7 @@ bool compile(const Nvrtc& nvrtc, const Options& options, const Job& job) {
       "--ptxas-options=--warn-on-spills",
       "--ptxas-options=--warn-on-local-memory-usage",
   };
-  const Compilation result = nvrtc.compile(job.symbol + ".cu", program_of(job), arguments);
+  const Compilation result = nvrtc.compile(job.symbol + ".cu", job.program, arguments);
   const std::string problem = complaint(result);
   if (!problem.empty()) {
     std::fprintf(stderr, "%s: %s\n%s\n", job.symbol.c_str(), problem.c_str(), result.log.c_str());
@@ -169,8 +197,8 @@ std::string embedding_of(const Options& options, const std::vector<Job>& list) {
 std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
   std::string text = "NVRTC " + nvrtc.version() + " threads shared_bytes head_dim block_n extra\n";
   for (const Job& job : list) {
-    if (job.row == Job::kNoRow) continue;
-    const core::Kernel& row = kCatalog[job.row];
+    if (job.row == nullptr) continue;
+    const core::Kernel& row = *job.row;
     text += job.symbol;
     for (const int value : {sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.block_n,
                             static_cast<int>(row.extra)}) {

@@ -13,29 +13,43 @@ inline constexpr int kCopyingThreads = 128;     ///< of a producer without the c
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
+inline constexpr int kRowThreads = 128;  ///< of the kernels around the backward's (backward_rows.h)
+
 // Of the yardstick's kernels (peak.h).
 inline constexpr int kPeakThreads = 256;
 inline constexpr int kPeakBytes = (64 + 256) * 128;  ///< of its operands
 inline constexpr int kPeakSharedBytes = kPeakBytes + 1024;
 
-/// Consuming warpgroups.
-TESSERA_HD constexpr int consumers(const core::Kernel& row) { return row.block_m / kRows; }
+/// Consuming warpgroups: each has kRows query rows (forward) or keys (backward).
+TESSERA_HD constexpr int consumers(const core::Kernel& row) {
+  return (row.pass == Pass::forward ? row.block_m : row.block_n) / kRows;
+}
 TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(row) + 1) * 128; }
 
 /// Bytes of one buffer: chunks of columns one after another.
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
   return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
 }
-/// mbarriers: full and empty of every buffer.
+/// mbarriers of the forward kernel: full and empty of every buffer.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
   return 2 * (row.q_stages + 2 * kStages);
 }
-/// Of a block, with room to align it to the swizzle's 1024 bytes.
-TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
+/// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
+TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (buffer_bytes(row.head_dim, row.block_m) + kOrderBytes) +
          kStages *
              (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
          8 * barriers(row) + 1024;
+}
+/// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
+TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
+  return buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n) +
+         row.q_stages * (buffer_bytes(row.head_dim, row.block_m) +
+                         buffer_bytes(row.head_dim_v, row.block_m) + 8 * row.block_m) +
+         2 * row.block_n * row.block_m * 2 + 8 * (4 + 4 * row.q_stages) + kOrderBytes + 1024;
+}
+TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
+  return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
 }
 
 }  // namespace tessera::cuda::sm90

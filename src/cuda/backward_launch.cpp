@@ -1,0 +1,151 @@
+// From a backward plan and tensors to its launches: rows are prepared, key blocks walk over them,
+// dQ is finished.
+#include <algorithm>
+#include <string>
+
+#include "cuda/launch.h"
+#include "cuda/maps.h"
+#include "cuda/sm90/backward_params.h"
+#include "plan/layout.h"
+
+namespace tessera::cuda {
+namespace {
+
+sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p) {
+  return {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
+}
+sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
+  return {tensor.data, strides_of(tensor, p)};
+}
+
+sm90::RowMemory row_memory_of(const PlanData& plan, const GpuBackwardLayout& layout) {
+  return {layout.statistics, layout.dq, layout.blocks, static_cast<int>(plan.problem.num_heads),
+          plan.kernel.block_m * plan.kernel.head_dim / sm90::kPieceFloats};
+}
+
+/// Tensors that the copy engine or whole words write and read.
+Status check_alignment(const Problem& p, const Tensors& t) {
+  const struct {
+    const char* name;
+    ConstTensor tensor;
+    std::int64_t seqlen, heads;
+  } all[] = {{"o", t.o, p.seqlen_q, p.num_heads},
+             {"dq", t.dq, p.seqlen_q, p.num_heads},
+             {"dk", t.dk, p.seqlen_k, p.num_heads_k},
+             {"dv", t.dv, p.seqlen_k, p.num_heads_k}};
+  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
+    return size > 1 && stride % 8 != 0;
+  };
+  for (const auto& x : all) {
+    if (reinterpret_cast<std::uintptr_t>(x.tensor.data) % 16 != 0 ||
+        unaligned(x.tensor.stride_seqlen, p.packed ? 2 : x.seqlen) ||
+        unaligned(x.tensor.stride_head, x.heads) ||
+        unaligned(x.tensor.stride_batch, p.packed ? 1 : p.batch)) {
+      return Status::invalid(std::string(x.name) +
+                             ": must be aligned to 16 bytes, its strides multiples of 8 elements" +
+                             kOrUnaligned);
+    }
+  }
+  return {};
+}
+
+Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t,
+                   const GpuBackwardLayout& layout) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  if (row.any_layout) {
+    params.q_source = source_of(t.q, p);
+    params.k_source = source_of(t.k, p);
+    params.v_source = source_of(t.v, p);
+    params.dout_source = source_of(t.dout, p);
+  } else {
+    const std::int64_t d = p.head_dim, dv = p.head_dim_v;
+    Status s = check_alignment(p, t);
+    if (s) s = make_map(params.q, "q", t.q, p, true, d, row.block_m, 1);
+    if (s) s = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
+    if (s) s = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
+    if (s) s = make_map(params.dout, "dout", t.dout, p, true, dv, row.block_m, 1);
+    if (!s) return s;
+  }
+  params.rows = row_memory_of(plan, layout);
+  params.turns = layout.turns;
+  params.dk = t.dk.data;
+  params.dv = t.dv.data;
+  params.dk_strides = strides_of(t.dk, p);
+  params.dv_strides = strides_of(t.dv, p);
+  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
+  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
+  params.score = plan.score;
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.heads = static_cast<int>(p.num_heads);
+  params.heads_k = static_cast<int>(p.num_heads_k);
+  params.group = static_cast<int>(p.group());
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.head_dim = static_cast<int>(p.head_dim);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.order = plan.order;
+  params.alignment = p.alignment;
+  return {};
+}
+
+sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
+                                        const GpuBackwardLayout& layout) {
+  const Problem& p = plan.problem;
+  sm90::BackwardRowParams params;
+  params.rows = row_memory_of(plan, layout);
+  params.o = source_of(t.o, p);
+  params.dout = source_of(t.dout, p);
+  params.softmax_lse = t.softmax_lse;
+  params.dsoftmax_lse = t.dsoftmax_lse;
+  params.lse_head = p.packed ? p.total_q : p.seqlen_q;
+  params.dq = t.dq.data;
+  params.dq_strides = strides_of(t.dq, p);
+  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
+  params.sink = t.sink;
+  params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
+  params.dsink = t.dsink;
+  params.turns = layout.turns;
+  params.softmax_scale = plan.score.scale;
+  params.batch = static_cast<int>(p.batch);
+  params.heads = static_cast<int>(p.num_heads);
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.head_dim = static_cast<int>(p.head_dim);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.aligned = !plan.kernel.any_layout;
+  return params;
+}
+
+}  // namespace
+
+Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
+                    const Queue& queue) {
+  const Problem& p = plan.problem;
+  Workspace memory(workspace);
+  const GpuBackwardLayout layout = layout_gpu_backward(memory, plan);
+  sm90::BackwardParams params;
+  if (Status s = make_params(params, plan, tensors, layout); !s) return s;
+  const sm90::BackwardRowParams rows = make_row_params(plan, tensors, layout);
+  const bool bf16 = p.dtype == Dtype::bf16;
+  const std::int64_t row_blocks = p.batch * layout.blocks.per_sequence * p.num_heads;
+  Status status;
+  if (row_blocks > 0) {
+    status =
+        queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16, row_blocks, &rows);
+  }
+  if (status && plan.grid.count() > 0) {
+    status = queue.launch(plan.kernel,
+                          std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
+  }
+  if (status && row_blocks > 0) {
+    status =
+        queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);
+  }
+  if (status && p.sink && tensors.dsink != nullptr) {
+    status = queue.launch(RowsKernel::sum_sinks, p.num_heads, &rows);
+  }
+  return status;
+}
+
+}  // namespace tessera::cuda

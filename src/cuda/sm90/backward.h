@@ -1,0 +1,337 @@
+// The backward pass on Hopper (Shah et al. 2024, section 3; Dao 2023, algorithm 2): a block of keys
+// after another on a grid of one block per multiprocessor; dK and dV of a block of keys stay in
+// registers while it walks over all rows that see it, those of every query head of its group.
+//
+// Warpgroup 0 produces (backward_producer.h). The other two consume, 64 keys each. All products
+// that they sum have keys as rows, so that weights are register operands as they lie:
+//   S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
+// and dS^T goes through shared memory, where both meet, for dQ += dS K, each half of it. dQ is
+// summed in fp32 in global memory.
+#pragma once
+
+#include "core/softmax.h"
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/memory.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/backward_buffers.h"
+#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/fragment.h"
+
+namespace tessera::cuda::sm90 {
+
+template <core::Kernel K>
+class BackwardConsumer {
+  using S = BackwardShape<K>;
+  using ScoreWgmma = ptx::Wgmma<S::kType, K.block_m>;
+  using KeyWgmma = ptx::Wgmma<S::kType, K.head_dim>;
+  using ValueWgmma = ptx::Wgmma<S::kType, K.head_dim_v>;
+  using QueryWgmma = ptx::Wgmma<S::kType, 64>;
+  static constexpr int kM = K.block_m;
+  static constexpr int kN = K.block_n;
+  static constexpr int kThreadsOfGroups = S::kGroups * 128;
+
+ public:
+  __device__ __forceinline__ BackwardConsumer(const BackwardParams& params,
+                                              const BackwardBuffers<K>& shared, int group)
+      : p(params),
+        buffers(shared),
+        group_(group),
+        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
+        lane_(threadIdx.x % 32),
+        leads_(threadIdx.x % 128 == 0) {}
+
+  __device__ __forceinline__ void run() {
+    while (next_tile()) {
+      clear_accumulators();
+      buffers.v.wait_full(tile_item_);
+      clear_keys();
+      for (int member = 0; member < p.group; ++member) walk(tile().head * p.group + member);
+      write();
+      release_tile();
+    }
+  }
+
+ private:
+  // ---- tiles ----
+
+  __device__ __forceinline__ bool next_tile() {
+    buffers.k.wait_full(++tile_item_);
+    return agreed(tile().first_key >= 0);
+  }
+  /// Read where it is needed: registers are scarce.
+  __device__ __forceinline__ const KeyTile& tile() const { return *buffers.tile; }
+
+  __device__ __forceinline__ void release_tile() const {
+    ptx::barrier_sync(2 + group_, 128);
+    if (leads_) {
+      buffers.k.release(tile_item_);
+      buffers.v.release(tile_item_);
+    }
+  }
+
+  /// A condition that is the same in all lanes, said to the compiler (forward.h).
+  __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
+
+  __device__ __forceinline__ void clear_accumulators() {
+#pragma unroll
+    for (int i = 0; i < K.head_dim / 2; ++i) dk_[i] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < K.head_dim_v / 2; ++i) dv_[i] = 0.0F;
+  }
+
+  // Rows beyond the end of a packed sequence, where another one lies, become 0: their weights are
+  // 0, but that times infinity is not. Every warpgroup clears them for itself. Rows beyond the end
+  // of a tensor are 0 as they come.
+
+  template <int kRows>
+  __device__ __forceinline__ static void clear_rows(std::uint32_t data, int chunks, int valid) {
+    constexpr std::uint32_t kZeros[4] = {};
+#pragma unroll 1
+    for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kRows * 8; i += 128) {
+      for (int c = 0; c < chunks; ++c) ptx::store_shared(data + (c * kRows * 8 + i) * 16, kZeros);
+    }
+  }
+  __device__ __forceinline__ void after_clearing() const {
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(2 + group_, 128);
+  }
+  __device__ __forceinline__ void clear_keys() const {
+    if constexpr (!K.any_layout) {
+      const int valid = tile().band.seqlen_k - tile().first_key;
+      if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+      clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
+      clear_rows<kN>(buffers.v.buffer(tile_item_), S::kChunksV, valid);
+      after_clearing();
+    }
+  }
+  __device__ __forceinline__ void clear_queries(int m) const {
+    if constexpr (!K.any_layout) {
+      const int valid = tile().band.seqlen_q - m * kM;
+      if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+      buffers.dout.wait_full(item_);
+      clear_rows<kM>(buffers.q.buffer(item_), S::kChunks, valid);
+      clear_rows<kM>(buffers.dout.buffer(item_), S::kChunksV, valid);
+      after_clearing();
+    }
+  }
+
+  /// All blocks of a query head's rows that see the keys.
+  __device__ __forceinline__ void walk(int head) {
+    const core::QueryBlocks blocks = tile().queries;
+    int m = blocks.seen.begin;
+    do {
+      const bool before = m <= blocks.full.begin && !blocks.full.empty();
+      const int masked_end = before ? blocks.full.begin : blocks.seen.end;
+#pragma unroll 1
+      for (; m < masked_end; ++m) step<true>(head, m);
+#pragma unroll 1
+      for (; m < blocks.full.end; ++m) step<false>(head, m);
+    } while (m < blocks.seen.end);
+  }
+
+  // ---- a block of rows ----
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int head, int m) {
+    buffers.q.wait_full(item_);
+    if constexpr (kMasked) clear_queries(m);
+    issue_scores(s_, tile().k, buffers.q.buffer(item_), K.head_dim);
+    buffers.dout.wait_full(item_);
+    issue_scores(dp_, tile().v, buffers.dout.buffer(item_), K.head_dim_v);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_results(s_);
+    weigh<kMasked>(m);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dp_);
+    differentiate();
+    store_scores();
+    issue_values();
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(1, kThreadsOfGroups);
+    float dq[32];
+    issue_queries(dq);
+    issue_keys();
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_results(dq);
+    if (leads_) buffers.dout.release(item_);
+    add_queries(dq, head, m);
+    ptx::wgmma_wait<0>();
+    if (leads_) buffers.q.release(item_);
+    ++item_;
+  }
+
+  /// D = A B^T of this warpgroup's 64 keys and a block of rows.
+  __device__ __forceinline__ void issue_scores(float (&d)[kM / 2], std::uint32_t keys,
+                                               std::uint32_t rows, int dim) const {
+    const std::uint32_t a = ptx::descriptor_along(keys + group_ * kRows * 128);
+    const std::uint32_t b = ptx::descriptor_along(rows);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < dim / 16; ++i) {
+      const int chunk = i / 4, column = i % 4 * 32;
+      ScoreWgmma::shared(d, ptx::descriptor(a + (chunk * kN * 128 + column) / 16),
+                         ptx::descriptor(b + (chunk * kM * 128 + column) / 16), i != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// dV += P^T dO.
+  __device__ __forceinline__ void issue_values() {
+    const std::uint32_t b = ptx::descriptor_across(buffers.dout.buffer(item_), kM * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      ValueWgmma::registers(dv_, weights_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// dK += dS^T Q.
+  __device__ __forceinline__ void issue_keys() {
+    const std::uint32_t b = ptx::descriptor_across(buffers.q.buffer(item_), kM * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      KeyWgmma::registers(dk_, dscores_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// A piece of dQ = dS K: 64 columns of 64 rows, or all 64 of half of 128 rows.
+  __device__ __forceinline__ void issue_queries(float (&dq)[32]) const {
+    const int chunk_of_rows = kM == 128 ? group_ : 0, chunk_of_columns = kM == 128 ? 0 : group_;
+    const std::uint32_t a =
+        ptx::descriptor_across(buffers.scores_of(item_) + chunk_of_rows * kN * 128, kN * 128);
+    const std::uint32_t b =
+        ptx::descriptor_across(tile().k + chunk_of_columns * kN * 128, kN * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      QueryWgmma::shared_across(dq, ptx::descriptor(a + i * 16 * 128 / 16),
+                                ptx::descriptor(b + i * 16 * 128 / 16), i != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// S^T becomes P^T.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(int m) {
+    const std::uint32_t shifts = buffers.shifts_of(item_) + lane_ % 4 * 8;
+#pragma unroll
+    for (int c = 0; c < kM / 8; ++c) {
+      float shift[2];
+      ptx::load_shared(shifts + c * 32, shift[0], shift[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = s_[4 * c + i];
+        x = ptx::ex2(fmaf(x, p.score.pre, -shift[i % 2]));
+      }
+    }
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = key_of(half), first = m * kM + static_cast<int>(lane_ % 4 * 2);
+        core::Range rows = tile().band.queries_of({key, key + 1});
+        if (key >= tile().band.seqlen_k) rows = {0, 0};
+        mask_row(s_, half, {rows.begin - first, rows.end - first}, 0.0F);
+      }
+    }
+  }
+
+  /// dP^T becomes dS^T, and both operands are made.
+  __device__ __forceinline__ void differentiate() {
+    const std::uint32_t deltas = buffers.deltas_of(item_) + lane_ % 4 * 8;
+#pragma unroll
+    for (int c = 0; c < kM / 8; ++c) {
+      float delta[2];
+      ptx::load_shared(deltas + c * 32, delta[0], delta[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dp_[4 * c + i] = s_[4 * c + i] * (dp_[4 * c + i] - delta[i % 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      weights_[i] = ptx::pack<S::kType>(s_[2 * i], s_[2 * i + 1]);
+      dscores_[i] = ptx::pack<S::kType>(dp_[2 * i], dp_[2 * i + 1]);
+    }
+  }
+
+  /// dS^T to shared memory: a row a key, 16-byte units of eight rows of Q, in the 128-byte swizzle.
+  __device__ __forceinline__ void store_scores() const {
+    const std::uint32_t row = group_ * kRows + warp_ * 16 + lane_ % 16;
+    const std::uint32_t to = buffers.scores_of(item_) + row * 128 + (lane_ / 16 ^ lane_ % 8) * 16;
+#pragma unroll
+    for (int j = 0; j < kM / 16; ++j) {
+      ptx::store_matrices((to ^ j % 4 * 32) + j / 4 * kN * 128, dscores_ + 4 * j);
+    }
+  }
+
+  __device__ __forceinline__ void add_queries(const float (&dq)[32], int head, int m) const {
+    float* const to =
+        p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      ptx::add_global(to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+  }
+
+  // ---- results ----
+
+  __device__ __forceinline__ int key_of(int half) const {
+    return tile().first_key + group_ * kRows + fragment_row(warp_, lane_, half);
+  }
+
+  __device__ __forceinline__ std::uint16_t* row_of(void* tensor, const Strides& strides,
+                                                   int half) const {
+    const std::int64_t row = tile().first_row + key_of(half);
+    const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
+    return static_cast<std::uint16_t*>(tensor) + batch * strides.batch +
+           tile().head * strides.head + row * strides.seqlen + store_column(lane_);
+  }
+
+  __device__ __forceinline__ void write() {
+    ptx::wgmma_results(dk_);
+    ptx::wgmma_results(dv_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool exists = key_of(half) < tile().band.seqlen_k;
+      store_row<S::kType, K.any_layout>(dv_, half, 1.0F, exists, lane_, p.head_dim_v,
+                                        row_of(p.dv, p.dv_strides, half));
+      store_row<S::kType, K.any_layout>(dk_, half, p.score.scale, exists, lane_, p.head_dim,
+                                        row_of(p.dk, p.dk_strides, half));
+    }
+  }
+
+  const BackwardParams& p;
+  const BackwardBuffers<K>& buffers;
+  const int group_;  ///< of the consumers
+  const int warp_;   ///< of the warpgroup
+  const std::uint32_t lane_;
+  const bool leads_;  ///< arrives at barriers for its warpgroup
+
+  std::uint32_t tile_item_ = ~0U;  ///< in the rings of K and V
+  std::uint32_t item_ = 0;         ///< in the rings of Q and dO
+  float s_[kM / 2], dp_[kM / 2];
+  std::uint32_t weights_[kM / 4], dscores_[kM / 4];
+  float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];
+};
+
+/// The kernel of a catalog row.
+template <core::Kernel K>
+__device__ __forceinline__ void backward(const BackwardParams& p, char* shared) {
+  using S = BackwardShape<K>;
+  const BackwardBuffers<K> buffers(shared);
+  // Told to be the same for the whole warp.
+  const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) buffers.initialise();
+  __syncthreads();
+  if (group == 0) {
+    ptx::lower_registers<S::kProducerRegisters>();
+    if (threadIdx.x < S::kProducers) BackwardProducer<K>(p, buffers).run();
+  } else {
+    ptx::raise_registers<S::kConsumerRegisters>();
+    BackwardConsumer<K>(p, buffers, group - 1).run();
+  }
+}
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,98 @@
+// Shared memory of a block of the Hopper backward kernel: what the producer (backward_producer.h)
+// hands to the consumers (backward.h), and what these hand to each other.
+#pragma once
+
+#include "core/kernel.h"
+#include "core/work.h"
+#include "cuda/sm90/ring.h"
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda::sm90 {
+
+/// A row of the catalog as the kernel needs it.
+template <core::Kernel K>
+struct BackwardShape {
+  static constexpr int kGroups = consumers(K);
+  static constexpr int kThreads = threads(K);
+  static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
+  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
+  static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
+  static constexpr int kStatisticBytes = K.block_m * 4;
+  static constexpr int kProducerRegisters = K.any_layout ? 56 : 24;
+  static constexpr int kConsumerRegisters = K.any_layout ? 224 : 240;
+  static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
+  static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+
+  static_assert(kGroups == 2 && K.block_n == 2 * kRows);
+  static_assert(K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64);
+  static_assert(shared_bytes(K) <= kMaxSharedBytes);
+};
+
+/// A block of keys, as the producer describes it to the consumers.
+struct alignas(16) KeyTile {
+  int first_key = -1;         ///< of its sequence; -1: there are no more tiles
+  int head = 0, batch = 0;    ///< key/value head
+  core::QueryBlocks queries;  ///< blocks of rows that see its keys
+  core::Band band;
+  std::int64_t first_block = 0;  ///< core::RowBlocks::first_of its sequence
+  std::int64_t first_row = 0;    ///< of its sequence in dk and dv; packed only
+  /// Shared addresses of K and V. Consumers read them anew for every block of rows: what they know
+  /// not to change, the compiler would keep ready in dozens of descriptors, and spill.
+  std::uint32_t k = 0, v = 0;
+};
+static_assert(sizeof(KeyTile) <= kOrderBytes);
+
+template <core::Kernel K>
+struct BackwardBuffers {
+  Ring<1> k, v;
+  Ring<K.q_stages> q, dout;  ///< with the shifts and the deltas of their rows beside them
+  std::uint32_t shifts, deltas;
+  std::uint32_t scores;  ///< two buffers of dS^T, a row a key, in chunks of 64 queries
+  KeyTile* tile;         ///< beside k
+
+  __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
+    using S = BackwardShape<K>;
+    const std::uint32_t start = ptx::shared_address(shared);
+    k.data = (start + 1023) / 1024 * 1024;
+    k.bytes = buffer_bytes(K.head_dim, K.block_n);
+    v.data = k.data + k.bytes;
+    v.bytes = buffer_bytes(K.head_dim_v, K.block_n);
+    q.data = v.data + v.bytes;
+    q.bytes = buffer_bytes(K.head_dim, K.block_m);
+    dout.data = q.data + K.q_stages * q.bytes;
+    dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
+    scores = dout.data + K.q_stages * dout.bytes;
+    shifts = scores + 2 * S::kScoreBytes;
+    deltas = shifts + K.q_stages * S::kStatisticBytes;
+    k.full = deltas + K.q_stages * S::kStatisticBytes;
+    k.empty = k.full + 8;
+    v.full = k.empty + 8;
+    v.empty = v.full + 8;
+    q.full = v.empty + 8;
+    q.empty = q.full + 8 * K.q_stages;
+    dout.full = q.empty + 8 * K.q_stages;
+    dout.empty = dout.full + 8 * K.q_stages;
+    tile = reinterpret_cast<KeyTile*>(shared + (dout.empty + 8 * K.q_stages - start));
+  }
+
+  __device__ __forceinline__ void initialise() const {
+    using S = BackwardShape<K>;
+    k.initialise(S::kProducers, S::kGroups);
+    v.initialise(S::kProducers, S::kGroups);
+    q.initialise(S::kProducers, S::kGroups);
+    dout.initialise(S::kProducers, S::kGroups);
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ std::uint32_t shifts_of(std::uint32_t i) const {
+    return shifts + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
+  }
+  __device__ __forceinline__ std::uint32_t deltas_of(std::uint32_t i) const {
+    return deltas + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
+  }
+  __device__ __forceinline__ std::uint32_t scores_of(std::uint32_t i) const {
+    return scores + i % 2 * BackwardShape<K>::kScoreBytes;
+  }
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,90 @@
+// What the kernels of the Hopper backward pass are given: values filled in by backward_launch.cpp.
+#pragma once
+
+#include "core/mask.h"
+#include "core/philox.h"
+#include "core/score.h"
+#include "core/work.h"
+#include "cuda/ptx/tensor_map.h"
+#include "cuda/sm90/source.h"
+
+namespace tessera::cuda::sm90 {
+
+/// Accumulators of a row block's dQ come in pieces of 64 rows x 64 columns in the order of a
+/// warpgroup's registers: the four registers i of its thread t at 4 (128 i + t).
+inline constexpr int kPieceFloats = 64 * 64;
+
+/// What is kept of a row block and head between the kernels, see core::RowBlocks: block_m shifts
+/// (core::backward_shift) and block_m deltas, and the pieces of its dQ.
+struct RowMemory {
+  float* statistics = nullptr;  ///< [row block][head][2][block_m]
+  float* dq = nullptr;          ///< [row block][head][pieces][kPieceFloats]
+  core::RowBlocks blocks;
+  int heads = 0;
+  int pieces = 0;
+
+  TESSERA_HD float* statistics_of(std::int64_t block, int head) const {
+    return statistics + (block * heads + head) * 2 * blocks.block_m;
+  }
+  TESSERA_HD float* dq_of(std::int64_t block, int head) const {
+    return dq + (block * heads + head) * pieces * kPieceFloats;
+  }
+};
+
+/// Of the main kernel.
+struct BackwardParams {
+  ptx::TensorMap q, k, v, dout;  ///< (head_dim, seqlen, heads, batch), innermost first
+  Source q_source, k_source, v_source, dout_source;  ///< the same, for rows that take any layout
+
+  RowMemory rows;
+  std::int32_t* turns = nullptr;  ///< [row block][head]: key blocks that have added their dQ; null:
+                                  ///< they add in any order
+  void* dk = nullptr;
+  void* dv = nullptr;
+  Strides dk_strides, dv_strides;
+
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
+  const std::int32_t* cu_seqlens_k = nullptr;
+  const float* alibi_slopes = nullptr;  ///< null: no ALiBi
+  const void* bias = nullptr;           ///< null: no bias
+  std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
+               bias_key = 0;  ///< strides, 0: broadcast
+  void* dbias = nullptr;      ///< null: not asked for
+  std::int64_t dbias_batch = 0, dbias_head = 0, dbias_query = 0, dbias_key = 0;
+
+  core::Score score;
+  core::Dropout dropout;
+  std::int64_t window_left = -1, window_right = -1;
+
+  int heads = 0, heads_k = 0, group = 1;
+  int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
+  int head_dim = 0, head_dim_v = 0;
+  core::TileOrder order;  ///< of blocks of keys
+  Alignment alignment = Alignment::bottom_right;
+  Dtype bias_dtype = Dtype::f32;
+  bool dbias_adds = false;  ///< dbias is fp32 and several scores share an element
+  bool alibi_per_batch = false;
+};
+
+/// Of the kernels before and after it, a block for every row block and head.
+struct BackwardRowParams {
+  RowMemory rows;
+  Source o, dout;  ///< before
+  const float* softmax_lse = nullptr;
+  const float* dsoftmax_lse = nullptr;  ///< null: 0
+  std::int64_t lse_head = 0;            ///< elements of softmax_lse from one head to the next
+  void* dq = nullptr;                   ///< after
+  Strides dq_strides;
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
+  const float* sink = nullptr;                 ///< null: no sink, or its gradient is not asked for
+  float* sink_parts = nullptr;  ///< [head][batch][blocks per sequence]: sums over a block's rows
+  float* dsink = nullptr;
+  std::int32_t* turns = nullptr;  ///< as in BackwardParams
+  float softmax_scale = 0.0F;
+  int batch = 0, heads = 0;
+  int seqlen_q = 0;  ///< packed: of the longest sequence
+  int head_dim = 0, head_dim_v = 0;
+  bool aligned = true;  ///< rows of o, dout and dq begin at multiples of 16 bytes
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,107 @@
+// The producer of the Hopper backward kernel: it decides which blocks of keys this block computes,
+// tells the consumers, and fills the buffers that they read.
+#pragma once
+
+#include "cuda/sm90/backward_buffers.h"
+#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/load.h"
+
+namespace tessera::cuda::sm90 {
+
+template <core::Kernel K>
+class BackwardProducer {
+  using S = BackwardShape<K>;
+
+ public:
+  __device__ __forceinline__ BackwardProducer(const BackwardParams& params,
+                                              const BackwardBuffers<K>& shared)
+      : p(params), buffers(shared) {}
+
+  __device__ __forceinline__ void run() {
+    const int workers = static_cast<int>(gridDim.x), worker = static_cast<int>(blockIdx.x);
+    for (int i = 0, index;
+         (index = core::TileOrder::index_of(i, worker, workers)) < p.order.count(); ++i) {
+      produce(index);
+    }
+    buffers.k.claim(tile_item_);
+    if (leads()) buffers.tile->first_key = -1;
+    buffers.k.announce(tile_item_, 0);
+  }
+
+ private:
+  /// The tile at `index` of the order.
+  __device__ __forceinline__ void produce(int index) {
+    const core::TileOrder::Tile place = p.order.at(index);
+    const int head = place.head % p.heads_k, batch = place.head / p.heads_k;
+    const bool packed = p.cu_seqlens_q != nullptr;
+    int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k, first_q = 0, first_k = 0;
+    if (packed) {
+      first_q = p.cu_seqlens_q[batch];
+      first_k = p.cu_seqlens_k[batch];
+      seqlen_q = p.cu_seqlens_q[batch + 1] - first_q;
+      seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
+    }
+    // Early keys are seen by more queries than late ones where a mask is causal.
+    const int first_key = (p.order.row_blocks - 1 - place.row_block) * K.block_n;
+    if (first_key >= seqlen_k) return;
+
+    KeyTile tile;
+    tile.first_key = first_key;
+    tile.head = head;
+    tile.batch = batch;
+    tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
+    tile.queries = core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m);
+    tile.first_block = p.rows.blocks.first_of(packed, first_q, batch);
+    tile.first_row = first_k;
+    tile.k = buffers.k.buffer(tile_item_);
+    tile.v = buffers.v.buffer(tile_item_);
+
+    const LoadRows keys = {first_k + first_key, seqlen_k - first_key, head, packed ? 0 : batch};
+    buffers.k.claim(tile_item_);
+    if (leads()) *buffers.tile = tile;
+    fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
+                                  keys);
+    bool values_wait = true;
+    for (int member = 0; member < p.group; ++member) {
+      for (int m = tile.queries.seen.begin; m < tile.queries.seen.end; ++m, ++item_) {
+        const int query_head = head * p.group + member;
+        const LoadRows rows = {first_q + m * K.block_m, seqlen_q - m * K.block_m, query_head,
+                               packed ? 0 : batch};
+        const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
+        buffers.q.claim(item_);
+        std::uint32_t full =
+            fill<K.any_layout, K.block_m>(buffers.q, item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                          rows, false, S::kStatisticBytes);
+        if (leads()) ptx::bulk_load(buffers.shifts_of(item_), statistics, S::kStatisticBytes, full);
+        if (values_wait) load_values(keys);
+        values_wait = false;
+        buffers.dout.claim(item_);
+        full =
+            fill<K.any_layout, K.block_m>(buffers.dout, item_, p.dout, p.dout_source, p.head_dim_v,
+                                          S::kChunksV, rows, false, S::kStatisticBytes);
+        if (leads()) {
+          ptx::bulk_load(buffers.deltas_of(item_), statistics + K.block_m, S::kStatisticBytes,
+                         full);
+        }
+      }
+    }
+    if (values_wait) load_values(keys);
+    ++tile_item_;
+  }
+
+  __device__ __forceinline__ void load_values(const LoadRows& keys) const {
+    buffers.v.claim(tile_item_);
+    fill<K.any_layout, K.block_n>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,
+                                  keys);
+  }
+
+  /// Speaks for the producer.
+  __device__ __forceinline__ static bool leads() { return !K.any_layout || threadIdx.x == 0; }
+
+  const BackwardParams& p;
+  const BackwardBuffers<K>& buffers;
+  std::uint32_t tile_item_ = 0;  ///< next in the rings of K and V
+  std::uint32_t item_ = 0;       ///< next in the rings of Q and dO
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,183 @@
+// Before and after the Hopper backward kernel: a block of threads for every row block and head.
+#pragma once
+
+#include "core/softmax.h"
+#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/fragment.h"
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda::sm90 {
+
+/// A row block and head, and where its sequence lies.
+struct RowPlace {
+  int head, batch;
+  int first_query;  ///< of the block, counted in its sequence
+  int seqlen_q;
+  std::int64_t first_row;  ///< of the sequence in packed tensors
+  std::int64_t block;      ///< of all
+
+  __device__ __forceinline__ explicit RowPlace(const BackwardRowParams& p) {
+    const bool packed = p.cu_seqlens_q != nullptr;
+    std::int64_t index = blockIdx.x;
+    head = static_cast<int>(index % p.heads);
+    index /= p.heads;
+    const int in_sequence = static_cast<int>(index % p.rows.blocks.per_sequence);
+    batch = static_cast<int>(index / p.rows.blocks.per_sequence);
+    first_row = packed ? p.cu_seqlens_q[batch] : 0;
+    seqlen_q = packed ? p.cu_seqlens_q[batch + 1] - static_cast<int>(first_row) : p.seqlen_q;
+    first_query = in_sequence * p.rows.blocks.block_m;
+    block = p.rows.blocks.first_of(packed, first_row, batch) + in_sequence;
+  }
+
+  /// Where the block's part of dSink lies.
+  __device__ __forceinline__ std::int64_t part(const BackwardRowParams& p) const {
+    return (std::int64_t{head} * p.batch + batch) * p.rows.blocks.per_sequence +
+           first_query / p.rows.blocks.block_m;
+  }
+  /// Elements from a tensor's first one to a query's row.
+  __device__ __forceinline__ std::int64_t offset(const BackwardRowParams& p, const Strides& strides,
+                                                 int query) const {
+    return (p.cu_seqlens_q == nullptr ? batch * strides.batch : 0) + head * strides.head +
+           (first_row + query) * strides.seqlen;
+  }
+};
+
+/// Sum over all threads, in an order that is always the same; thread 0 has it.
+__device__ __forceinline__ float sum_over_block(float x) {
+  __shared__ float warps[kRowThreads / 32];
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(~0U, x, i);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0.0F;
+  for (const float part : warps) sum += part;
+  return sum;
+}
+
+template <Dtype kType>
+__device__ __forceinline__ float widen(std::uint16_t bits) {
+  return kType == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : ptx::widen_f16(bits);
+}
+
+/// Sum of the products of 8 neighbouring elements of two rows, of which `left` exist.
+template <Dtype kType>
+__device__ __forceinline__ float dot8(const std::uint16_t* a, const std::uint16_t* b, int left,
+                                      bool aligned) {
+  float sum = 0.0F;
+  if (aligned) {
+    const uint4 x = *reinterpret_cast<const uint4*>(a), y = *reinterpret_cast<const uint4*>(b);
+    const std::uint32_t u[4] = {x.x, x.y, x.z, x.w}, w[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum += widen<kType>(static_cast<std::uint16_t>(u[i])) *
+             widen<kType>(static_cast<std::uint16_t>(w[i]));
+      sum += widen<kType>(static_cast<std::uint16_t>(u[i] >> 16)) *
+             widen<kType>(static_cast<std::uint16_t>(w[i] >> 16));
+    }
+  } else {
+    for (int i = 0; i < core::min(left, 8); ++i) sum += widen<kType>(a[i]) * widen<kType>(b[i]);
+  }
+  return sum;
+}
+
+/// Shifts and deltas of the rows, delta = rowsum(dO * O) - dLSE; dQ's accumulators become 0.
+template <Dtype kType>
+__device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
+  constexpr int kLanes = 8, kAtOnce = kRowThreads / kLanes;  // of a row; rows
+  const RowPlace at(p);
+  if (at.first_query >= at.seqlen_q) {
+    if (threadIdx.x == 0 && p.sink_parts != nullptr) p.sink_parts[at.part(p)] = 0.0F;
+    return;
+  }
+  float* const dq = p.rows.dq_of(at.block, at.head);
+  for (int i = static_cast<int>(threadIdx.x); i < p.rows.pieces * kPieceFloats / 4;
+       i += kRowThreads) {
+    reinterpret_cast<float4*>(dq)[i] = float4{0.0F, 0.0F, 0.0F, 0.0F};
+  }
+  float* const statistics = p.rows.statistics_of(at.block, at.head);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  float sink = 0.0F;
+  for (int r = static_cast<int>(threadIdx.x) / kLanes; r < p.rows.blocks.block_m; r += kAtOnce) {
+    const int query = at.first_query + r;
+    const bool exists = query < at.seqlen_q;
+    float sum = 0.0F;
+    if (exists) {
+      const auto* o =
+          static_cast<const std::uint16_t*>(p.o.data) + at.offset(p, p.o.strides, query);
+      const auto* dout =
+          static_cast<const std::uint16_t*>(p.dout.data) + at.offset(p, p.dout.strides, query);
+      for (int c = lane * 8; c < p.head_dim_v; c += kLanes * 8) {
+        sum += dot8<kType>(o + c, dout + c, p.head_dim_v - c, p.aligned);
+      }
+    }
+#pragma unroll
+    for (int i = 1; i < kLanes; i *= 2) sum += __shfl_xor_sync(~0U, sum, i);
+    if (lane != 0) continue;
+    float shift = core::kInfinity;
+    if (exists) {
+      const std::int64_t row =
+          (p.cu_seqlens_q == nullptr ? std::int64_t{at.batch} * p.heads * p.lse_head : 0) +
+          at.head * p.lse_head + at.first_row + query;
+      shift = core::backward_shift(p.softmax_lse[row]);
+      if (p.dsoftmax_lse != nullptr) sum -= p.dsoftmax_lse[row];
+      if (p.sink_parts != nullptr) sink -= ptx::ex2(p.sink[at.head] * core::kLog2e - shift) * sum;
+    }
+    statistics[r] = shift;
+    statistics[p.rows.blocks.block_m + r] = sum;
+  }
+  if (p.sink_parts != nullptr) {
+    sink = sum_over_block(sink);
+    if (threadIdx.x == 0) p.sink_parts[at.part(p)] = sink;
+  }
+}
+
+/// dSink of the head blockIdx.x.
+__device__ __forceinline__ void sum_sinks(const BackwardRowParams& p) {
+  const std::int64_t count = std::int64_t{p.batch} * p.rows.blocks.per_sequence;
+  const float* const parts = p.sink_parts + blockIdx.x * count;
+  float sum = 0.0F;
+  for (std::int64_t i = threadIdx.x; i < count; i += kRowThreads) sum += parts[i];
+  sum = sum_over_block(sum);
+  if (threadIdx.x == 0) p.dsink[blockIdx.x] = sum;
+}
+
+/// dQ from its accumulators.
+template <Dtype kType>
+__device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
+  const RowPlace at(p);
+  if (at.first_query >= at.seqlen_q) return;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const float* const dq = p.rows.dq_of(at.block, at.head);
+  const int pieces_of_columns = p.rows.pieces * 64 / p.rows.blocks.block_m;
+  for (int piece = 0; piece < p.rows.pieces; ++piece) {
+    const int first_row = piece / pieces_of_columns * 64;
+    const int first_column = piece % pieces_of_columns * 64;
+    if (first_column >= p.head_dim) continue;
+    float x[32];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 four =
+          reinterpret_cast<const float4*>(dq + piece * kPieceFloats)[i * kRowThreads + thread];
+      x[4 * i] = four.x;
+      x[4 * i + 1] = four.y;
+      x[4 * i + 2] = four.z;
+      x[4 * i + 3] = four.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = at.first_query + first_row + fragment_row(warp, lane, half);
+      std::uint16_t* const to = static_cast<std::uint16_t*>(p.dq) +
+                                at.offset(p, p.dq_strides, query) + first_column +
+                                store_column(lane);
+      const bool exists = query < at.seqlen_q;
+      const int columns = p.head_dim - first_column;
+      if (p.aligned) {
+        store_row<kType, false>(x, half, p.softmax_scale, exists, lane, columns, to);
+      } else {
+        store_row<kType, true>(x, half, p.softmax_scale, exists, lane, columns, to);
+      }
+    }
+  }
+}
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,101 @@
+// What a warpgroup's accumulators are in terms of rows and columns (ptx/wgmma.h has the layout),
+// and how they reach a 16-bit tensor.
+#pragma once
+
+#include "core/mask.h"
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/memory.h"
+
+namespace tessera::cuda::sm90 {
+
+/// Of a warpgroup's 64 rows, the thread's half-th (of two).
+__device__ __forceinline__ int fragment_row(int warp, std::uint32_t lane, int half) {
+  return warp * 16 + static_cast<int>(lane / 4) + 8 * half;
+}
+/// Column of accumulator i.
+__device__ __forceinline__ int fragment_column(std::uint32_t lane, int i) {
+  return i / 4 * 8 + static_cast<int>(lane % 4 * 2) + i % 2;
+}
+
+/// How many of a thread's accumulators in a row of kColumns lie before a column, counted from its
+/// first one.
+template <int kColumns>
+__device__ __forceinline__ int fragment_count_before(int column) {
+  const int c = core::min(core::max(column, 0), kColumns);
+  return core::min(c / 8 * 2 + core::min(c % 8, 2), kColumns / 4);
+}
+
+/// Accumulators of the half-th row outside `columns` become `value`; columns are counted from the
+/// thread's first one. Bit i of a word stands for the i-th of the thread's accumulators in the row.
+/// The words are looked at seven bits at a time, as one instruction moves so many into predicates.
+template <int kCount>
+__device__ __forceinline__ void mask_row(float (&x)[kCount], int half, core::Range columns,
+                                         float value) {
+  constexpr int kInRow = kCount / 2, kBits = 7;
+  const int begin = fragment_count_before<kCount * 2>(columns.begin);
+  const int end = fragment_count_before<kCount * 2>(columns.end);
+  const std::uint32_t kept = ptx::bits(begin, core::max(end - begin, 0));
+#pragma unroll
+  for (int i = 0; i < kInRow; i += kBits) {
+    const std::uint32_t part = ptx::opaque(kept >> i);
+#pragma unroll
+    for (int j = i; j < core::min(i + kBits, kInRow); ++j) {
+      float& element = x[j / 2 * 4 + half * 2 + j % 2];
+      if ((part >> (j - i) & 1) == 0) element = value;
+    }
+  }
+}
+
+/// a of the odd lane and b of the even one of a pair change places.
+__device__ __forceinline__ void swap_in_pair(std::uint32_t lane, std::uint32_t& a,
+                                             std::uint32_t& b) {
+  const bool odd = lane % 2 != 0;
+  const std::uint32_t other = __shfl_xor_sync(~0U, odd ? a : b, 1);
+  if (odd) {
+    a = other;
+  } else {
+    b = other;
+  }
+}
+
+// A quad of lanes writes 16 columns of a row, lanes 0 and 2 the first 8, lanes 1 and 3 the others.
+
+/// The lane's first column of each 16.
+__device__ __forceinline__ int store_column(std::uint32_t lane) {
+  return static_cast<int>(lane % 2 * 8 + lane % 4 / 2 * 4);
+}
+
+/// Four neighbouring columns of a row, the first of them `column` + store_column; `to` is its
+/// address. dim: how many columns the row has.
+template <bool kAnyLayout>
+__device__ __forceinline__ void store_columns(bool exists, std::uint32_t lane, int column, int dim,
+                                              std::uint16_t* to, std::uint32_t a, std::uint32_t b) {
+  if constexpr (kAnyLayout) {
+    const std::uint32_t words[2] = {a, b};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ptx::store_if(exists && column + store_column(lane) + i < dim, to + i,
+                    static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16));
+    }
+  } else {
+    ptx::store_if(exists && column + static_cast<int>(lane % 2 * 8) < dim, to, a, b);
+  }
+}
+
+/// The half-th row of accumulators, times `scale`, in the storage type. row: its address plus
+/// store_column.
+template <Dtype kType, bool kAnyLayout, int kCount>
+__device__ __forceinline__ void store_row(const float (&x)[kCount], int half, float scale,
+                                          bool exists, std::uint32_t lane, int dim,
+                                          std::uint16_t* row) {
+#pragma unroll
+  for (int c = 0; c < kCount * 2; c += 16) {
+    const int at = c / 2 + 2 * half;
+    std::uint32_t a = ptx::pack<kType>(x[at] * scale, x[at + 1] * scale);
+    std::uint32_t b = ptx::pack<kType>(x[at + 4] * scale, x[at + 5] * scale);
+    swap_in_pair(lane, a, b);
+    store_columns<kAnyLayout>(exists, lane, c, dim, row + c, a, b);
+  }
+}
+
+}  // namespace tessera::cuda::sm90
