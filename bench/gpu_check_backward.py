@@ -3,7 +3,7 @@
     gpu_check_backward.py --library build/release/libtessera.so [--seed N] [--cases N]
 
 Cases, inputs and guard zones are gpu_check.py's; o and lse come from our own forward pass. The rule (docs/
-correctness.md): max|g - exact| <= 3 max|three steps in the same dtype - exact| + 1e-5, or three unit
+correctness.md): max|g - exact| <= 3 max|three steps in the same dtype - exact| + 3e-5, or three unit
 roundoffs of the largest gradient where that is more; the three steps round P, dS and the results, nothing
 else. Then 1,000 runs: dK and dV the same bit for bit, dQ too where `deterministic` is asked for. Needs PyTorch.
 """
@@ -109,7 +109,7 @@ def judge(name, out, exact, naive, unit, factor=3):
     if exact.numel() == 0:
         return 0.0, 1.0
     error = (out.double() - exact).abs().max().item()
-    bound = max(factor * (naive - exact).abs().max().item() + 1e-5, factor * unit * exact.abs().max().item())
+    bound = max(factor * (naive - exact).abs().max().item() + 3e-5, factor * unit * exact.abs().max().item())
     return (error if error == error else math.inf), bound
 
 

@@ -69,6 +69,7 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
   }
   params.rows = row_memory_of(plan, layout);
   params.turns = layout.turns;
+  params.next_tile = layout.next_tile;
   params.dk = t.dk.data;
   params.dv = t.dv.data;
   params.dk_strides = strides_of(t.dk, p);
@@ -107,6 +108,7 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
   params.dsink = t.dsink;
   params.turns = layout.turns;
+  params.next_tile = layout.next_tile;
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
   params.heads = static_cast<int>(p.num_heads);
@@ -129,11 +131,8 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   const sm90::BackwardRowParams rows = make_row_params(plan, tensors, layout);
   const bool bf16 = p.dtype == Dtype::bf16;
   const std::int64_t row_blocks = p.batch * layout.blocks.per_sequence * p.num_heads;
-  Status status;
-  if (row_blocks > 0) {
-    status =
-        queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16, row_blocks, &rows);
-  }
+  Status status = queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16,
+                               std::max<std::int64_t>(row_blocks, 1), &rows);
   if (status && plan.grid.count() > 0) {
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);

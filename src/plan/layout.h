@@ -201,6 +201,7 @@ struct GpuBackwardLayout {
   float* dq = nullptr;            ///< [B][num_heads][block_m][row's head_dim] accumulators
   std::int32_t* turns = nullptr;  ///< [B][num_heads] ordered sums only: key blocks that have added
   float* sink_parts = nullptr;    ///< [num_heads][batch][blocks of a sequence]
+  std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
 };
 
 /// Whether the key blocks of a GPU's backward add their dQ in a fixed order (S9).
@@ -218,6 +219,7 @@ TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const Pla
   layout.turns = workspace.take<std::int32_t>("turns", adds_in_order(p) ? blocks : 0);
   layout.sink_parts = workspace.take<float>(
       "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
+  layout.next_tile = workspace.take<std::int32_t>("next_tile", 1);
   return layout;
 }
 

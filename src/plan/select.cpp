@@ -152,6 +152,10 @@ int section_of(const PlanData& plan) {
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
+  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter.
+  if (p.pass == Pass::backward) {
+    return static_cast<int>(core::max<std::int64_t>(1, core::min(heads, fitting)));
+  }
   return static_cast<int>(fitting < least ? heads : core::min(heads, least));
 }
 

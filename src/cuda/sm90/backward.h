@@ -29,7 +29,6 @@ class BackwardConsumer {
   using QueryWgmma = ptx::Wgmma<S::kType, 64>;
   static constexpr int kM = K.block_m;
   static constexpr int kN = K.block_n;
-  static constexpr int kThreadsOfGroups = S::kGroups * 128;
 
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& params,
@@ -42,31 +41,38 @@ class BackwardConsumer {
         leads_(threadIdx.x % 128 == 0) {}
 
   __device__ __forceinline__ void run() {
-    while (next_tile()) {
+    if (group_ == 1) ptx::barrier_arrive(4, 256);
+    for (std::uint32_t item = 0;;) {
+      buffers.k.wait_full(item);
+      if (!agreed(tile().first_key >= 0)) return;
       clear_accumulators();
-      buffers.v.wait_full(tile_item_);
+      buffers.v.wait_full(item);
       clear_keys();
-      for (int member = 0; member < p.group; ++member) walk(tile().head * p.group + member);
-      write();
-      release_tile();
+      left_ = p.group * tile().queries.seen.size();
+      if (agreed(left_ > 0)) {
+        dq_ = nullptr;
+        begin_scores();
+        for (int member = 0; member < p.group; ++member) walk(tile().head * p.group + member);
+        end_queries();
+      }
+      const KeyTile done = tile();
+      item = done.item;
+      release_tile(item++);
+      write(done);
     }
   }
 
  private:
   // ---- tiles ----
 
-  __device__ __forceinline__ bool next_tile() {
-    buffers.k.wait_full(++tile_item_);
-    return agreed(tile().first_key >= 0);
-  }
   /// Read where it is needed: registers are scarce.
   __device__ __forceinline__ const KeyTile& tile() const { return *buffers.tile; }
 
-  __device__ __forceinline__ void release_tile() const {
+  __device__ __forceinline__ void release_tile(std::uint32_t item) const {
     ptx::barrier_sync(2 + group_, 128);
     if (leads_) {
-      buffers.k.release(tile_item_);
-      buffers.v.release(tile_item_);
+      buffers.k.release(item);
+      buffers.v.release(item);
     }
   }
 
@@ -100,8 +106,8 @@ class BackwardConsumer {
     if constexpr (!K.any_layout) {
       const int valid = tile().band.seqlen_k - tile().first_key;
       if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
-      clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
-      clear_rows<kN>(buffers.v.buffer(tile_item_), S::kChunksV, valid);
+      clear_rows<kN>(tile().k, S::kChunks, valid);
+      clear_rows<kN>(tile().v, S::kChunksV, valid);
       after_clearing();
     }
   }
@@ -132,33 +138,64 @@ class BackwardConsumer {
 
   // ---- a block of rows ----
 
+  // A step's dQ is issued one step late: by then the other warpgroup has its half of dS there, and
+  // nobody waits. Beside it runs S of the next step.
+
+  /// S of item_ is issued, if there is one left in the tile.
+  __device__ __forceinline__ void begin_scores() {
+    buffers.q.wait_full(item_);
+    issue_scores(s_, tile().k, buffers.q.buffer(item_), K.head_dim);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(s_);
+  }
+
   template <bool kMasked>
   __device__ __forceinline__ void step(int head, int m) {
-    buffers.q.wait_full(item_);
     if constexpr (kMasked) clear_queries(m);
-    issue_scores(s_, tile().k, buffers.q.buffer(item_), K.head_dim);
     buffers.dout.wait_full(item_);
     issue_scores(dp_, tile().v, buffers.dout.buffer(item_), K.head_dim_v);
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_results(s_);
     weigh<kMasked>(m);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dp_);
     differentiate();
     store_scores();
+    ptx::barrier_sync(4 + group_, 256);
     issue_values();
-    ptx::fence_proxy_async();
-    ptx::barrier_sync(1, kThreadsOfGroups);
-    float dq[32];
-    issue_queries(dq);
     issue_keys();
+    --left_;
+    ptx::wgmma_wait<1>();
+    if (leads_) buffers.dout.release(item_);
+    float dq[32];
+    if (dq_ != nullptr) buffers.scores.wait_full(item_ - 1);
+    issue_queries(dq, item_ - 1);
+    if (left_ > 0) buffers.q.wait_full(item_ + 1);
+    issue_scores(s_, tile().k, buffers.q.buffer(item_ + 1), K.head_dim);
+    ptx::barrier_arrive(4 + (group_ ^ 1), 256);
     ptx::wgmma_wait<1>();
     ptx::wgmma_results(dq);
-    if (leads_) buffers.dout.release(item_);
-    add_queries(dq, head, m);
-    ptx::wgmma_wait<0>();
+    if (dq_ != nullptr) {
+      if (leads_) buffers.scores.release(item_ - 1);
+      add_queries(dq);
+    }
     if (leads_) buffers.q.release(item_);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(s_);
+    dq_ =
+        p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + threadIdx.x % 128 * 4;
     ++item_;
+  }
+
+  /// dQ of the tile's last step.
+  __device__ __forceinline__ void end_queries() {
+    float dq[32];
+    buffers.scores.wait_full(item_ - 1);
+    issue_queries(dq, item_ - 1);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dq);
+    if (leads_) buffers.scores.release(item_ - 1);
+    add_queries(dq);
+    ptx::wgmma_results(dk_);
+    ptx::wgmma_results(dv_);
   }
 
   /// D = A B^T of this warpgroup's 64 keys and a block of rows.
@@ -199,10 +236,10 @@ class BackwardConsumer {
   }
 
   /// A piece of dQ = dS K: 64 columns of 64 rows, or all 64 of half of 128 rows.
-  __device__ __forceinline__ void issue_queries(float (&dq)[32]) const {
+  __device__ __forceinline__ void issue_queries(float (&dq)[32], std::uint32_t item) const {
     const int chunk_of_rows = kM == 128 ? group_ : 0, chunk_of_columns = kM == 128 ? 0 : group_;
     const std::uint32_t a =
-        ptx::descriptor_across(buffers.scores_of(item_) + chunk_of_rows * kN * 128, kN * 128);
+        ptx::descriptor_across(buffers.scores.buffer(item) + chunk_of_rows * kN * 128, kN * 128);
     const std::uint32_t b =
         ptx::descriptor_across(tile().k + chunk_of_columns * kN * 128, kN * 128);
     ptx::wgmma_fence();
@@ -231,7 +268,8 @@ class BackwardConsumer {
     if constexpr (kMasked) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int key = key_of(half), first = m * kM + static_cast<int>(lane_ % 4 * 2);
+        const int key = key_of(tile().first_key, half),
+                  first = m * kM + static_cast<int>(lane_ % 4 * 2);
         core::Range rows = tile().band.queries_of({key, key + 1});
         if (key >= tile().band.seqlen_k) rows = {0, 0};
         mask_row(s_, half, {rows.begin - first, rows.end - first}, 0.0F);
@@ -258,47 +296,49 @@ class BackwardConsumer {
 
   /// dS^T to shared memory: a row a key, 16-byte units of eight rows of Q, in the 128-byte swizzle.
   __device__ __forceinline__ void store_scores() const {
+    buffers.scores.claim(item_);
     const std::uint32_t row = group_ * kRows + warp_ * 16 + lane_ % 16;
-    const std::uint32_t to = buffers.scores_of(item_) + row * 128 + (lane_ / 16 ^ lane_ % 8) * 16;
+    const std::uint32_t to =
+        buffers.scores.buffer(item_) + row * 128 + (lane_ / 16 ^ lane_ % 8) * 16;
 #pragma unroll
     for (int j = 0; j < kM / 16; ++j) {
       ptx::store_matrices((to ^ j % 4 * 32) + j / 4 * kN * 128, dscores_ + 4 * j);
     }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
-  __device__ __forceinline__ void add_queries(const float (&dq)[32], int head, int m) const {
-    float* const to =
-        p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + threadIdx.x % 128 * 4;
+  __device__ __forceinline__ void add_queries(const float (&dq)[32]) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::add_global(to + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      ptx::add_global(dq_ + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     }
   }
 
   // ---- results ----
 
-  __device__ __forceinline__ int key_of(int half) const {
-    return tile().first_key + group_ * kRows + fragment_row(warp_, lane_, half);
+  /// The thread's half-th key (of two).
+  __device__ __forceinline__ int key_of(int first_key, int half) const {
+    return first_key + group_ * kRows + fragment_row(warp_, lane_, half);
   }
 
   __device__ __forceinline__ std::uint16_t* row_of(void* tensor, const Strides& strides,
-                                                   int half) const {
-    const std::int64_t row = tile().first_row + key_of(half);
-    const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
-    return static_cast<std::uint16_t*>(tensor) + batch * strides.batch +
-           tile().head * strides.head + row * strides.seqlen + store_column(lane_);
+                                                   const KeyTile& t, int half) const {
+    const std::int64_t row = t.first_row + key_of(t.first_key, half);
+    const std::int64_t batch = p.cu_seqlens_q == nullptr ? t.batch : 0;
+    return static_cast<std::uint16_t*>(tensor) + batch * strides.batch + t.head * strides.head +
+           row * strides.seqlen + store_column(lane_);
   }
 
-  __device__ __forceinline__ void write() {
-    ptx::wgmma_results(dk_);
-    ptx::wgmma_results(dv_);
+  __device__ __forceinline__ void write(const KeyTile& t) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool exists = key_of(half) < tile().band.seqlen_k;
+      const bool exists = key_of(t.first_key, half) < t.band.seqlen_k;
       store_row<S::kType, K.any_layout>(dv_, half, 1.0F, exists, lane_, p.head_dim_v,
-                                        row_of(p.dv, p.dv_strides, half));
+                                        row_of(p.dv, p.dv_strides, t, half));
       store_row<S::kType, K.any_layout>(dk_, half, p.score.scale, exists, lane_, p.head_dim,
-                                        row_of(p.dk, p.dk_strides, half));
+                                        row_of(p.dk, p.dk_strides, t, half));
     }
   }
 
@@ -309,8 +349,9 @@ class BackwardConsumer {
   const std::uint32_t lane_;
   const bool leads_;  ///< arrives at barriers for its warpgroup
 
-  std::uint32_t tile_item_ = ~0U;  ///< in the rings of K and V
-  std::uint32_t item_ = 0;         ///< in the rings of Q and dO
+  std::uint32_t item_ = 0;  ///< in the rings of Q and dO
+  int left_ = 0;            ///< steps of the tile
+  float* dq_ = nullptr;     ///< where the last step's part goes; null before the tile's second step
   float s_[kM / 2], dp_[kM / 2];
   std::uint32_t weights_[kM / 4], dscores_[kM / 4];
   float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];

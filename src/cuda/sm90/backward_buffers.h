@@ -24,6 +24,8 @@ struct BackwardShape {
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
   static_assert(kGroups == 2 && K.block_n == 2 * kRows);
+  // What a block is launched with is all there is to hand about.
+  static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
   static_assert(K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
@@ -39,6 +41,7 @@ struct alignas(16) KeyTile {
   /// Shared addresses of K and V. Consumers read them anew for every block of rows: what they know
   /// not to change, the compiler would keep ready in dozens of descriptors, and spill.
   std::uint32_t k = 0, v = 0;
+  std::uint32_t item = 0;  ///< in the rings of K and V
 };
 static_assert(sizeof(KeyTile) <= kOrderBytes);
 
@@ -47,8 +50,8 @@ struct BackwardBuffers {
   Ring<1> k, v;
   Ring<K.q_stages> q, dout;  ///< with the shifts and the deltas of their rows beside them
   std::uint32_t shifts, deltas;
-  std::uint32_t scores;  ///< two buffers of dS^T, a row a key, in chunks of 64 queries
-  KeyTile* tile;         ///< beside k
+  Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
+  KeyTile* tile;   ///< beside k
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
     using S = BackwardShape<K>;
@@ -61,8 +64,9 @@ struct BackwardBuffers {
     q.bytes = buffer_bytes(K.head_dim, K.block_m);
     dout.data = q.data + K.q_stages * q.bytes;
     dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
-    scores = dout.data + K.q_stages * dout.bytes;
-    shifts = scores + 2 * S::kScoreBytes;
+    scores.data = dout.data + K.q_stages * dout.bytes;
+    scores.bytes = S::kScoreBytes;
+    shifts = scores.data + 2 * S::kScoreBytes;
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + K.q_stages * S::kStatisticBytes;
     k.empty = k.full + 8;
@@ -72,7 +76,9 @@ struct BackwardBuffers {
     q.empty = q.full + 8 * K.q_stages;
     dout.full = q.empty + 8 * K.q_stages;
     dout.empty = dout.full + 8 * K.q_stages;
-    tile = reinterpret_cast<KeyTile*>(shared + (dout.empty + 8 * K.q_stages - start));
+    scores.full = dout.empty + 8 * K.q_stages;
+    scores.empty = scores.full + 8 * 2;
+    tile = reinterpret_cast<KeyTile*>(shared + (scores.empty + 8 * 2 - start));
   }
 
   __device__ __forceinline__ void initialise() const {
@@ -81,6 +87,7 @@ struct BackwardBuffers {
     v.initialise(S::kProducers, S::kGroups);
     q.initialise(S::kProducers, S::kGroups);
     dout.initialise(S::kProducers, S::kGroups);
+    scores.initialise(4 * S::kGroups, S::kGroups);  // by warps
     ptx::fence_mbarrier_init();
   }
 
@@ -89,9 +96,6 @@ struct BackwardBuffers {
   }
   __device__ __forceinline__ std::uint32_t deltas_of(std::uint32_t i) const {
     return deltas + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
-  }
-  __device__ __forceinline__ std::uint32_t scores_of(std::uint32_t i) const {
-    return scores + i % 2 * BackwardShape<K>::kScoreBytes;
   }
 };
 

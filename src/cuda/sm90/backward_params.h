@@ -59,7 +59,8 @@ struct BackwardParams {
   int heads = 0, heads_k = 0, group = 1;
   int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
   int head_dim = 0, head_dim_v = 0;
-  core::TileOrder order;  ///< of blocks of keys
+  core::TileOrder order;              ///< of blocks of keys
+  std::int32_t* next_tile = nullptr;  ///< of the order, less the first one of every block
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
   bool dbias_adds = false;  ///< dbias is fp32 and several scores share an element
@@ -79,7 +80,8 @@ struct BackwardRowParams {
   const float* sink = nullptr;                 ///< null: no sink, or its gradient is not asked for
   float* sink_parts = nullptr;  ///< [head][batch][blocks per sequence]: sums over a block's rows
   float* dsink = nullptr;
-  std::int32_t* turns = nullptr;  ///< as in BackwardParams
+  std::int32_t* turns = nullptr;      ///< as in BackwardParams
+  std::int32_t* next_tile = nullptr;  ///< as in BackwardParams
   float softmax_scale = 0.0F;
   int batch = 0, heads = 0;
   int seqlen_q = 0;  ///< packed: of the longest sequence

@@ -11,6 +11,7 @@ namespace tessera::cuda::sm90 {
 template <core::Kernel K>
 class BackwardProducer {
   using S = BackwardShape<K>;
+  static constexpr int kCopyingBarrier = 1;  ///< of the producer's threads
 
  public:
   __device__ __forceinline__ BackwardProducer(const BackwardParams& params,
@@ -18,9 +19,7 @@ class BackwardProducer {
       : p(params), buffers(shared) {}
 
   __device__ __forceinline__ void run() {
-    const int workers = static_cast<int>(gridDim.x), worker = static_cast<int>(blockIdx.x);
-    for (int i = 0, index;
-         (index = core::TileOrder::index_of(i, worker, workers)) < p.order.count(); ++i) {
+    for (int index = static_cast<int>(blockIdx.x); index < p.order.count(); index = next()) {
       produce(index);
     }
     buffers.k.claim(tile_item_);
@@ -29,6 +28,22 @@ class BackwardProducer {
   }
 
  private:
+  /// The next tile that nobody has taken: tiles of unequal length are handed out as blocks get
+  /// free.
+  __device__ __forceinline__ int next() const {
+    int index = 0;
+    if (leads()) index = static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+    if constexpr (K.any_layout) {
+      buffers.k.claim(tile_item_);  // also: everybody has read the last tile's description
+      if (leads()) buffers.tile->item = index;
+      ptx::barrier_sync(kCopyingBarrier, kCopyingThreads);
+      index = buffers.tile->item;
+      ptx::barrier_sync(kCopyingBarrier, kCopyingThreads);
+      return index;
+    }
+    return __shfl_sync(1, index, 0);  // the compiler now knows it to be the same for the warp
+  }
+
   /// The tile at `index` of the order.
   __device__ __forceinline__ void produce(int index) {
     const core::TileOrder::Tile place = p.order.at(index);
@@ -51,8 +66,10 @@ class BackwardProducer {
     tile.batch = batch;
     tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
     tile.queries = core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m);
-    tile.first_block = p.rows.blocks.first_of(packed, first_q, batch);
+    const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
+    tile.first_block = row_blocks.first_of(packed, first_q, batch);
     tile.first_row = first_k;
+    tile.item = tile_item_;
     tile.k = buffers.k.buffer(tile_item_);
     tile.v = buffers.v.buffer(tile_item_);
 

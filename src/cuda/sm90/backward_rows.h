@@ -80,9 +80,12 @@ __device__ __forceinline__ float dot8(const std::uint16_t* a, const std::uint16_
   return sum;
 }
 
-/// Shifts and deltas of the rows, delta = rowsum(dO * O) - dLSE; dQ's accumulators become 0.
+/// Shifts and deltas of the rows, delta = rowsum(dO * O) - dLSE; dQ's accumulators become 0. At
+/// least one block runs, also where there are no rows.
 template <Dtype kType>
 __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = 0;
+  if (p.rows.blocks.per_sequence == 0) return;
   constexpr int kLanes = 8, kAtOnce = kRowThreads / kLanes;  // of a row; rows
   const RowPlace at(p);
   if (at.first_query >= at.seqlen_q) {

@@ -35,6 +35,10 @@ struct Ring {
     ptx::mbarrier_expect(full + i % kSize * 8, count);
     return full + i % kSize * 8;
   }
+  /// One of several threads or warps that fill a buffer without the copy engine.
+  __device__ __forceinline__ void arrive_full(std::uint32_t i) const {
+    ptx::mbarrier_arrive(full + i % kSize * 8);
+  }
   /// One thread, before anybody uses the ring; the copy engine sees it after fence_mbarrier_init().
   __device__ __forceinline__ void initialise(std::uint32_t producers,
                                              std::uint32_t consumers) const {

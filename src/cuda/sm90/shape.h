@@ -46,7 +46,7 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
   return buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n) +
          row.q_stages * (buffer_bytes(row.head_dim, row.block_m) +
                          buffer_bytes(row.head_dim_v, row.block_m) + 8 * row.block_m) +
-         2 * row.block_n * row.block_m * 2 + 8 * (4 + 4 * row.q_stages) + kOrderBytes + 1024;
+         2 * row.block_n * row.block_m * 2 + 8 * (8 + 4 * row.q_stages) + kOrderBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
