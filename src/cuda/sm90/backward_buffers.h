@@ -1,5 +1,5 @@
 // Shared memory of a block of the Hopper backward kernel: what the producer (backward_producer.h)
-// hands to the consumers (backward.h), and what these hand to each other.
+// hands to the consumers (backward.h, backward_wide.h), and what these hand to each other.
 #pragma once
 
 #include "core/kernel.h"
@@ -23,8 +23,9 @@ struct BackwardShape {
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
-  static_assert(kGroups == 2 && K.block_n == 2 * kRows);
-  static_assert(K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64);
+  static_assert(kGroups == 2 && K.block_n == (splits_roles(K) ? 1 : 2) * kRows);
+  static_assert(splits_roles(K) ||
+                (K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64));
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 
@@ -47,8 +48,9 @@ struct BackwardBuffers {
   Ring<1> k, v;
   Ring<K.q_stages> q, dout;  ///< with the shifts and the deltas of their rows beside them
   std::uint32_t shifts, deltas;
-  std::uint32_t scores;  ///< two buffers of dS^T, a row a key, in chunks of 64 queries
-  KeyTile* tile;         ///< beside k
+  std::uint32_t scores;   ///< two buffers of dS^T, a row a key, in chunks of 64 queries
+  std::uint32_t weights;  ///< P^T in fp32, where the roles are split
+  KeyTile* tile;          ///< beside k
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
     using S = BackwardShape<K>;
@@ -62,7 +64,8 @@ struct BackwardBuffers {
     dout.data = q.data + K.q_stages * q.bytes;
     dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
     scores = dout.data + K.q_stages * dout.bytes;
-    shifts = scores + 2 * S::kScoreBytes;
+    weights = scores + 2 * S::kScoreBytes;
+    shifts = weights + weight_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + K.q_stages * S::kStatisticBytes;
     k.empty = k.full + 8;
