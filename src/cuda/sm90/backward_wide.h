@@ -167,11 +167,12 @@ class WideConsumer {
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
-    if (agreed(pending_ != nullptr)) add_queries(pending_);
     summed().wait_full(item_);
     if constexpr (kMasked) clear_summed(m);
     issue_sum();
     if constexpr (!kLast) issue_scores(item_ + 1);
+    // Only now: the tensor cores have work again.
+    if (agreed(pending_ != nullptr)) add_queries(pending_);
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
