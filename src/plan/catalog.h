@@ -64,6 +64,12 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,     128,    64,    128,      0,    0,      64,        64,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,    128,      0,    0,     128,       128,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,    128,      0,    0,     128,       128,       2, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       128,       3, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     192,       128,       3, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       192,       3, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     192,       192,       3, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,       2, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,       2, core::Extra::none},
 };
 // clang-format on
 

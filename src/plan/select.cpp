@@ -231,8 +231,10 @@ double gpu_cost(const PlanData& plan) {
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
+  // Where the backward's warpgroups have roles, scores go through both of them.
+  const double latency = row.pass == Pass::backward && row.head_dim > 128 ? 1600.0 : 1300.0;
   // Of two that wait for latencies, the one that multiplies less.
-  const double step = (core::max(multiply, 1300.0) + 0.01 * multiply) *
+  const double step = (core::max(multiply, latency) + 0.01 * multiply) *
                       (row.extra == core::Extra::all ? 4.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);
   return tiles * (keys / row.block_n * step + 8.0 * row.block_m) + 1000.0;
 }

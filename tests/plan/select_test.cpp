@@ -92,7 +92,15 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30 alibi=h"),
               "sm90.forward.bf16.d128.128x64.extra");
     EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=264").find("up to 256"), std::string::npos);
-    EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=64").find("computes the forward"), std::string::npos);
+    EXPECT_EQ(row("bwd bf16 h=16 q=4096 k=4096 d=64"), "sm90.backward.bf16.d64.128x128");
+    for (const char* rows : {"q=4096 k=4096", "q=64 k=64", "q=4096 k=64", "q=64 k=4096 causal",
+                             "q=4096 k=4096 window=16,0"}) {
+      const std::string problem = std::string("bwd f16 h=16 ") + rows;
+      EXPECT_EQ(row(problem + " d=128"), "sm90.backward.f16.d128.64x128") << rows;
+      EXPECT_EQ(row(problem + " d=192/128"), "sm90.backward.f16.d192v128.64x64") << rows;
+      EXPECT_EQ(row(problem + " d=160"), "sm90.backward.f16.d192.64x64") << rows;
+      EXPECT_EQ(row(problem + " d=200/256"), "sm90.backward.f16.d256.64x64") << rows;
+    }
     EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);
   }
 }

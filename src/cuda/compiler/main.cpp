@@ -39,13 +39,16 @@ struct Job {
   const core::Kernel* row = nullptr;  ///< null: not a row of the catalog
 };
 
-/// The kernel of a row: forward<row>(p, shared) or backward<row>(p, shared).
+/// The kernel of a row: forward<row>(p, shared), backward<row>(p, shared) or, where its roles are
+/// split, backward_wide<row>(p, shared).
 std::string program_of(int index) {
   const core::Kernel& kernel = kCatalog[index];
   const std::string row = "tessera::kCatalog[" + std::to_string(index) + "]";
   const bool forward = kernel.pass == Pass::forward;
-  const std::string pass = forward ? "forward" : "backward";
-  return "#include \"cuda/sm90/" + pass +
+  const std::string name = forward                      ? "forward"
+                           : sm90::splits_roles(kernel) ? "backward_wide"
+                                                        : "backward";
+  return "#include \"cuda/sm90/" + name +
          ".h\"\n"
          "#include \"plan/catalog.h\"\n"
          "using namespace tessera;\n"
@@ -55,7 +58,7 @@ std::string program_of(int index) {
          " p) {\n"
          "  extern __shared__ char shared[];\n"
          "  cuda::sm90::" +
-         pass + "<" + row + ">(p, shared);\n}\n";
+         name + "<" + row + ">(p, shared);\n}\n";
 }
 
 /// What the backward pass does before and after its main kernel, for both types.

@@ -61,6 +61,13 @@ __device__ __forceinline__ void store_shared(std::uint32_t to, float a, float b,
 __device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float& b) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(from) : "memory");
 }
+__device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float& b, float& c,
+                                            float& d) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+               : "r"(from)
+               : "memory");
+}
 /// Stores four 8 x 8 matrices of 16-bit elements: register i of the warp's threads is matrix i, and
 /// lane l names where row l % 8 of matrix l / 8 goes. A thread's word holds columns 2 (lane % 4)
 /// and the next of row lane / 4.

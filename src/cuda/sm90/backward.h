@@ -41,10 +41,10 @@ class BackwardConsumer {
         leads_(threadIdx.x % 128 == 0) {}
 
   __device__ __forceinline__ void run() {
-    if (group_ == 1) ptx::barrier_arrive(4, 256);
+    if (group_ == 1) pass_turn();
     for (std::uint32_t item = 0;;) {
       buffers.k.wait_full(item);
-      if (!agreed(tile().first_key >= 0)) return;
+      if (!agreed(tile().first_key >= 0)) break;
       clear_accumulators();
       buffers.v.wait_full(item);
       clear_keys();
@@ -60,6 +60,7 @@ class BackwardConsumer {
       release_tile(item++);
       write(done);
     }
+    if (leads_) ptx::bulk_wait();
   }
 
  private:
@@ -138,6 +139,11 @@ class BackwardConsumer {
 
   // ---- a block of rows ----
 
+  // The warpgroups take turns at issuing products: while one multiplies, the other is at its
+  // exponentials.
+  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(4 + group_, 256); }
+  __device__ __forceinline__ void pass_turn() const { ptx::barrier_arrive(4 + (group_ ^ 1), 256); }
+
   // A step's dQ is issued one step late: by then the other warpgroup has its half of dS there, and
   // nobody waits. Beside it runs S of the next step.
 
@@ -159,7 +165,7 @@ class BackwardConsumer {
     ptx::wgmma_results(dp_);
     differentiate();
     store_scores();
-    ptx::barrier_sync(4 + group_, 256);
+    take_turn();
     issue_values();
     issue_keys();
     --left_;
@@ -170,7 +176,7 @@ class BackwardConsumer {
     issue_queries(dq, item_ - 1);
     if (left_ > 0) buffers.q.wait_full(item_ + 1);
     issue_scores(s_, tile().k, buffers.q.buffer(item_ + 1), K.head_dim);
-    ptx::barrier_arrive(4 + (group_ ^ 1), 256);
+    pass_turn();
     ptx::wgmma_wait<1>();
     ptx::wgmma_results(dq);
     if (dq_ != nullptr) {
@@ -180,8 +186,7 @@ class BackwardConsumer {
     if (leads_) buffers.q.release(item_);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
-    dq_ =
-        p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + threadIdx.x % 128 * 4;
+    dq_ = p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats;
     ++item_;
   }
 
@@ -309,10 +314,22 @@ class BackwardConsumer {
     if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
+  /// The copy engine adds a piece of dQ to what other key blocks have added; 512 stores of this
+  /// warpgroup's own would hold it up for longer.
   __device__ __forceinline__ void add_queries(const float (&dq)[32]) const {
+    const std::uint32_t from = buffers.sums + group_ * kPieceFloats * 4;
+    if (leads_) ptx::bulk_wait_read();
+    ptx::barrier_sync(2 + group_, 128);
+    const std::uint32_t to = from + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::add_global(dq_ + i * 512, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      ptx::store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(2 + group_, 128);
+    if (leads_) {
+      ptx::bulk_add(dq_, from, kPieceFloats * 4);
+      ptx::bulk_commit();
     }
   }
 

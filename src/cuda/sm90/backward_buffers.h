@@ -1,5 +1,5 @@
 // Shared memory of a block of the Hopper backward kernel: what the producer (backward_producer.h)
-// hands to the consumers (backward.h), and what these hand to each other.
+// hands to the consumers (backward.h, backward_wide.h), and what these hand to each other.
 #pragma once
 
 #include "core/kernel.h"
@@ -23,10 +23,11 @@ struct BackwardShape {
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
-  static_assert(kGroups == 2 && K.block_n == 2 * kRows);
+  static_assert(kGroups == 2 && K.block_n == (splits_roles(K) ? 1 : 2) * kRows);
   // What a block is launched with is all there is to hand about.
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
-  static_assert(K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64);
+  static_assert(splits_roles(K) ||
+                (K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64));
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 
@@ -51,7 +52,9 @@ struct BackwardBuffers {
   Ring<K.q_stages> q, dout;  ///< with the shifts and the deltas of their rows beside them
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
-  KeyTile* tile;   ///< beside k
+  std::uint32_t weights;  ///< P^T in fp32, where the roles are split
+  std::uint32_t sums;     ///< a piece of dQ a warpgroup on its way to memory, where they are not
+  KeyTile* tile;          ///< beside k
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
     using S = BackwardShape<K>;
@@ -66,7 +69,8 @@ struct BackwardBuffers {
     dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
     scores.data = dout.data + K.q_stages * dout.bytes;
     scores.bytes = S::kScoreBytes;
-    shifts = scores.data + 2 * S::kScoreBytes;
+    weights = sums = scores.data + 2 * S::kScoreBytes;
+    shifts = weights + exchange_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + K.q_stages * S::kStatisticBytes;
     k.empty = k.full + 8;

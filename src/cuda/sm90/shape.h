@@ -20,8 +20,14 @@ inline constexpr int kPeakThreads = 256;
 inline constexpr int kPeakBytes = (64 + 256) * 128;  ///< of its operands
 inline constexpr int kPeakSharedBytes = kPeakBytes + 1024;
 
+/// Backward: whether the consumers share the keys of a tile and each has a role (backward_wide.h),
+/// not keys of its own.
+TESSERA_HD constexpr bool splits_roles(const core::Kernel& row) {
+  return row.pass == Pass::backward && row.head_dim > 128;
+}
 /// Consuming warpgroups: each has kRows query rows (forward) or keys (backward).
 TESSERA_HD constexpr int consumers(const core::Kernel& row) {
+  if (splits_roles(row)) return 2;
   return (row.pass == Pass::forward ? row.block_m : row.block_n) / kRows;
 }
 TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(row) + 1) * 128; }
@@ -41,12 +47,19 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
              (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
          8 * barriers(row) + 1024;
 }
-/// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
+/// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other; or dQ in
+/// fp32, on its way to memory.
+TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
+  return splits_roles(row) ? row.block_n * row.block_m * 4 : consumers(row) * 64 * 64 * 4;
+}
+/// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice,
+/// P.
 TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
   return buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n) +
          row.q_stages * (buffer_bytes(row.head_dim, row.block_m) +
                          buffer_bytes(row.head_dim_v, row.block_m) + 8 * row.block_m) +
-         2 * row.block_n * row.block_m * 2 + 8 * (8 + 4 * row.q_stages) + kOrderBytes + 1024;
+         2 * row.block_n * row.block_m * 2 + exchange_bytes(row) + 8 * (8 + 4 * row.q_stages) +
+         kOrderBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);

@@ -1,0 +1,379 @@
+// The backward pass on Hopper for head dims above 128, where dK and dV of 64 keys do not fit the
+// registers of one warpgroup: each of the two that consume has one of them. What a block of threads
+// does otherwise is as in backward.h, with tiles of 64 keys and steps of 64 rows.
+//
+//   values:  S^T = K Q^T    P^T = exp2(S^T)             dV += P^T dO    dQ += dS K, first columns
+//   keys:    dP^T = V dO^T  dS^T = P^T (dP^T - delta)   dK += dS^T Q    dQ += dS K, the others
+//
+// P^T goes from the values' registers to the keys' through shared memory, in fp32; dS^T goes to
+// both, as an operand. A step of either begins with its scores (S^T or dP^T) there:
+//
+//   values:  P^T, hand over, issue dV and the next S^T, wait for dS^T, dQ
+//   keys:    wait for P^T, dS^T, hand over, issue dK and the next dP^T, dQ
+//
+// so that one multiplies while the other is at its scores: dV and the next S^T are under way while
+// dS^T is made, dK and the next dP^T while the values are at their next P^T. The last piece of dQ
+// is left under way, too, until the next step has handed over.
+#pragma once
+
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/memory.h"
+#include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/backward_buffers.h"
+#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/fragment.h"
+
+namespace tessera::cuda::sm90 {
+
+enum class Role : std::uint8_t { values, keys };
+
+/// The "sum" is dV or dK, "scores" are S^T, then P^T, or dP^T, then dS^T.
+template <core::Kernel K, Role kRole>
+class WideConsumer {
+  using S = BackwardShape<K>;
+  static constexpr bool kValues = kRole == Role::values;
+  static constexpr int kM = K.block_m, kN = K.block_n;
+  static constexpr int kScoreDim = kValues ? K.head_dim : K.head_dim_v;
+  static constexpr int kSumDim = kValues ? K.head_dim_v : K.head_dim;
+  static constexpr int kSumChunks = kValues ? S::kChunksV : S::kChunks;
+  // Pieces of dQ: the keys, who wait for the values, take the odd one.
+  static constexpr int kFirstPiece = kValues ? 0 : S::kChunks / 2;
+  static constexpr int kLastPiece = (kValues ? S::kChunks / 2 : S::kChunks) - 1;
+  using ScoreWgmma = ptx::Wgmma<S::kType, kM>;
+  using SumWgmma = ptx::Wgmma<S::kType, kSumDim>;
+  using QueryWgmma = ptx::Wgmma<S::kType, 64>;
+  using Rows = Ring<K.q_stages>;
+
+  // Named barriers. Two order all that the warpgroups hand over. Who passes kWeightsReady of a step
+  // knows that the values are done with dQ of the step before the last, so that dS^T, in two
+  // buffers, may be written; who passes kScoresReady knows that P^T has been read.
+  static constexpr int kWeightsReady = 1, kScoresReady = 2;
+  static constexpr int kOwn = kValues ? 3 : 4;  ///< of this warpgroup
+  static constexpr int kBoth = 2 * 128;         ///< threads
+
+  static_assert(kM == 64 && kN == 64 && K.q_stages >= 2 && !K.any_layout);
+
+ public:
+  __device__ __forceinline__ WideConsumer(const BackwardParams& params,
+                                          const BackwardBuffers<K>& shared)
+      : p(params),
+        buffers(shared),
+        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
+        lane_(threadIdx.x % 32),
+        leads_(threadIdx.x % 128 == 0) {}
+
+  __device__ __forceinline__ void run() {
+    while (next_tile()) {
+#pragma unroll
+      for (int i = 0; i < kSumDim / 2; ++i) sum_[i] = 0.0F;
+      clear_keys();
+      if constexpr (!kValues) buffers.v.wait_full(tile_item_);
+      if (agreed(!tile().queries.seen.empty())) walk();
+      write();
+    }
+  }
+
+ private:
+  // ---- tiles ----
+
+  __device__ __forceinline__ bool next_tile() {
+    buffers.k.wait_full(++tile_item_);
+    return agreed(tile().first_key >= 0);
+  }
+  /// Read where it is needed: registers are scarce.
+  __device__ __forceinline__ const KeyTile& tile() const { return *buffers.tile; }
+
+  /// A condition that is the same in all lanes, said to the compiler (forward.h).
+  __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
+
+  // What the scores are made from and what the sum is made from.
+  __device__ __forceinline__ const Rows& scored() const {
+    return kValues ? buffers.q : buffers.dout;
+  }
+  __device__ __forceinline__ const Rows& summed() const {
+    return kValues ? buffers.dout : buffers.q;
+  }
+
+  // Rows beyond the end of a packed sequence, where another one lies, become 0 where weights that
+  // are 0 meet them in a sum: that times infinity is not 0. Every warpgroup clears for itself what
+  // it sums. Scores of such rows and keys are not used: mask() and differentiate() see to it.
+
+  template <int kRows>
+  __device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int valid) const {
+    constexpr std::uint32_t kZeros[4] = {};
+#pragma unroll 1
+    for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kRows * 8; i += 128) {
+      for (int c = 0; c < chunks; ++c) ptx::store_shared(data + (c * kRows * 8 + i) * 16, kZeros);
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kOwn, 128);
+  }
+  __device__ __forceinline__ void clear_keys() const {
+    const int valid = tile().band.seqlen_k - tile().first_key;
+    if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+    clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
+  }
+  __device__ __forceinline__ void clear_summed(int m) const {
+    const int valid = tile().band.seqlen_q - m * kM;
+    if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+    clear_rows<kM>(summed().buffer(item_), kSumChunks, valid);
+  }
+
+  /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores
+  /// follow it.
+  __device__ __forceinline__ void walk() {
+    pending_ = nullptr;
+    issue_scores(item_);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(scores_);
+    const core::QueryBlocks blocks = tile().queries;
+    const int last_head = tile().head * p.group + p.group - 1;
+    for (int head = last_head + 1 - p.group; head <= last_head; ++head) {
+      const int end = blocks.seen.end - (head == last_head ? 1 : 0);
+      int m = blocks.seen.begin;
+      do {
+        const bool before = m <= blocks.full.begin && !blocks.full.empty();
+        const int masked_end = before ? core::min(blocks.full.begin, end) : end;
+#pragma unroll 1
+        for (; m < masked_end; ++m) step<true, false>(head, m);
+        const int full_end = core::min(blocks.full.end, end);
+#pragma unroll 1
+        for (; m < full_end; ++m) step<false, false>(head, m);
+      } while (m < end);
+    }
+    step<true, true>(last_head, blocks.seen.end - 1);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dq_);
+    add_queries(pending_);
+  }
+
+  // ---- a block of rows ----
+
+  template <bool kMasked, bool kLast>
+  __device__ __forceinline__ void step(int head, int m) {
+    if constexpr (kValues) {
+      weigh<kMasked>(m);
+      store_weights();
+      ptx::barrier_arrive(kWeightsReady, kBoth);
+      make_operand();
+    } else {
+      ptx::barrier_sync(kWeightsReady, kBoth);
+      differentiate<kMasked>();
+      make_operand();
+      store_scores();
+      ptx::fence_proxy_async();
+      ptx::barrier_arrive(kScoresReady, kBoth);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dq_);
+    summed().wait_full(item_);
+    if constexpr (kMasked) clear_summed(m);
+    issue_sum();
+    if constexpr (!kLast) issue_scores(item_ + 1);
+    // Only now: the tensor cores have work again.
+    if (agreed(pending_ != nullptr)) add_queries(pending_);
+    // dS^T of all warps is there; and all are done with this item's scores and statistics.
+    ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
+    if (leads_) scored().release(item_);
+    pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
+               threadIdx.x % 128 * 4;
+    issue_queries(kFirstPiece);
+    ptx::wgmma_wait<kLast ? 1 : 2>();
+    if (leads_) summed().release(item_);
+#pragma unroll
+    for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_results(dq_);
+      add_queries(pending_);
+      pending_ += kPieceFloats;
+      issue_queries(piece);
+    }
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_results(scores_);
+    ++item_;
+  }
+
+  /// S^T = K Q^T or dP^T = V dO^T.
+  __device__ __forceinline__ void issue_scores(std::uint32_t item) {
+    scored().wait_full(item);
+    const std::uint32_t a = ptx::descriptor_along(kValues ? tile().k : tile().v);
+    const std::uint32_t b = ptx::descriptor_along(scored().buffer(item));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kScoreDim / 16; ++i) {
+      const int chunk = i / 4, column = i % 4 * 32;
+      ScoreWgmma::shared(scores_, ptx::descriptor(a + (chunk * kN * 128 + column) / 16),
+                         ptx::descriptor(b + (chunk * kM * 128 + column) / 16), i != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// dV += P^T dO or dK += dS^T Q.
+  __device__ __forceinline__ void issue_sum() {
+    const std::uint32_t b = ptx::descriptor_across(summed().buffer(item_), kM * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kM / 16; ++i) {
+      SumWgmma::registers(sum_, operand_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// A piece of dQ = dS K.
+  __device__ __forceinline__ void issue_queries(int piece) {
+    const std::uint32_t a = ptx::descriptor_across(buffers.scores.buffer(item_), kN * 128);
+    const std::uint32_t b = ptx::descriptor_across(tile().k + piece * kN * 128, kN * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kN / 16; ++i) {
+      QueryWgmma::shared_across(dq_, ptx::descriptor(a + i * 16 * 128 / 16),
+                                ptx::descriptor(b + i * 16 * 128 / 16), i != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// S^T becomes P^T.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(int m) {
+    const std::uint32_t shifts = buffers.shifts_of(item_) + lane_ % 4 * 8;
+#pragma unroll
+    for (int c = 0; c < kM / 8; ++c) {
+      float shift[2];
+      ptx::load_shared(shifts + c * 32, shift[0], shift[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = scores_[4 * c + i];
+        x = ptx::ex2(fmaf(x, p.score.pre, -shift[i % 2]));
+      }
+    }
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = key_of(half), first = m * kM + static_cast<int>(lane_ % 4 * 2);
+        core::Range rows = tile().band.queries_of({key, key + 1});
+        if (key >= tile().band.seqlen_k) rows = {0, 0};
+        mask_row(scores_, half, {rows.begin - first, rows.end - first}, 0.0F);
+      }
+    }
+  }
+
+  /// P^T to shared memory as it lies in registers; the keys' thread of the same number reads it.
+  __device__ __forceinline__ void store_weights() const {
+    const std::uint32_t to = buffers.weights + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int c = 0; c < kM / 8; ++c) {
+      ptx::store_shared(to + c * 128 * 16, scores_[4 * c], scores_[4 * c + 1], scores_[4 * c + 2],
+                        scores_[4 * c + 3]);
+    }
+  }
+
+  /// dP^T becomes dS^T. Where a weight is 0 the other factor may be anything.
+  template <bool kMasked>
+  __device__ __forceinline__ void differentiate() {
+    const std::uint32_t deltas = buffers.deltas_of(item_) + lane_ % 4 * 8;
+    const std::uint32_t weights = buffers.weights + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int c = 0; c < kM / 8; ++c) {
+      float delta[2], weight[4];
+      ptx::load_shared(deltas + c * 32, delta[0], delta[1]);
+      ptx::load_shared(weights + c * 128 * 16, weight[0], weight[1], weight[2], weight[3]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = scores_[4 * c + i];
+        x = weight[i] * (x - delta[i % 2]);
+        if (kMasked && weight[i] == 0.0F) x = 0.0F;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void make_operand() {
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) {
+      operand_[i] = ptx::pack<S::kType>(scores_[2 * i], scores_[2 * i + 1]);
+    }
+  }
+
+  /// dS^T to shared memory: a row a key, 16-byte units of eight rows of Q, in the 128-byte swizzle.
+  __device__ __forceinline__ void store_scores() const {
+    const std::uint32_t row = warp_ * 16 + lane_ % 16;
+    const std::uint32_t to =
+        buffers.scores.buffer(item_) + row * 128 + (lane_ / 16 ^ lane_ % 8) * 16;
+#pragma unroll
+    for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
+  }
+
+  __device__ __forceinline__ void add_queries(float* to) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      ptx::add_global(to + i * 512, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
+    }
+  }
+
+  // ---- results ----
+
+  __device__ __forceinline__ int key_of(int half) const {
+    return tile().first_key + fragment_row(warp_, lane_, half);
+  }
+
+  /// Gives the tile back first: the next keys come while this one's are written.
+  __device__ __forceinline__ void write() {
+    ptx::wgmma_results(sum_);
+    const Strides& strides = kValues ? p.dv_strides : p.dk_strides;
+    const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
+    std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
+                                 batch * strides.batch + tile().head * strides.head +
+                                 (tile().first_row + key_of(0)) * strides.seqlen +
+                                 store_column(lane_);
+    const int left = tile().band.seqlen_k - key_of(0);
+    ptx::barrier_sync(kOwn, 128);
+    if (leads_) {
+      buffers.k.release(tile_item_);
+      buffers.v.release(tile_item_);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store_row<S::kType, false>(sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left, lane_,
+                                 kValues ? p.head_dim_v : p.head_dim,
+                                 first + 8 * half * strides.seqlen);
+    }
+  }
+
+  const BackwardParams& p;
+  const BackwardBuffers<K>& buffers;
+  const int warp_;  ///< of the warpgroup
+  const std::uint32_t lane_;
+  const bool leads_;  ///< arrives at barriers for its warpgroup
+
+  std::uint32_t tile_item_ = ~0U;  ///< in the rings of K and V
+  std::uint32_t item_ = 0;         ///< in the rings of Q and dO
+  float scores_[kM / 2];
+  std::uint32_t operand_[kM / 4];
+  float dq_[32];              ///< a piece of dQ
+  float* pending_ = nullptr;  ///< where it goes once it is there; null: there is none
+  float sum_[kSumDim / 2];
+};
+
+/// The kernel of a catalog row.
+template <core::Kernel K>
+__device__ __forceinline__ void backward_wide(const BackwardParams& p, char* shared) {
+  using S = BackwardShape<K>;
+  const BackwardBuffers<K> buffers(shared);
+  // Told to be the same for the whole warp.
+  const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) buffers.initialise();
+  __syncthreads();
+  if (group == 0) {
+    ptx::lower_registers<S::kProducerRegisters>();
+    if (threadIdx.x < S::kProducers) BackwardProducer<K>(p, buffers).run();
+  } else {
+    ptx::raise_registers<S::kConsumerRegisters>();
+    if (group == 1) {
+      WideConsumer<K, Role::values>(p, buffers).run();
+    } else {
+      WideConsumer<K, Role::keys>(p, buffers).run();
+    }
+  }
+}
+
+}  // namespace tessera::cuda::sm90
