@@ -243,9 +243,9 @@ class Consumer {
     const Raw raw = cap(top);
     if constexpr (kMasked) mask(tile_, n);
     if constexpr (kMasked || !kSoftcap) greatest_or_zero(top);
-    const bool rescales = soften(top, raw);
+    const bool rescales = soften<true>(top, raw);
     if constexpr (kAll) drop(tile_, n);
-    finish_step();
+    if constexpr (!kSoftcap) finish_step();
     if (rescales) {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= factor_[i / 2 % 2];
@@ -393,6 +393,9 @@ class Consumer {
 
   /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
   /// top: of greatest_or_zero(). Raw products serve as well there: they are no smaller than scores.
+  /// kFinishes: softcap rows finish the step on every way through, so that conversions mix with
+  /// exponentials.
+  template <bool kFinishes = false>
   __device__ __forceinline__ bool soften(float (&top)[2], Raw raw) {
     bool raises = false;
 #pragma unroll
@@ -414,17 +417,17 @@ class Consumer {
       }
     }
     if (raw.narrow) {
-      weigh_by([this](float x, float shift) { return p.series.narrow(x) - shift; });
+      weigh_by<kFinishes>([this](float x, float shift) { return p.series.narrow(x) - shift; });
     } else if (raw.wide) {
-      weigh_by([this](float x, float shift) { return p.series.wide(x) - shift; });
+      weigh_by<kFinishes>([this](float x, float shift) { return p.series.wide(x) - shift; });
     } else {
-      weigh_by([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
+      weigh_by<kFinishes>([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
     }
     return raises;
   }
 
   /// exponent: base-2 scores, less the shift, of S.
-  template <class Exponent>
+  template <bool kFinishes, class Exponent>
   __device__ __forceinline__ void weigh_by(const Exponent& exponent) {
     float shift[2];
 #pragma unroll
@@ -434,6 +437,7 @@ class Consumer {
       s_[i] = ptx::ex2(exponent(s_[i], shift[i / 2 % 2]));
       sum_[i / 2 % 2] += s_[i];
     }
+    if constexpr (kFinishes && kSoftcap) finish_step();
   }
 
   /// The greatest score of each row, or 0 if there is none above: floats that are not negative have
