@@ -37,32 +37,55 @@ TESSERA_HD T score2(const Score& score, T qk) {
   return capped_tanh(score, qk) * T(score.post);
 }
 
-/// tanh(pre x) / pre as a polynomial, for GPUs, where tanh takes two of their rare special
-/// functions: x P(x^2), relative error 4e-7 where x^2 <= limit, that is |pre x| <= 0.7.
-struct SoftcapSeries {
-  float c[5] = {};
-  float limit = 0.0F;
+/// x P(x^2).
+template <int kTerms>
+struct OddPolynomial {
+  float c[kTerms] = {};
+
+  TESSERA_HD constexpr float operator()(float x) const {
+    const float x2 = x * x;
+    float p = c[kTerms - 1];
+    for (int i = kTerms - 2; i >= 0; --i) p = p * x2 + c[i];
+    return x * p;
+  }
 };
 
-TESSERA_HD constexpr SoftcapSeries make_softcap_series(float pre) {
-  // Minimax for tanh(sqrt(t)) / sqrt(t) on [0, 0.49].
-  constexpr double kCoefficients[] = {0.999999697, -0.333302129, 0.132811125, -0.0508362346,
-                                      0.0137737092};
-  SoftcapSeries series;
-  double power = 1.0;
-  for (int i = 0; i < 5; ++i) {
-    series.c[i] = static_cast<float>(kCoefficients[i] * power);
-    power *= static_cast<double>(pre) * pre;
-  }
-  series.limit = 0.49F / (pre * pre);
-  return series;
-}
+/// A capped score2 as polynomials of the raw product x, for GPUs, where tanh takes two of their
+/// rare special functions. Relative error 4e-7 where |x| is at most the limit: |pre x| <= 0.25 for
+/// the short one, 0.7 for the long one, which is good wherever the short one is. A limit below 0:
+/// good nowhere. Both make a masked -inf a weight of 0, where they are chosen.
+struct SoftcapSeries {
+  OddPolynomial<5> wide;
+  float wide_limit = -1.0F;
+  OddPolynomial<3> narrow;
+  float narrow_limit = -1.0F;
+};
 
-/// x2 = x^2, at most limit.
-TESSERA_HD constexpr float series_capped(const SoftcapSeries& series, float x, float x2) {
-  float p = series.c[4];
-  for (int i = 3; i >= 0; --i) p = p * x2 + series.c[i];
-  return x * p;
+TESSERA_HD constexpr SoftcapSeries make_softcap_series(const Score& score) {
+  // Minimax for tanh(sqrt(t)) / sqrt(t) on [0, 0.25^2] and [0, 0.7^2].
+  constexpr double kNarrow[] = {0.9999996043, -0.3332190823, 0.1284161343};
+  constexpr double kWide[] = {0.999999697, -0.333302129, 0.132811125, -0.0508362346, 0.0137737092};
+  constexpr double kLeast = 1.2e-38, kGreatest = 3e38;  // of floats
+  SoftcapSeries series;
+  const double pre = score.pre;
+  double factor = pre * score.post, last = 0.0;
+  for (int i = 0; i < 5; ++i) {
+    last = kWide[i] * factor;
+    if (last > kGreatest) return {};
+    if (i < 3) series.narrow.c[i] = static_cast<float>(kNarrow[i] * factor);
+    series.wide.c[i] = static_cast<float>(last);
+    factor *= pre * pre;
+  }
+  series.narrow_limit = static_cast<float>(min(0.25 / pre, 1e7));
+  series.wide_limit = static_cast<float>(0.7 / pre);
+  // A last coefficient of 0 would be multiplied by infinity where a score is masked. The short
+  // series' becomes the least float, which up to 1e7 is next to nothing; the long one is given up.
+  series.narrow.c[2] = max(series.narrow.c[2], static_cast<float>(kLeast));
+  if (last < kLeast) {
+    for (int i = 0; i < 5; ++i) series.wide.c[i] = i < 3 ? series.narrow.c[i] : 0.0F;
+    series.wide_limit = series.narrow_limit;
+  }
+  return series;
 }
 
 /// d(score) / d(q.k), less the factor softmax_scale, of a capped score (chain rule of S1): 1 -

@@ -63,7 +63,7 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
     params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
   }
   params.score = plan.score;
-  if (plan.score.capped) params.series = core::make_softcap_series(plan.score.pre);
+  if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
   params.window_left = p.window_left;
   params.window_right = p.window_right;

@@ -146,8 +146,10 @@ class Consumer {
       buffers.v.wait_full(weighed_);
       const std::uint32_t v = buffers.v.buffer(weighed_);
       constexpr std::uint32_t kZeros[4] = {};
+      // Softcap at d = 256 has no register left to keep the second form in.
+      const int thread = kSoftcap ? warp_ * 32 + lane_ : static_cast<int>(threadIdx.x) % 128;
 #pragma unroll 1
-      for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kN * 8; i += 128) {
+      for (int i = valid * 8 + thread; i < kN * 8; i += 128) {
         for (int c = 0; c < S::kChunksV; ++c) ptx::store_shared(v + (c * kN * 8 + i) * 16, kZeros);
       }
       ptx::fence_proxy_async();
@@ -237,11 +239,13 @@ class Consumer {
     begin_step();
     release_keys(last_of_tile);
     if constexpr (kAll) transform(tile_, n);
-    if constexpr (kSoftcap) cap();
+    float top[2];
+    const Raw raw = cap(top);
     if constexpr (kMasked) mask(tile_, n);
-    const bool rescales = soften();
+    if constexpr (kMasked || !kSoftcap) greatest_or_zero(top);
+    const bool rescales = soften<true>(top, raw);
     if constexpr (kAll) drop(tile_, n);
-    finish_step();
+    if constexpr (!kSoftcap) finish_step();
     if (rescales) {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= factor_[i / 2 % 2];
@@ -252,9 +256,11 @@ class Consumer {
   __device__ __forceinline__ void weigh(const Tile& t, const core::KeyBlocks& own) {
     const int n = own.seen.end - 1;
     if constexpr (kAll) transform(t, n);
-    if constexpr (kSoftcap) cap();
+    float top[2];
+    const Raw raw = cap(top);
     if (agreed(n >= own.full.end || n < own.full.begin)) mask(t, n);
-    soften();
+    greatest_or_zero(top);
+    soften(top, raw);
     if constexpr (kAll) drop(t, n);
   }
 
@@ -303,24 +309,41 @@ class Consumer {
     return core::min(c / 8 * 2 + core::min(c % 8, 2), kN / 4);
   }
 
-  /// Softcap: raw products x become tanh(pre x) / pre, which are no larger and still lack
-  /// to_base2_.
-  __device__ __forceinline__ void cap() {
-    float largest = 0.0F;
+  /// The scores are still raw products, for which that series is good: both where `narrow` is.
+  /// Neither: they lack only to_base2_.
+  struct Raw {
+    bool narrow, wide;
+  };
+
+  /// Softcap: looks for the series that is good for all of the warp, and caps the scores at once if
+  /// there is none. The greatest scores come with it, from the same bits.
+  __device__ __forceinline__ Raw cap(float (&top)[2]) {
+    if constexpr (!kSoftcap) return {false, false};
+    greatest_or_zero(top);
+    // Of negative floats the least has the greatest bits. NaNs are beyond all limits.
+    std::uint32_t low[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) largest = fmaxf(largest, fabsf(s_[i]));
-    if (agreed(largest * largest > p.series.limit)) {
-      const float pre = p.score.pre, back = 1.0F / pre;
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) {
-        // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-        const float e = ptx::ex2(2.0F * core::kLog2e * pre * s_[i]);
-        s_[i] = (1.0F - 2.0F * ptx::rcp(e + 1.0F)) * back;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] = core::series_capped(p.series, s_[i], s_[i] * s_[i]);
+    for (int i = 0; i < kN / 2; i += 2) {
+      std::uint32_t& x = low[i / 2 % 2];
+      x = __vimax3_u32(x, __float_as_uint(s_[i]), __float_as_uint(s_[i + 1]));
     }
+    const int least = static_cast<int>(core::max(low[0], low[1]) & 0x7FFFFFFF);
+    const int farthest = __vimax3_s32(__float_as_int(top[0]), __float_as_int(top[1]), least);
+    const bool narrow = !agreed(farthest > __float_as_int(p.series.narrow_limit));
+    const bool wide = !agreed(farthest > __float_as_int(p.series.wide_limit));
+    if (!wide) {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) s_[i] = capped(s_[i]);
+      greatest_or_zero(top);
+    }
+    return {narrow, wide};
+  }
+
+  /// tanh(pre x) / pre, which is no larger than x and still lacks to_base2_.
+  __device__ __forceinline__ float capped(float x) const {
+    // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
+    const float e = ptx::ex2(2.0F * core::kLog2e * p.score.pre * x);
+    return (1.0F - 2.0F * ptx::rcp(e + 1.0F)) * (1.0F / p.score.pre);
   }
 
   /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).
@@ -369,9 +392,11 @@ class Consumer {
   }
 
   /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
-  __device__ __forceinline__ bool soften() {
-    float top[2];
-    greatest_or_zero(top);
+  /// top: of greatest_or_zero(). Raw products serve as well there: they are no smaller than scores.
+  /// kFinishes: softcap rows finish the step on every way through, so that conversions mix with
+  /// exponentials.
+  template <bool kFinishes = false>
+  __device__ __forceinline__ bool soften(float (&top)[2], Raw raw) {
     bool raises = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -379,9 +404,11 @@ class Consumer {
     }
     raises = agreed(raises);
     if (raises) {
+      if constexpr (kSoftcap) over_quad(top);
       if (agreed(top[0] == 0.0F || top[1] == 0.0F)) greatest(top);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        if (raw.wide) top[half] = p.series.wide(top[half]) / to_base2_;
         const float raised = fmaxf(top[half], reference_[half]);
         factor_[half] =
             raised == -core::kInfinity ? 1.0F : ptx::ex2((reference_[half] - raised) * to_base2_);
@@ -389,19 +416,33 @@ class Consumer {
         sum_[half] *= factor_[half];
       }
     }
+    if (raw.narrow) {
+      weigh_by<kFinishes>([this](float x, float shift) { return p.series.narrow(x) - shift; });
+    } else if (raw.wide) {
+      weigh_by<kFinishes>([this](float x, float shift) { return p.series.wide(x) - shift; });
+    } else {
+      weigh_by<kFinishes>([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
+    }
+    return raises;
+  }
+
+  /// exponent: base-2 scores, less the shift, of S.
+  template <bool kFinishes, class Exponent>
+  __device__ __forceinline__ void weigh_by(const Exponent& exponent) {
     float shift[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference_[half]) * to_base2_;
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
-      s_[i] = ptx::ex2(fmaf(s_[i], to_base2_, -shift[i / 2 % 2]));
+      s_[i] = ptx::ex2(exponent(s_[i], shift[i / 2 % 2]));
       sum_[i / 2 % 2] += s_[i];
     }
-    return raises;
+    if constexpr (kFinishes && kSoftcap) finish_step();
   }
 
   /// The greatest score of each row, or 0 if there is none above: floats that are not negative have
-  /// the order of their bits, and of three integers one instruction takes the greatest.
+  /// the order of their bits, and of three integers one instruction takes the greatest. Softcap
+  /// rows: among the thread's own.
   __device__ __forceinline__ void greatest_or_zero(float (&top)[2]) const {
     int bits[2] = {0, 0};
 #pragma unroll
@@ -411,7 +452,7 @@ class Consumer {
     }
     top[0] = __int_as_float(bits[0]);
     top[1] = __int_as_float(bits[1]);
-    over_quad(top);
+    if constexpr (!kSoftcap) over_quad(top);
   }
 
   __device__ __forceinline__ void greatest(float (&top)[2]) const {
