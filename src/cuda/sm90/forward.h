@@ -404,7 +404,7 @@ class Consumer {
     }
     raises = agreed(raises);
     if (raises) {
-      if constexpr (kSoftcap) over_quad(top);
+      over_quad(top);
       if (agreed(top[0] == 0.0F || top[1] == 0.0F)) greatest(top);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -440,9 +440,9 @@ class Consumer {
     if constexpr (kFinishes && kSoftcap) finish_step();
   }
 
-  /// The greatest score of each row, or 0 if there is none above: floats that are not negative have
-  /// the order of their bits, and of three integers one instruction takes the greatest. Softcap
-  /// rows: among the thread's own.
+  /// The greatest of the thread's scores in each row, or 0 if there is none above: floats that are
+  /// not negative have the order of their bits, and of three integers one instruction takes the
+  /// greatest.
   __device__ __forceinline__ void greatest_or_zero(float (&top)[2]) const {
     int bits[2] = {0, 0};
 #pragma unroll
@@ -452,7 +452,6 @@ class Consumer {
     }
     top[0] = __int_as_float(bits[0]);
     top[1] = __int_as_float(bits[1]);
-    if constexpr (!kSoftcap) over_quad(top);
   }
 
   __device__ __forceinline__ void greatest(float (&top)[2]) const {
