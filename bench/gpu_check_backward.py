@@ -4,8 +4,8 @@
 
 Cases, inputs and guard zones are gpu_check.py's; o and lse come from our own forward pass. The rule (docs/
 correctness.md): max|g - exact| <= 3 max|three steps in the same dtype - exact| + 3e-5, or three unit
-roundoffs of the largest gradient where that is more; the three steps round P, dS and the results, nothing
-else. Then 1,000 runs: dK and dV the same bit for bit, dQ too where `deterministic` is asked for. Needs PyTorch.
+roundoffs of the largest gradient where that is more; the three steps round P, dS, o (from
+which delta is made) and the results, nothing else. Then 1,000 runs: dK and dV the same bit for bit, dQ too where `deterministic` is asked for. Needs PyTorch.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def gradients(case, q, k, v, dout, dlse, bias, extra, b, rounding):
     keep = dropout_scale(case, extra["philox_seed"], b, nq, nk) if case.dropout else 1.0
     dp = dO @ V.transpose(-1, -2) * keep
     dv = rounding(p * keep).transpose(-1, -2) @ dO
-    delta = (p * dp).sum(-1)
+    delta = (rounding((p * keep) @ V) * dO).sum(-1)
     if dlse is not None:
         delta = delta - torch.where(lse.isinf(), 0.0, dlse.double())
     ds = p * (dp - delta[..., None])
