@@ -119,8 +119,8 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
               "sm90.backward.bf16.d128.64x128 32 x 64/64 statistics 2097152 dq 134217728");
     EXPECT_EQ(planned("bwd f16 h=32 q=16384 k=16384 d=64"),
               "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728");
-    EXPECT_EQ(planned("bwd bf16 b=2 h=32/8 q=2048 k=2048 d=128 causal"),
-              "sm90.backward.bf16.d128.64x128 16 x 16/16 statistics 1048576 dq 67108864");
+    EXPECT_EQ(planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
+              "sm90.backward.bf16.d128.64x128 8 x 64/64 statistics 2097152 dq 134217728");
     EXPECT_EQ(planned("bwd bf16 b=3 h=8 q=500 k=700 d=128 causal packed=900,1300"),
               "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448");
     EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),

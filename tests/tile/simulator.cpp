@@ -377,7 +377,7 @@ class GpuBackward {
     write(head, first_key);
   }
 
-  /// A block of rows: dS, and what it adds to dK and dV. Rows and keys that do not exist are 0.
+  /// A block of rows: dS, and what it adds to dK and dV.
   void weigh(const Head& head, int first_key, int m, int member, bool masked) {
     const float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
     const auto d = static_cast<std::size_t>(p_.head_dim);
@@ -390,7 +390,11 @@ class GpuBackward {
       for (int r = 0; r < row_.block_m; ++r) {
         const int query = m * row_.block_m + r;
         if (masked && (query < rows.begin || query >= rows.end)) continue;
-        if (query >= band.seqlen_q || key >= band.seqlen_k) continue;
+        float& ds = ds_[static_cast<std::size_t>(r * row_.block_n + j)];
+        if (query >= band.seqlen_q || key >= band.seqlen_k) {
+          ds = kNan;  // only a mask may keep it out
+          continue;
+        }
         const std::int64_t row = row_of(head, query, member);
         float slope = 1.0F, dp = 0.0F;
         const float s = head.score2(row, key, &slope);
@@ -399,11 +403,10 @@ class GpuBackward {
           dv_[static_cast<std::size_t>(j) * dv + c] += weight * keep * head.dout(row)[c];
           dp += head.dout(row)[c] * head.v(key)[c];
         }
-        const float ds = weight * (dp * keep - statistics[row_.block_m + r]) * slope;
+        ds = weight * (dp * keep - statistics[row_.block_m + r]) * slope;
         for (std::size_t c = 0; c < d; ++c) {
           dk_[static_cast<std::size_t>(j) * d + c] += ds * head.q(row)[c];
         }
-        ds_[static_cast<std::size_t>(r * row_.block_n + j)] = ds;
       }
     }
   }
@@ -411,16 +414,16 @@ class GpuBackward {
   /// dQ += dS K, each consumer its pieces.
   void add_queries(const Head& head, int first_key, int m, int member) {
     float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
-    const int keys = core::min(row_.block_n, head.band().seqlen_k - first_key);
+    const int keys = head.band().seqlen_k - first_key;
     for (int group = 0; group < rows_.pieces; ++group) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
           const PieceElement x = added(row_, group, thread, i);
           if (x.column >= p_.head_dim) continue;
           float sum = 0.0F;
-          for (int j = 0; j < keys; ++j) {
+          for (int j = 0; j < row_.block_n; ++j) {
             sum += ds_[static_cast<std::size_t>(x.row * row_.block_n + j)] *
-                   head.k(first_key + j)[x.column];
+                   (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
           }
           dq[x.at] += sum;
         }
