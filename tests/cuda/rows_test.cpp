@@ -62,7 +62,7 @@ struct Rows {
     fill(accumulators, blocks * p.heads * row.block_m * row.head_dim, nan);
     fill(parts, std::int64_t{p.heads} * p.batch * p.rows.blocks.per_sequence, nan);
     fill(dsink, p.heads, nan);
-    const cuda::sm90::Strides strides = {packed ? 0 : p.seqlen_q * p.heads * stride,
+    const cuda::sm90::Strides strides = {packed ? 0 : p.seqlen_q * (p.heads * stride),
                                          p.heads * stride, stride};
     p.o = {o.data(), strides};
     p.dout = {dout.data(), strides};
@@ -179,7 +179,7 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
 // An accumulator reaches its row and column, scaled, and nothing else is written.
 TEST(BackwardRows, AccumulatorsBecomeTheirRowsAndColumns) {
   for_all_rows([](Rows& rows, const core::Kernel& row, const std::string& what) {
-    const auto value = [](std::int64_t block, int r, int column) {
+    const auto value = [](std::int64_t block, std::int64_t r, std::int64_t column) {
       return static_cast<float>((block * 5 + r * 7 + column * 3) % 251);  // exact in bf16
     };
     for (std::int64_t block = 0; block < rows.blocks * rows.p.heads; ++block) {

@@ -11,7 +11,7 @@ namespace tessera::tile {
 /// Row and column of a block of rows and head_dim columns, and their place in its memory.
 struct PieceElement {
   int row = 0, column = 0;
-  std::int64_t at = 0;
+  int at = 0;
 };
 
 /// Row and column of accumulator i of a warpgroup's thread, in its 64 x 64.
@@ -26,7 +26,7 @@ inline PieceElement accumulator(int thread, int i) {
 inline PieceElement added(const core::Kernel& row, int group, int thread, int i) {
   PieceElement x = accumulator(thread, i);
   (row.block_m == 128 ? x.row : x.column) += 64 * group;
-  x.at = std::int64_t{group} * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
+  x.at = group * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
   return x;
 }
 
@@ -36,7 +36,7 @@ inline PieceElement finished(const core::Kernel& row, int pieces, int piece, int
   const int pieces_of_columns = pieces * 64 / row.block_m;
   x.row += piece / pieces_of_columns * 64;
   x.column += piece % pieces_of_columns * 64;
-  x.at = std::int64_t{piece} * cuda::sm90::kPieceFloats + 4 * (128 * (i / 4) + thread) + i % 4;
+  x.at = piece * cuda::sm90::kPieceFloats + 4 * (128 * (i / 4) + thread) + i % 4;
   return x;
 }
 

@@ -332,6 +332,9 @@ class GpuBackward {
   static std::int64_t row_of(const Head& head, int query, int member) {
     return std::int64_t{query} * head.rows().group + member;
   }
+  float& ds_of(int r, int j) {
+    return ds_[static_cast<std::size_t>(std::int64_t{r} * row_.block_n + j)];
+  }
   float& sink_part(const Head& head, int m, int member) {
     return layout_
         .sink_parts[(head.head_of(member) * p_.batch + head.batch()) * layout_.blocks.per_sequence +
@@ -383,14 +386,14 @@ class GpuBackward {
     const auto d = static_cast<std::size_t>(p_.head_dim);
     const auto dv = static_cast<std::size_t>(p_.head_dim_v);
     const core::Band& band = head.band();
-    ds_.assign(static_cast<std::size_t>(row_.block_m * row_.block_n), 0.0F);
+    ds_.assign(static_cast<std::size_t>(std::int64_t{row_.block_m} * row_.block_n), 0.0F);
     for (int j = 0; j < row_.block_n; ++j) {
       const int key = first_key + j;
       const Range rows = key < band.seqlen_k ? band.queries_of({key, key + 1}) : Range{0, 0};
       for (int r = 0; r < row_.block_m; ++r) {
         const int query = m * row_.block_m + r;
         if (masked && (query < rows.begin || query >= rows.end)) continue;
-        float& ds = ds_[static_cast<std::size_t>(r * row_.block_n + j)];
+        float& ds = ds_of(r, j);
         if (query >= band.seqlen_q || key >= band.seqlen_k) {
           ds = kNan;  // only a mask may keep it out
           continue;
@@ -422,8 +425,7 @@ class GpuBackward {
           if (x.column >= p_.head_dim) continue;
           float sum = 0.0F;
           for (int j = 0; j < row_.block_n; ++j) {
-            sum += ds_[static_cast<std::size_t>(x.row * row_.block_n + j)] *
-                   (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
+            sum += ds_of(x.row, j) * (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
           }
           dq[x.at] += sum;
         }

@@ -225,7 +225,7 @@ TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
     const int pieces = row.block_m * row.head_dim / cuda::sm90::kPieceFloats;
     ASSERT_EQ(pieces, row.block_n / 64) << name_of(row);  // one a consumer
     std::set<std::pair<int, int>> elements;
-    std::map<std::int64_t, std::pair<int, int>> places;
+    std::map<int, std::pair<int, int>> places;
     for (int group = 0; group < pieces; ++group) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
