@@ -1,11 +1,13 @@
 // S10 and work.h: every (batch, head, query) belongs to exactly one work item, splits cover the
-// visible keys exactly once, and packed rows map to queries and heads one to one.
+// visible keys exactly once, packed rows map to queries and heads one to one, and blocks are said
+// to be seen and full where they are.
 #include "core/work.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
+#include <random>
 #include <set>
 #include <tuple>
 
@@ -63,6 +65,68 @@ TEST(KeyBlocks, AgreeWithEveryPair_S2_S3) {
           }
         }
       }
+    }
+  }
+}
+
+/// The same of runs of keys, which may end beyond the sequence as a block of keys does.
+TEST(QueryBlocks, AgreeWithEveryPair_S2_S3) {
+  for (const auto& [seqlen_q, seqlen_k] :
+       {std::pair{7, 7}, {5, 9}, {9, 5}, {1, 8}, {8, 1}, {0, 3}}) {
+    for (int left = -1; left <= 6; ++left) {
+      for (int right = -1; right <= 6; ++right) {
+        for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+          const Band band = make_band(seqlen_q, seqlen_k, left, right, alignment);
+          for (int begin = 0; begin < seqlen_k; ++begin) {
+            for (int end = begin + 1; end <= seqlen_k + 2; ++end) {
+              for (const int block_m : {1, 2, 3, 4}) {
+                const QueryBlocks blocks = query_blocks(band, {begin, end}, block_m);
+                for (int m = 0; m <= seqlen_q / block_m + 1; ++m) {
+                  int visible = 0;
+                  for (int i = m * block_m; i < (m + 1) * block_m; ++i) {
+                    for (int j = begin; j < end; ++j) {
+                      visible += i < seqlen_q && j < seqlen_k && band.visible(i, j) ? 1 : 0;
+                    }
+                  }
+                  const bool seen = blocks.seen.begin <= m && m < blocks.seen.end;
+                  const bool full = blocks.full.begin <= m && m < blocks.full.end;
+                  ASSERT_EQ(seen, visible > 0) << m;
+                  ASSERT_EQ(full, visible == (end - begin) * block_m) << m;
+                }
+                ASSERT_GE(blocks.seen.begin, 0);
+                ASSERT_LE(blocks.seen.end, ceil_div(seqlen_q, block_m));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// No two sequences share a block, none lies beyond count(), and that is no more than one block a
+/// sequence too many.
+TEST(RowBlocks, NoTwoSequencesShareOne_S11) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int block_m = 1 << random() % 4, longest = static_cast<int>(random() % 40);
+    const auto batch = static_cast<std::int64_t>(random() % 6);
+    for (const bool packed : {false, true}) {
+      const RowBlocks blocks{block_m, ceil_div(longest, block_m)};
+      std::int64_t rows = 0, taken = 0, end = 0;
+      for (std::int64_t b = 0; b < batch; ++b) {
+        const auto any = static_cast<int>(random() % static_cast<unsigned>(longest + 1));
+        const int length = !packed ? longest : random() % 4 == 0 ? 0 : any;
+        const std::int64_t first = blocks.first_of(packed, rows, b);
+        ASSERT_GE(first, end) << "seed " << seed;
+        end = first + ceil_div(length, block_m);
+        taken += ceil_div(length, block_m);
+        rows += length;
+      }
+      const std::int64_t count = blocks.count(packed, rows, batch);
+      ASSERT_LE(end, count) << "seed " << seed;
+      ASSERT_LE(count, taken + (packed ? batch : 0)) << "seed " << seed;
     }
   }
 }

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "cuda/driver.h"
 
@@ -144,6 +143,7 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** /*para
                   reinterpret_cast<void*>(config->stream),
                   static_cast<const char*>(function),
                   state().current};
+  state().launches.push_back(state().last);
   return called("cuLaunchKernelEx");
 }
 int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* address,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace tessera::fake {
 
@@ -19,7 +20,8 @@ struct State {
   std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns
   std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
   Launch last;
-  void* current = nullptr;  ///< context
+  std::vector<Launch> launches;  ///< all, in order
+  void* current = nullptr;       ///< context
 };
 
 /// Context of a device.

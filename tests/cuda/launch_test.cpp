@@ -2,7 +2,10 @@
 // kernel computes is bench/gpu_check.py's business.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <string>
+#include <vector>
 
 #include "check/check.h"
 #include "check/inputs.h"
@@ -30,8 +33,8 @@ class Launches : public testing::Test {
     return *problem;
   }
 
-  /// Tensors of a dense problem, (batch, seqlen, heads, head_dim); q, k, v and o share memory that
-  /// nobody looks at.
+  /// Tensors of a dense problem, (batch, seqlen, heads, head_dim); they share memory that nobody
+  /// looks at.
   Tensors tensors_of(const Problem& p) {
     Tensors t;
     const auto place = [&](auto& tensor, std::int64_t seqlen, std::int64_t heads, std::int64_t dim,
@@ -45,6 +48,14 @@ class Launches : public testing::Test {
     place(t.k, p.seqlen_k, p.num_heads_k, p.head_dim, 1);
     place(t.v, p.seqlen_k, p.num_heads_k, p.head_dim_v, 2);
     place(t.o, p.seqlen_q, p.num_heads, p.head_dim_v, 3);
+    if (p.packed) t.cu_seqlens_q = t.cu_seqlens_k = offsets_.data();
+    if (p.sink) t.sink = numbers_.data();
+    if (p.pass == Pass::forward) return t;
+    place(t.dout, p.seqlen_q, p.num_heads, p.head_dim_v, 5);
+    place(t.dq, p.seqlen_q, p.num_heads, p.head_dim, 6);
+    place(t.dk, p.seqlen_k, p.num_heads_k, p.head_dim, 7);
+    place(t.dv, p.seqlen_k, p.num_heads_k, p.head_dim_v, 8);
+    t.softmax_lse = numbers_.data();
     return t;
   }
 
@@ -57,13 +68,29 @@ class Launches : public testing::Test {
     EXPECT_TRUE(planned.ok()) << planned.status().text;
     Execution execution;
     execution.stream = stream;
-    return run(*planned, tensors, nullptr, 0, execution);
+    const std::size_t bytes = planned->workspace_bytes();
+    if (bytes == 0) return run(*planned, tensors, nullptr, 0, execution);
+    return run(*planned, tensors, workspace_.data(), bytes, execution);
+  }
+
+  /// What was launched since SetUp: kernel and number of blocks, one after another.
+  static std::string launched() {
+    std::string text;
+    for (const fake::Launch& launch : fake::state().launches) {
+      text += launch.kernel + " " + std::to_string(launch.grid_x) + "\n";
+    }
+    fake::state().launches.clear();
+    return text;
   }
 
   static int calls(const char* name) { return fake::state().calls[name]; }
 
   Device gpu_;
-  alignas(4096) std::array<std::byte, std::size_t{5} * 4096> memory_ = {};
+  alignas(4096) std::array<std::byte, std::size_t{9} * 4096> memory_ = {};
+  std::array<std::int32_t, 4> offsets_ = {};
+  std::array<float, 4> numbers_ = {};
+  /// Never touched: only its address matters.
+  alignas(Plan::workspace_alignment) std::array<std::byte, Plan::workspace_alignment> workspace_;
 };
 
 TEST_F(Launches, AGpuIsDescribed) {
@@ -172,6 +199,137 @@ TEST_F(Launches, WhatTheCopyEngineCannotAddressIsRefusedOrTakenByAnotherRow) {
   ASSERT_TRUE(enqueue(problem, tensors));
   EXPECT_EQ(fake::state().last.kernel, "tessera_sm90_forward_bf16_d64_128x64_any");
   EXPECT_EQ(calls("cuTensorMapEncodeTiled"), 0);
+}
+
+// A block for every row block and head before and after; of the kernel between, one a block of
+// keys and key/value head, at most one a multiprocessor.
+TEST_F(Launches, ABackwardIsPreparedAndFinished) {
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=128 causal"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 48\n"  // four blocks of 64 rows
+            "tessera_sm90_backward_bf16_d128_64x128 18\n"
+            "finish_rows_bf16 48\n");
+  ASSERT_TRUE(enqueue("bwd f16 b=40 h=6/3 q=200 k=300 d=64"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_f16 480\n"  // two of 128
+            "tessera_sm90_backward_f16_d64_128x128 132\n"
+            "finish_rows_f16 480\n");
+  ASSERT_TRUE(enqueue("bwd bf16 b=3 h=4 q=200 k=300 d=128 packed=300,500"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 48\n"  // as many a sequence as the longest has
+            "tessera_sm90_backward_bf16_d128_64x128 36\n"
+            "finish_rows_bf16 48\n");
+}
+
+TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {
+  const Problem problem = problem_of("bwd bf16 h=4 q=64 k=64 d=128 sink");
+  Tensors tensors = tensors_of(problem);
+  const std::string others =
+      "prepare_rows_bf16 4\ntessera_sm90_backward_bf16_d128_64x128 4\nfinish_rows_bf16 4\n";
+  ASSERT_TRUE(enqueue(problem, tensors));
+  EXPECT_EQ(launched(), others);
+  tensors.dsink = numbers_.data();
+  ASSERT_TRUE(enqueue(problem, tensors));
+  EXPECT_EQ(launched(), others + "sum_sinks 4\n");
+}
+
+// dk and dv become 0 without queries, dq without keys, and dsink, too.
+TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
+  ASSERT_TRUE(enqueue("bwd bf16 h=2 q=0 k=64 d=128"));
+  EXPECT_EQ(launched(), "tessera_sm90_backward_bf16_d128_64x128 2\n");
+  ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=128"));
+  EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
+  const Problem problem = problem_of("bwd bf16 h=2 q=0 k=0 d=128 sink");
+  Tensors tensors = tensors_of(problem);
+  tensors.dsink = numbers_.data();
+  ASSERT_TRUE(enqueue(problem, tensors));
+  EXPECT_EQ(launched(), "sum_sinks 2\n");
+}
+
+TEST_F(Launches, ABackwardKeepsToItsStreamAndContext) {
+  int stream = 0, other = 0;
+  fake::state().current = &other;
+  gpu_ = *this_gpu(1);
+  const Problem problem = problem_of("bwd bf16 h=2 q=64 k=64 d=64 causal sink");
+  Tensors tensors = tensors_of(problem);
+  tensors.dsink = numbers_.data();
+  ASSERT_TRUE(enqueue(problem, tensors, &stream));
+  ASSERT_EQ(fake::state().launches.size(), 4U);
+  for (const fake::Launch& launch : fake::state().launches) {
+    EXPECT_EQ(launch.stream, &stream) << launch.kernel;
+    EXPECT_EQ(launch.context, fake::context_of(1)) << launch.kernel;
+  }
+  EXPECT_EQ(fake::state().current, &other);
+  for (const char* name : {"cuMemAlloc", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuStreamSynchronize"}) {
+    EXPECT_EQ(calls(name), 0) << name;
+  }
+}
+
+TEST_F(Launches, AfterAFailedLaunchThereIsNoOther) {
+  fake::state().failures["cuLaunchKernelEx"] = 700;
+  EXPECT_EQ(enqueue("bwd bf16 h=2 q=64 k=64 d=64").code, Code::device);
+  EXPECT_EQ(calls("cuLaunchKernelEx"), 1);
+}
+
+TEST_F(Launches, TensorsThatABackwardCannotAddressAreNamed) {
+  const Problem problem = problem_of("bwd bf16 b=2 h=2 q=64 k=64 d=64");
+  const auto refused = [&](const auto& change) {
+    Tensors tensors = tensors_of(problem);
+    change(tensors);
+    const Status status = enqueue(problem, tensors);
+    EXPECT_EQ(status.code, Code::invalid);
+    EXPECT_NE(status.text.find("unaligned"), std::string::npos) << status.text;
+    return status.text.substr(0, status.text.find_first_of(".:"));
+  };
+  const auto moved = [](auto& tensor) {
+    tensor.data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.data)) + 2;
+  };
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.q); }), "q");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.k); }), "k");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.v); }), "v");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.o); }), "o");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.dout); }), "dout");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.dq); }), "dq");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.dk); }), "dk");
+  EXPECT_EQ(refused([&](Tensors& t) { moved(t.dv); }), "dv");
+  EXPECT_EQ(refused([](Tensors& t) { t.o.stride_head = 65; }), "o");
+  EXPECT_EQ(refused([](Tensors& t) { t.dout.stride_batch += 4; }), "dout");
+  EXPECT_EQ(refused([](Tensors& t) { t.dq.stride_seqlen += 1; }), "dq");
+  EXPECT_EQ(refused([](Tensors& t) { t.dk.stride_head += 4; }), "dk");
+  EXPECT_EQ(refused([](Tensors& t) { t.dv.stride_batch += 2; }), "dv");
+  EXPECT_EQ(launched(), "");
+}
+
+TEST_F(Launches, ABackwardNeedsItsWorkspace) {
+  const Problem problem = problem_of("bwd bf16 h=2 q=64 k=64 d=64");
+  const Result<Plan> planned = plan(problem, gpu_);
+  ASSERT_TRUE(planned.ok()) << planned.status().text;
+  const std::size_t bytes = planned->workspace_bytes();
+  const Tensors tensors = tensors_of(problem);
+  ASSERT_GT(bytes, 0U);
+  const Status statuses[] = {run(*planned, tensors, nullptr, bytes),
+                             run(*planned, tensors, workspace_.data() + 16, bytes),
+                             run(*planned, tensors, workspace_.data(), bytes - 1)};
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code, Code::workspace);
+    EXPECT_NE(status.text.find("workspace"), std::string::npos) << status.text;
+  }
+  EXPECT_EQ(launched(), "");
+}
+
+TEST_F(Launches, WhatNoBackwardRowTakesIsRefusedWithItsReason) {
+  const auto refused = [&](const std::string& words, const char* reason) {
+    const Result<Plan> planned = plan(problem_of(("bwd " + words).c_str()), gpu_);
+    EXPECT_EQ(planned.status().code, Code::unsupported) << words;
+    EXPECT_NE(planned.status().text.find(reason), std::string::npos) << planned.status().text;
+  };
+  refused("f32 h=2 q=64 k=64 d=64", "the problem is f32");
+  refused("bf16 h=2 q=64 k=64 d=256", "head_dim = 256");
+  refused("bf16 h=2 q=64 k=64 d=20", "head_dim = 20");
+  refused("bf16 h=2 q=64 k=64 d=64 unaligned", "the problem is unaligned");
+  refused("bf16 h=2 q=64 k=64 d=64 softcap=30", "takes no softcap");
+  refused("bf16 h=2 q=64 k=64 d=64 alibi=h", "takes no softcap, ALiBi");
+  refused("bf16 h=2 q=64 k=64 d=64 deterministic", "deterministic");
 }
 
 TEST_F(Launches, TheDriversErrorsKeepTheirNames) {

@@ -51,14 +51,15 @@ class Ring:
 
 
 class Turn:
-    """A named barrier of two warpgroups: one takes its turn, the other has passed it."""
+    """A named barrier, here of two warpgroups: one takes its turn, the other has passed it."""
 
-    def __init__(self):
+    def __init__(self, count=2):
+        self.count = count
         self.arrived = self.generation = 0
 
     def arrive(self):
         self.arrived += 1
-        if self.arrived == 2:
+        if self.arrived == self.count:
             self.arrived, self.generation = 0, self.generation + 1
 
     def take(self):

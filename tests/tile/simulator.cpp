@@ -1,7 +1,14 @@
 #include "tile/simulator.h"
 
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
 #include "core/philox.h"
 #include "core/softmax.h"
+#include "plan/layout.h"
+#include "tile/pieces.h"
 
 namespace tessera::tile {
 
@@ -27,6 +34,7 @@ class Head {
   const core::Sequence& sequence() const { return sequence_; }
   const core::Band& band() const { return band_; }
   const core::Rows& rows() const { return rows_; }
+  int batch() const { return batch_; }
 
   int head_of(std::int64_t row) const { return kernel_head_ * rows_.group + rows_.member_of(row); }
   int head_k() const { return kernel_head_ * rows_.group / static_cast<int>(p_.group()); }
@@ -260,9 +268,225 @@ float delta_of(const Head& head, const Problem& p, std::int64_t row) {
   return delta;
 }
 
+/// The GPU's backward: rows are prepared, blocks of keys walk over them, dQ is finished. Its memory
+/// and all results are NaN before, and what is written twice becomes infinite.
+class GpuBackward {
+ public:
+  GpuBackward(const PlanData& plan, const Tensors& tensors)
+      : plan_(plan),
+        p_(plan.problem),
+        t_(tensors),
+        row_(plan.kernel),
+        memory_(plan.workspace_bytes / sizeof(float) + kCacheLine, kNan) {
+    void* start = memory_.data();
+    std::size_t room = memory_.size() * sizeof(float);
+    Workspace workspace(std::align(Plan::workspace_alignment, plan.workspace_bytes, start, room));
+    layout_ = layout_gpu_backward(workspace, plan);
+    rows_ = {layout_.statistics, layout_.dq, layout_.blocks, static_cast<int>(p_.num_heads),
+             row_.block_m * row_.head_dim / cuda::sm90::kPieceFloats};
+  }
+
+  Simulated run() {
+    out_.dq.assign(static_cast<std::size_t>(p_.rows_q() * p_.num_heads * p_.head_dim), kNan);
+    out_.dk.assign(static_cast<std::size_t>(p_.rows_k() * p_.num_heads_k * p_.head_dim), kNan);
+    out_.dv.assign(static_cast<std::size_t>(p_.rows_k() * p_.num_heads_k * p_.head_dim_v), kNan);
+    if (p_.sink) out_.dsink.assign(static_cast<std::size_t>(p_.num_heads), 0.0F);
+    for_each_row_block([this](const Head& head, int m, int member) { prepare(head, m, member); });
+    const core::TileOrder& order = plan_.order;
+    const int workers = static_cast<int>(
+        std::min<std::int64_t>(plan_.grid.count(), std::int64_t{plan_.device.threads}));
+    for (int i = 0; i * workers < order.count(); ++i) {
+      for (int worker = 0; worker < workers; ++worker) {
+        const int index = core::TileOrder::index_of(i, worker, workers);
+        if (index < order.count()) walk_tile(order.at(index));
+      }
+    }
+    for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
+    if (p_.sink) sum_sinks();
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr float kNan = __builtin_nanf("");
+  static constexpr std::size_t kCacheLine = Plan::workspace_alignment / sizeof(float);
+
+  static void write_once(float& to, float x) { to = std::isnan(to) ? x : core::kInfinity; }
+
+  /// As many blocks a sequence as the longest has.
+  template <class Body>
+  void for_each_row_block(const Body& body) {
+    for (int b = 0; b < static_cast<int>(p_.batch); ++b) {
+      for (int head_k = 0; head_k < static_cast<int>(p_.num_heads_k); ++head_k) {
+        const Head head(plan_, t_, b, head_k);
+        for (int m = 0; m < layout_.blocks.per_sequence; ++m) {
+          for (int member = 0; member < head.rows().group; ++member) body(head, m, member);
+        }
+      }
+    }
+  }
+
+  std::int64_t block_of(const Head& head, int m) const {
+    return layout_.blocks.first_of(p_.packed, head.sequence().first_q, head.batch()) + m;
+  }
+  /// Of the core::Rows of the head.
+  static std::int64_t row_of(const Head& head, int query, int member) {
+    return std::int64_t{query} * head.rows().group + member;
+  }
+  float& ds_of(int r, int j) {
+    return ds_[static_cast<std::size_t>(std::int64_t{r} * row_.block_n + j)];
+  }
+  float& sink_part(const Head& head, int m, int member) {
+    return layout_
+        .sink_parts[(head.head_of(member) * p_.batch + head.batch()) * layout_.blocks.per_sequence +
+                    m];
+  }
+
+  void prepare(const Head& head, int m, int member) {
+    const int first = m * row_.block_m, seqlen_q = head.sequence().seqlen_q;
+    if (p_.sink) sink_part(head, m, member) = 0.0F;
+    if (first >= seqlen_q) return;
+    float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
+    std::fill(dq, dq + std::ptrdiff_t{rows_.pieces} * cuda::sm90::kPieceFloats, 0.0F);
+    float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
+    for (int r = 0; r < row_.block_m; ++r) {
+      const bool exists = first + r < seqlen_q;
+      const std::int64_t row = row_of(head, first + r, member);
+      statistics[r] = exists ? core::backward_shift(head.lse(row)) : core::kInfinity;
+      statistics[row_.block_m + r] = exists ? delta_of(head, p_, row) : 0.0F;
+      if (p_.sink && exists) {
+        sink_part(head, m, member) -=
+            core::exp2(head.sink2(row) - statistics[r]) * statistics[row_.block_m + r];
+      }
+    }
+  }
+
+  void walk_tile(core::TileOrder::Tile place) {
+    const Head head(plan_, t_, place.head / static_cast<int>(p_.num_heads_k),
+                    place.head % static_cast<int>(p_.num_heads_k));
+    const int first_key = (plan_.order.row_blocks - 1 - place.row_block) * row_.block_n;
+    if (first_key >= head.sequence().seqlen_k) return;
+    const core::QueryBlocks blocks =
+        core::query_blocks(head.band(), {first_key, first_key + row_.block_n}, row_.block_m);
+    dk_.assign(static_cast<std::size_t>(row_.block_n * p_.head_dim), 0.0F);
+    dv_.assign(static_cast<std::size_t>(row_.block_n * p_.head_dim_v), 0.0F);
+    for (int member = 0; member < head.rows().group; ++member) {
+      for (int m = blocks.seen.begin; m < blocks.seen.end; ++m) {
+        const bool full = blocks.full.begin <= m && m < blocks.full.end;
+        ++(full ? out_.full_tiles : out_.masked_tiles);
+        weigh(head, first_key, m, member, !full);
+        add_queries(head, first_key, m, member);
+      }
+    }
+    write(head, first_key);
+  }
+
+  /// A block of rows: dS, and what it adds to dK and dV.
+  void weigh(const Head& head, int first_key, int m, int member, bool masked) {
+    const float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
+    const auto d = static_cast<std::size_t>(p_.head_dim);
+    const auto dv = static_cast<std::size_t>(p_.head_dim_v);
+    const core::Band& band = head.band();
+    ds_.assign(static_cast<std::size_t>(std::int64_t{row_.block_m} * row_.block_n), 0.0F);
+    for (int j = 0; j < row_.block_n; ++j) {
+      const int key = first_key + j;
+      const Range rows = key < band.seqlen_k ? band.queries_of({key, key + 1}) : Range{0, 0};
+      for (int r = 0; r < row_.block_m; ++r) {
+        const int query = m * row_.block_m + r;
+        if (masked && (query < rows.begin || query >= rows.end)) continue;
+        float& ds = ds_of(r, j);
+        if (query >= band.seqlen_q || key >= band.seqlen_k) {
+          ds = kNan;  // only a mask may keep it out
+          continue;
+        }
+        const std::int64_t row = row_of(head, query, member);
+        float slope = 1.0F, dp = 0.0F;
+        const float s = head.score2(row, key, &slope);
+        const float weight = core::exp2(s - statistics[r]), keep = head.keep(row, key);
+        for (std::size_t c = 0; c < dv; ++c) {
+          dv_[static_cast<std::size_t>(j) * dv + c] += weight * keep * head.dout(row)[c];
+          dp += head.dout(row)[c] * head.v(key)[c];
+        }
+        ds = weight * (dp * keep - statistics[row_.block_m + r]) * slope;
+        for (std::size_t c = 0; c < d; ++c) {
+          dk_[static_cast<std::size_t>(j) * d + c] += ds * head.q(row)[c];
+        }
+      }
+    }
+  }
+
+  /// dQ += dS K, each consumer its pieces.
+  void add_queries(const Head& head, int first_key, int m, int member) {
+    float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
+    const int keys = head.band().seqlen_k - first_key;
+    for (int group = 0; group < rows_.pieces; ++group) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 32; ++i) {
+          const PieceElement x = added(row_, group, thread, i);
+          if (x.column >= p_.head_dim) continue;
+          float sum = 0.0F;
+          for (int j = 0; j < row_.block_n; ++j) {
+            sum += ds_of(x.row, j) * (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
+          }
+          dq[x.at] += sum;
+        }
+      }
+    }
+  }
+
+  void write(const Head& head, int first_key) {
+    const auto d = static_cast<std::size_t>(p_.head_dim);
+    const auto dv = static_cast<std::size_t>(p_.head_dim_v);
+    for (int j = 0; j < row_.block_n && first_key + j < head.band().seqlen_k; ++j) {
+      const std::size_t row = head.flat_k(first_key + j), from = static_cast<std::size_t>(j);
+      for (std::size_t c = 0; c < d; ++c) {
+        write_once(out_.dk[row * d + c], dk_[from * d + c] * plan_.score.scale);
+      }
+      for (std::size_t c = 0; c < dv; ++c) write_once(out_.dv[row * dv + c], dv_[from * dv + c]);
+    }
+  }
+
+  void finish(const Head& head, int m, int member) {
+    if (m * row_.block_m >= head.sequence().seqlen_q) return;
+    const float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
+    for (int piece = 0; piece < rows_.pieces; ++piece) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 32; ++i) {
+          const PieceElement x = finished(row_, rows_.pieces, piece, thread, i);
+          const int query = m * row_.block_m + x.row;
+          if (query >= head.sequence().seqlen_q || x.column >= p_.head_dim) continue;
+          const std::size_t row = head.flat(row_of(head, query, member));
+          const auto d = static_cast<std::size_t>(p_.head_dim);
+          write_once(out_.dq[row * d + static_cast<std::size_t>(x.column)],
+                     dq[x.at] * plan_.score.scale);
+        }
+      }
+    }
+  }
+
+  void sum_sinks() {
+    const std::int64_t count = p_.batch * layout_.blocks.per_sequence;
+    for (std::size_t head = 0; head < out_.dsink.size(); ++head) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        out_.dsink[head] += layout_.sink_parts[static_cast<std::int64_t>(head) * count + i];
+      }
+    }
+  }
+
+  const PlanData& plan_;
+  const Problem& p_;
+  const Tensors& t_;
+  const core::Kernel& row_;
+  std::vector<float> memory_;
+  GpuBackwardLayout layout_;
+  cuda::sm90::RowMemory rows_;
+  std::vector<float> dk_, dv_, ds_;  ///< of a tile; of a step
+  Simulated out_;
+};
+
 }  // namespace
 
 Simulated simulate_backward(const PlanData& plan, const Tensors& tensors) {
+  if (is_gpu(plan.kernel.arch)) return GpuBackward(plan, tensors).run();
   const Problem& p = plan.problem;
   const core::Kernel& kernel = plan.kernel;
   Simulated out;

@@ -11,13 +11,14 @@ namespace tessera::tile {
 
 /// Results without strides; rows of q over all sequences, heads inside.
 struct Simulated {
-  std::vector<float> o;    ///< [rows_q][num_heads][head_dim_v]
-  std::vector<float> lse;  ///< [rows_q][num_heads]
-  std::vector<float> dq;   ///< [rows_q][num_heads][head_dim]
-  std::vector<float> dk;   ///< [rows_k][num_heads_k][head_dim]
-  std::vector<float> dv;   ///< [rows_k][num_heads_k][head_dim_v]
-  int masked_tiles = 0;    ///< tiles that went through the mask
-  int full_tiles = 0;      ///< tiles that did not
+  std::vector<float> o;      ///< [rows_q][num_heads][head_dim_v]
+  std::vector<float> lse;    ///< [rows_q][num_heads]
+  std::vector<float> dq;     ///< [rows_q][num_heads][head_dim]
+  std::vector<float> dk;     ///< [rows_k][num_heads_k][head_dim]
+  std::vector<float> dv;     ///< [rows_k][num_heads_k][head_dim_v]
+  std::vector<float> dsink;  ///< [num_heads]; GPU rows only
+  int masked_tiles = 0;      ///< tiles that went through the mask
+  int full_tiles = 0;        ///< tiles that did not
 };
 
 /// Tensors must be fp32. forward: reads q, k, v and the options.

@@ -6,14 +6,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/catalog.h"
 #include "plan/names.h"
 #include "plan/select.h"
 #include "reference/reference.h"
+#include "tile/pieces.h"
 
 namespace tessera::tile {
 namespace {
@@ -149,7 +153,7 @@ class EveryRow : public testing::TestWithParam<core::Kernel> {};
 
 TEST_P(EveryRow, TilesComputeAttention) {
   const core::Kernel& row = GetParam();
-  const Device& device = is_gpu(row.arch) ? kGpu : kCpu;
+  Device device = is_gpu(row.arch) ? kGpu : kCpu;
   const unsigned seed = std::random_device()();
   std::mt19937 random(seed);
   const bool decode = row.form == core::Form::decode;
@@ -161,7 +165,10 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.seqlen_k += 2L * row.split_n;
       p.window_left = -1;
     }
-    if (is_gpu(row.arch)) p.head_dim = p.head_dim_v = 8;
+    if (is_gpu(row.arch)) {
+      p.head_dim = p.head_dim_v = 8;
+      device.threads = 1 + static_cast<int>(random() % 8);
+    }
     if (is_gpu(row.arch) && row.extra != core::Extra::all) {
       p.softcap = row.extra == core::Extra::softcap ? 3.0F : 0.0F;
       p.dropout_p = 0.0F;
@@ -191,6 +198,9 @@ TEST_P(EveryRow, TilesComputeAttention) {
       ASSERT_LE(worst(got.dq, expected.dq), 1e-3) << what;
       ASSERT_LE(worst(got.dk, expected.dk), 1e-3) << what;
       ASSERT_LE(worst(got.dv, expected.dv), 1e-3) << what;
+      if (is_gpu(row.arch) && p.sink) {
+        ASSERT_LE(worst(got.dsink, expected.dsink), 1e-3) << what;
+      }
     }
     ++ran;
     masked += got.masked_tiles;
@@ -204,6 +214,41 @@ TEST_P(EveryRow, TilesComputeAttention) {
   if (row.split_n > 0) {
     EXPECT_GT(split, 0);
   }
+}
+
+// Every element of a row block's dQ is one accumulator of one thread, and is read from where it was
+// added.
+TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
+  int rows = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (!is_gpu(row.arch) || row.pass != Pass::backward) continue;
+    const int pieces = row.block_m * row.head_dim / cuda::sm90::kPieceFloats;
+    ASSERT_EQ(pieces, row.block_n / 64) << name_of(row);  // one a consumer
+    std::set<std::pair<int, int>> elements;
+    std::map<int, std::pair<int, int>> places;
+    for (int group = 0; group < pieces; ++group) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 32; ++i) {
+          const PieceElement x = added(row, group, thread, i);
+          ASSERT_TRUE(0 <= x.row && x.row < row.block_m) << name_of(row);
+          ASSERT_TRUE(0 <= x.column && x.column < row.head_dim) << name_of(row);
+          ASSERT_TRUE(0 <= x.at && x.at < row.block_m * row.head_dim) << name_of(row);
+          ASSERT_TRUE(elements.insert({x.row, x.column}).second) << name_of(row);
+          ASSERT_TRUE(places.insert({x.at, {x.row, x.column}}).second) << name_of(row);
+        }
+      }
+    }
+    for (int piece = 0; piece < pieces; ++piece) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 32; ++i) {
+          const PieceElement x = finished(row, pieces, piece, thread, i);
+          ASSERT_EQ(places.at(x.at), std::pair(x.row, x.column)) << name_of(row);
+        }
+      }
+    }
+    ++rows;
+  }
+  EXPECT_GT(rows, 0);
 }
 
 std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {

@@ -196,16 +196,20 @@ std::string embedding_of(const Options& options, const std::vector<Job>& list) {
          "  };\n  return table;\n}\n\n}  // namespace tessera::cuda\n";
 }
 
-/// What the catalog decides about every kernel, for tests/cuda/kernels_test.py.
+/// What the catalog decides about every kernel, for tests/cuda/kernels_test.py; of those that are
+/// not its rows just the symbol.
 std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
-  std::string text = "NVRTC " + nvrtc.version() + " threads shared_bytes head_dim block_n extra\n";
+  std::string text = "NVRTC " + nvrtc.version() +
+                     " backward threads shared_bytes head_dim head_dim_v block_m block_n extra\n";
   for (const Job& job : list) {
-    if (job.row == nullptr) continue;
-    const core::Kernel& row = *job.row;
     text += job.symbol;
-    for (const int value : {sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.block_n,
-                            static_cast<int>(row.extra)}) {
-      text += " " + std::to_string(value);
+    if (job.row != nullptr) {
+      const core::Kernel& row = *job.row;
+      for (const int value : {static_cast<int>(row.pass == Pass::backward), sm90::threads(row),
+                              sm90::shared_bytes(row), row.head_dim, row.head_dim_v, row.block_m,
+                              row.block_n, static_cast<int>(row.extra)}) {
+        text += " " + std::to_string(value);
+      }
     }
     text += "\n";
   }

@@ -1,0 +1,90 @@
+// A block of a kernel's threads as threads of the host, for kernels that have no instructions of
+// their own but those in cuda/ptx/ beside this file. To be included before them.
+#pragma once
+
+#include <array>
+#include <barrier>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+// NOLINTBEGIN: CUDA's names
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+
+struct __attribute__((may_alias)) float4 {
+  float x, y, z, w;
+};
+struct __attribute__((may_alias)) uint4 {
+  std::uint32_t x, y, z, w;
+};
+
+namespace tessera::host {
+
+constexpr int kThreads = 128, kWarp = 32;
+
+struct Index {
+  unsigned x = 0;
+};
+
+/// Where the threads of the block meet.
+struct Meetings {
+  std::barrier<> block{kThreads};
+  std::barrier<> warps[kThreads / kWarp] = {std::barrier<>(kWarp), std::barrier<>(kWarp),
+                                            std::barrier<>(kWarp), std::barrier<>(kWarp)};
+  std::array<float, kThreads> floats = {};
+  std::array<std::uint32_t, kThreads> words = {};
+};
+
+inline Meetings& meetings() {
+  static Meetings all;
+  return all;
+}
+inline float& slot(unsigned thread, float /*type*/) { return meetings().floats[thread]; }
+inline std::uint32_t& slot(unsigned thread, std::uint32_t /*type*/) {
+  return meetings().words[thread];
+}
+
+}  // namespace tessera::host
+
+inline thread_local tessera::host::Index threadIdx, blockIdx;
+
+inline void __syncthreads() { tessera::host::meetings().block.arrive_and_wait(); }
+template <class T>
+T __shfl_xor_sync(unsigned /*mask*/, T x, int lanes) {
+  using namespace tessera::host;
+  std::barrier<>& warp = meetings().warps[threadIdx.x / kWarp];
+  slot(threadIdx.x, x) = x;
+  warp.arrive_and_wait();
+  const T other = slot(threadIdx.x ^ static_cast<unsigned>(lanes), x);
+  warp.arrive_and_wait();
+  return other;
+}
+inline float __uint_as_float(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+// NOLINTEND
+
+namespace tessera::host {
+
+/// Runs the blocks of a grid, one after another.
+inline void launch(unsigned blocks, const std::function<void()>& kernel) {
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; ++t) {
+    threads.emplace_back([=, &kernel] {
+      threadIdx.x = t;
+      for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+        kernel();
+        meetings().block.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace tessera::host

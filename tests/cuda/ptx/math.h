@@ -1,0 +1,28 @@
+// In place of src/cuda/ptx/math.h where a test runs a kernel on the host (cuda/host_threads.h).
+#pragma once
+
+#include <cstdint>
+
+#include "files/convert.h"
+#include "tessera/types.hpp"
+
+namespace tessera::cuda::ptx {
+
+inline float ex2(float x) { return __builtin_exp2f(x); }
+inline std::uint32_t bits(int first, int count) {
+  const std::uint64_t ones = (std::uint64_t{1} << count) - 1;
+  return static_cast<std::uint32_t>(ones << first);
+}
+inline std::uint32_t opaque(std::uint32_t x) { return x; }
+inline float widen_f16(std::uint16_t bits) { return tools::from_f16(bits); }
+
+template <Dtype kType>
+std::uint32_t pack(float low, float high) {
+  const auto round = [](float x) {
+    return std::uint32_t{kType == Dtype::bf16 ? tools::to_bf16(double{x})
+                                              : tools::to_f16(double{x})};
+  };
+  return round(low) | round(high) << 16;
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,43 @@
+// Where the Hopper backward keeps the dQ of a block of rows (cuda/sm90/backward_params.h), written
+// down from the layout of wgmma's accumulators (cuda/ptx/wgmma.h): what the consumers add, what is
+// read in the end.
+#pragma once
+
+#include "core/kernel.h"
+#include "cuda/sm90/backward_params.h"
+
+namespace tessera::tile {
+
+/// Row and column of a block of rows and head_dim columns, and their place in its memory.
+struct PieceElement {
+  int row = 0, column = 0;
+  int at = 0;
+};
+
+/// Row and column of accumulator i of a warpgroup's thread, in its 64 x 64.
+inline PieceElement accumulator(int thread, int i) {
+  return {16 * (thread / 32) + thread % 32 / 4 + 8 * (i / 2 % 2),
+          8 * (i / 4) + 2 * (thread % 4) + i % 2, 0};
+}
+
+/// What consumer `group` adds from accumulator i of its thread (BackwardConsumer::issue_queries and
+/// add_queries): half of the rows where there are 128 of them, half of the columns where there are
+/// 64 rows.
+inline PieceElement added(const core::Kernel& row, int group, int thread, int i) {
+  PieceElement x = accumulator(thread, i);
+  (row.block_m == 128 ? x.row : x.column) += 64 * group;
+  x.at = group * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
+  return x;
+}
+
+/// What the thread that finishes a block takes as accumulator i of a piece (finish_rows).
+inline PieceElement finished(const core::Kernel& row, int pieces, int piece, int thread, int i) {
+  PieceElement x = accumulator(thread, i);
+  const int pieces_of_columns = pieces * 64 / row.block_m;
+  x.row += piece / pieces_of_columns * 64;
+  x.column += piece % pieces_of_columns * 64;
+  x.at = piece * cuda::sm90::kPieceFloats + 4 * (128 * (i / 4) + thread) + i % 4;
+  return x;
+}
+
+}  // namespace tessera::tile
