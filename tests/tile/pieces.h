@@ -26,7 +26,8 @@ inline PieceElement accumulator(int thread, int i) {
 inline PieceElement added(const core::Kernel& row, int group, int thread, int i) {
   PieceElement x = accumulator(thread, i);
   (row.block_m == 128 ? x.row : x.column) += 64 * group;
-  x.at = group * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
+  x.at =
+      group * cuda::sm90::kPieceFloats + thread / 32 * 1024 + i / 4 * 128 + thread % 32 * 4 + i % 4;
   return x;
 }
 
@@ -36,7 +37,7 @@ inline PieceElement finished(const core::Kernel& row, int pieces, int piece, int
   const int pieces_of_columns = pieces * 64 / row.block_m;
   x.row += piece / pieces_of_columns * 64;
   x.column += piece % pieces_of_columns * 64;
-  x.at = piece * cuda::sm90::kPieceFloats + 4 * (128 * (i / 4) + thread) + i % 4;
+  x.at = piece * cuda::sm90::kPieceFloats + cuda::sm90::piece_place(thread, i / 4) + i % 4;
   return x;
 }
 

@@ -60,7 +60,7 @@ class BackwardConsumer {
       release_tile(item++);
       write(done);
     }
-    if (leads_) ptx::bulk_wait();
+    if (lane_ == 0) ptx::bulk_wait();
   }
 
  private:
@@ -186,7 +186,7 @@ class BackwardConsumer {
     if (leads_) buffers.q.release(item_);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
-    dq_ = p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats;
+    dq_ = p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + warp_ * kWarpFloats;
     ++item_;
   }
 
@@ -314,21 +314,21 @@ class BackwardConsumer {
     if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
-  /// The copy engine adds a piece of dQ to what other key blocks have added; 512 stores of this
-  /// warpgroup's own would hold it up for longer.
+  /// The copy engine adds a warp's part of dQ to what other key blocks have added: adding from
+  /// registers would hold the warpgroup up.
   __device__ __forceinline__ void add_queries(const float (&dq)[32]) const {
-    const std::uint32_t from = buffers.sums + group_ * kPieceFloats * 4;
-    if (leads_) ptx::bulk_wait_read();
-    ptx::barrier_sync(2 + group_, 128);
-    const std::uint32_t to = from + threadIdx.x % 128 * 16;
+    const std::uint32_t from = buffers.sums + (group_ * 4 + warp_) * kWarpFloats * 4;
+    if (lane_ == 0) ptx::bulk_wait_read();
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::store_shared(to + i * 2048, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+      ptx::store_shared(from + i * 512 + lane_ * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2],
+                        dq[4 * i + 3]);
     }
     ptx::fence_proxy_async();
-    ptx::barrier_sync(2 + group_, 128);
-    if (leads_) {
-      ptx::bulk_add(dq_, from, kPieceFloats * 4);
+    __syncwarp();
+    if (lane_ == 0) {
+      ptx::bulk_add(dq_, from, kWarpFloats * 4);
       ptx::bulk_commit();
     }
   }

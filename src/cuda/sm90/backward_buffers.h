@@ -49,7 +49,8 @@ static_assert(sizeof(KeyTile) <= kOrderBytes);
 template <core::Kernel K>
 struct BackwardBuffers {
   Ring<1> k, v;
-  Ring<K.q_stages> q, dout;  ///< with the shifts and the deltas of their rows beside them
+  Ring<K.q_stages> q;         ///< with the shifts of its rows beside it
+  Ring<dout_stages(K)> dout;  ///< with the deltas
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
   std::uint32_t weights;  ///< P^T in fp32, where the roles are split
@@ -67,20 +68,20 @@ struct BackwardBuffers {
     q.bytes = buffer_bytes(K.head_dim, K.block_m);
     dout.data = q.data + K.q_stages * q.bytes;
     dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
-    scores.data = dout.data + K.q_stages * dout.bytes;
+    scores.data = dout.data + dout_stages(K) * dout.bytes;
     scores.bytes = S::kScoreBytes;
     weights = sums = scores.data + 2 * S::kScoreBytes;
     shifts = weights + exchange_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
-    k.full = deltas + K.q_stages * S::kStatisticBytes;
+    k.full = deltas + dout_stages(K) * S::kStatisticBytes;
     k.empty = k.full + 8;
     v.full = k.empty + 8;
     v.empty = v.full + 8;
     q.full = v.empty + 8;
     q.empty = q.full + 8 * K.q_stages;
     dout.full = q.empty + 8 * K.q_stages;
-    dout.empty = dout.full + 8 * K.q_stages;
-    scores.full = dout.empty + 8 * K.q_stages;
+    dout.empty = dout.full + 8 * dout_stages(K);
+    scores.full = dout.empty + 8 * dout_stages(K);
     scores.empty = scores.full + 8 * 2;
     tile = reinterpret_cast<KeyTile*>(shared + (scores.empty + 8 * 2 - start));
   }
@@ -99,7 +100,7 @@ struct BackwardBuffers {
     return shifts + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
   }
   __device__ __forceinline__ std::uint32_t deltas_of(std::uint32_t i) const {
-    return deltas + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
+    return deltas + i % dout_stages(K) * BackwardShape<K>::kStatisticBytes;
   }
 };
 

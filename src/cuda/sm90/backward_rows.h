@@ -160,7 +160,7 @@ __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float4 four =
-          reinterpret_cast<const float4*>(dq + piece * kPieceFloats)[i * kRowThreads + thread];
+          *reinterpret_cast<const float4*>(dq + piece * kPieceFloats + piece_place(thread, i));
       x[4 * i] = four.x;
       x[4 * i + 1] = four.y;
       x[4 * i + 2] = four.z;

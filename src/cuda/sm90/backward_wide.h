@@ -177,7 +177,7 @@ class WideConsumer {
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
     pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
-               threadIdx.x % 128 * 4;
+               piece_place(static_cast<int>(threadIdx.x % 128), 0);
     issue_queries(kFirstPiece);
     ptx::wgmma_wait<kLast ? 1 : 2>();
     if (leads_) summed().release(item_);
@@ -306,7 +306,7 @@ class WideConsumer {
   __device__ __forceinline__ void add_queries(float* to) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::add_global(to + i * 512, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
+      ptx::add_global(to + i * 128, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
     }
   }
 

@@ -52,14 +52,17 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
   return splits_roles(row) ? row.block_n * row.block_m * 4 : consumers(row) * 64 * 64 * 4;
 }
-/// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice,
-/// P.
+/// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it.
+TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
+  return splits_roles(row) ? row.q_stages : 2;
+}
+/// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
 TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
   return buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n) +
-         row.q_stages * (buffer_bytes(row.head_dim, row.block_m) +
-                         buffer_bytes(row.head_dim_v, row.block_m) + 8 * row.block_m) +
-         2 * row.block_n * row.block_m * 2 + exchange_bytes(row) + 8 * (8 + 4 * row.q_stages) +
-         kOrderBytes + 1024;
+         row.q_stages * (buffer_bytes(row.head_dim, row.block_m) + 4 * row.block_m) +
+         dout_stages(row) * (buffer_bytes(row.head_dim_v, row.block_m) + 4 * row.block_m) +
+         2 * row.block_n * row.block_m * 2 + exchange_bytes(row) +
+         8 * (8 + 2 * row.q_stages + 2 * dout_stages(row)) + kOrderBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
