@@ -26,8 +26,7 @@ inline PieceElement accumulator(int thread, int i) {
 inline PieceElement added(const core::Kernel& row, int group, int thread, int i) {
   PieceElement x = accumulator(thread, i);
   (row.block_m == 128 ? x.row : x.column) += 64 * group;
-  x.at =
-      group * cuda::sm90::kPieceFloats + thread / 32 * 1024 + i / 4 * 128 + thread % 32 * 4 + i % 4;
+  x.at = group * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
   return x;
 }
 

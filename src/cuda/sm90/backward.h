@@ -29,6 +29,7 @@ class BackwardConsumer {
   using QueryWgmma = ptx::Wgmma<S::kType, 64>;
   static constexpr int kM = K.block_m;
   static constexpr int kN = K.block_n;
+  static constexpr std::uint32_t kValuesAfterKeys = buffer_bytes(K.head_dim, K.block_n);
 
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& params,
@@ -48,9 +49,8 @@ class BackwardConsumer {
       clear_accumulators();
       buffers.v.wait_full(item);
       clear_keys();
-      left_ = p.group * tile().queries.seen.size();
-      if (agreed(left_ > 0)) {
-        dq_ = nullptr;
+      if (agreed(tile().steps > 0)) {
+        step_ = 0;
         begin_scores();
         for (int member = 0; member < p.group; ++member) walk(tile().head * p.group + member);
         end_queries();
@@ -60,14 +60,14 @@ class BackwardConsumer {
       release_tile(item++);
       write(done);
     }
-    if (lane_ == 0) ptx::bulk_wait();
+    end_of_queries();
   }
 
  private:
   // ---- tiles ----
 
   /// Read where it is needed: registers are scarce.
-  __device__ __forceinline__ const KeyTile& tile() const { return *buffers.tile; }
+  __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
   __device__ __forceinline__ void release_tile(std::uint32_t item) const {
     ptx::barrier_sync(2 + group_, 128);
@@ -145,12 +145,13 @@ class BackwardConsumer {
   __device__ __forceinline__ void pass_turn() const { ptx::barrier_arrive(4 + (group_ ^ 1), 256); }
 
   // A step's dQ is issued one step late: by then the other warpgroup has its half of dS there, and
-  // nobody waits. Beside it runs S of the next step.
+  // nobody waits. It is on its way to memory yet a step later, when the tensor cores have dP to do.
 
-  /// S of item_ is issued, if there is one left in the tile.
+  /// S of the tile's first step.
   __device__ __forceinline__ void begin_scores() {
     buffers.q.wait_full(item_);
-    issue_scores(s_, tile().k, buffers.q.buffer(item_), K.head_dim);
+    k_ = tile().k;
+    issue_scores(s_, k_, buffers.q.buffer(item_), K.head_dim);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
   }
@@ -158,47 +159,60 @@ class BackwardConsumer {
   template <bool kMasked>
   __device__ __forceinline__ void step(int head, int m) {
     if constexpr (kMasked) clear_queries(m);
+    if (step_ >= 2) add_queries(item_ - 2);
+    float shifts[kM / 4];
+    if constexpr (kM == 64) load_statistics(shifts, buffers.shifts_of(item_));
     buffers.dout.wait_full(item_);
-    issue_scores(dp_, tile().v, buffers.dout.buffer(item_), K.head_dim_v);
-    weigh<kMasked>(m);
+    issue_scores(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_), K.head_dim_v);
+    if constexpr (kM != 64) load_statistics(shifts, buffers.shifts_of(item_));
+    weigh<kMasked>(shifts, m);
+    float deltas[kM / 4];
+    if constexpr (kM == 64) load_statistics(deltas, buffers.deltas_of(item_));
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dp_);
-    differentiate();
+    if constexpr (kM != 64) load_statistics(deltas, buffers.deltas_of(item_));
+    differentiate(deltas);
     store_scores();
     take_turn();
     issue_values();
     issue_keys();
-    --left_;
+    k_ = tile().k;
+    const bool more = step_ + 1 < tile().steps;
+    if (leads_) {
+      buffers.words->dq[group_][item_ % 4] =
+          p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats;
+    }
     ptx::wgmma_wait<1>();
     if (leads_) buffers.dout.release(item_);
-    float dq[32];
-    if (dq_ != nullptr) buffers.scores.wait_full(item_ - 1);
-    issue_queries(dq, item_ - 1);
-    if (left_ > 0) buffers.q.wait_full(item_ + 1);
-    issue_scores(s_, tile().k, buffers.q.buffer(item_ + 1), K.head_dim);
+    // Of a tile's first step this is nothing, and S of the step after its last is not looked at: a
+    // branch around products makes the compiler wait for them.
+    if (step_ > 0) buffers.scores.wait_full(item_ - 1);
+    issue_queries(item_ - 1);
+    if (more) buffers.q.wait_full(item_ + 1);
+    issue_scores(s_, k_, buffers.q.buffer(item_ + 1), K.head_dim);
     pass_turn();
     ptx::wgmma_wait<1>();
-    ptx::wgmma_results(dq);
-    if (dq_ != nullptr) {
-      if (leads_) buffers.scores.release(item_ - 1);
-      add_queries(dq);
+    if (leads_) {
+      if (step_ > 0) buffers.scores.release(item_ - 1);
+      buffers.q.release(item_);
     }
-    if (leads_) buffers.q.release(item_);
+    k_ = tile().k;
     ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dq_);
     ptx::wgmma_results(s_);
-    dq_ = p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats + warp_ * kWarpFloats;
     ++item_;
+    ++step_;
   }
 
-  /// dQ of the tile's last step.
+  /// dQ of the tile's last two steps.
   __device__ __forceinline__ void end_queries() {
-    float dq[32];
+    if (step_ >= 2) add_queries(item_ - 2);
     buffers.scores.wait_full(item_ - 1);
-    issue_queries(dq, item_ - 1);
+    issue_queries(item_ - 1);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_results(dq);
+    ptx::wgmma_results(dq_);
     if (leads_) buffers.scores.release(item_ - 1);
-    add_queries(dq);
+    add_queries(item_ - 1);
     ptx::wgmma_results(dk_);
     ptx::wgmma_results(dv_);
   }
@@ -241,34 +255,34 @@ class BackwardConsumer {
   }
 
   /// A piece of dQ = dS K: 64 columns of 64 rows, or all 64 of half of 128 rows.
-  __device__ __forceinline__ void issue_queries(float (&dq)[32], std::uint32_t item) const {
+  __device__ __forceinline__ void issue_queries(std::uint32_t item) {
     const int chunk_of_rows = kM == 128 ? group_ : 0, chunk_of_columns = kM == 128 ? 0 : group_;
     const std::uint32_t a =
         ptx::descriptor_across(buffers.scores.buffer(item) + chunk_of_rows * kN * 128, kN * 128);
-    const std::uint32_t b =
-        ptx::descriptor_across(tile().k + chunk_of_columns * kN * 128, kN * 128);
+    const std::uint32_t b = ptx::descriptor_across(k_ + chunk_of_columns * kN * 128, kN * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      QueryWgmma::shared_across(dq, ptx::descriptor(a + i * 16 * 128 / 16),
+      QueryWgmma::shared_across(dq_, ptx::descriptor(a + i * 16 * 128 / 16),
                                 ptx::descriptor(b + i * 16 * 128 / 16), i != 0);
     }
     ptx::wgmma_commit();
   }
 
-  /// S^T becomes P^T.
-  template <bool kMasked>
-  __device__ __forceinline__ void weigh(int m) {
-    const std::uint32_t shifts = buffers.shifts_of(item_) + lane_ % 4 * 8;
+  /// Of the thread's columns, in pairs.
+  __device__ __forceinline__ void load_statistics(float (&x)[kM / 4], std::uint32_t from) const {
 #pragma unroll
     for (int c = 0; c < kM / 8; ++c) {
-      float shift[2];
-      ptx::load_shared(shifts + c * 32, shift[0], shift[1]);
+      ptx::load_shared(from + lane_ % 4 * 8 + c * 32, x[2 * c], x[2 * c + 1]);
+    }
+  }
+
+  /// S^T becomes P^T.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(const float (&shifts)[kM / 4], int m) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = s_[4 * c + i];
-        x = ptx::ex2(fmaf(x, p.score.pre, -shift[i % 2]));
-      }
+    for (int i = 0; i < kM / 2; ++i) {
+      s_[i] = ptx::ex2(fmaf(s_[i], p.score.pre, -shifts[i / 4 * 2 + i % 2]));
     }
     if constexpr (kMasked) {
 #pragma unroll
@@ -283,15 +297,9 @@ class BackwardConsumer {
   }
 
   /// dP^T becomes dS^T, and both operands are made.
-  __device__ __forceinline__ void differentiate() {
-    const std::uint32_t deltas = buffers.deltas_of(item_) + lane_ % 4 * 8;
+  __device__ __forceinline__ void differentiate(const float (&deltas)[kM / 4]) {
 #pragma unroll
-    for (int c = 0; c < kM / 8; ++c) {
-      float delta[2];
-      ptx::load_shared(deltas + c * 32, delta[0], delta[1]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dp_[4 * c + i] = s_[4 * c + i] * (dp_[4 * c + i] - delta[i % 2]);
-    }
+    for (int i = 0; i < kM / 2; ++i) dp_[i] = s_[i] * (dp_[i] - deltas[i / 4 * 2 + i % 2]);
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) {
       weights_[i] = ptx::pack<S::kType>(s_[2 * i], s_[2 * i + 1]);
@@ -314,23 +322,24 @@ class BackwardConsumer {
     if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
-  /// The copy engine adds a warp's part of dQ to what other key blocks have added: adding from
-  /// registers would hold the warpgroup up.
-  __device__ __forceinline__ void add_queries(const float (&dq)[32]) const {
-    const std::uint32_t from = buffers.sums + (group_ * 4 + warp_) * kWarpFloats * 4;
-    if (lane_ == 0) ptx::bulk_wait_read();
-    __syncwarp();
+  /// Hands an item's piece of dQ to the thread that has it added to memory (add_all_queries).
+  __device__ __forceinline__ void add_queries(std::uint32_t item) const {
+    const Ring<1> sums = buffers.sums_of(group_);
+    sums.claim(item);
+    const std::uint32_t to = sums.data + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::store_shared(from + i * 512 + lane_ * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2],
-                        dq[4 * i + 3]);
+      ptx::store_shared(to + i * 2048, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
     }
-    ptx::fence_proxy_async();
     __syncwarp();
-    if (lane_ == 0) {
-      ptx::bulk_add(dq_, from, kWarpFloats * 4);
-      ptx::bulk_commit();
-    }
+    if (lane_ == 0) sums.arrive_full(item);
+  }
+  /// No more come.
+  __device__ __forceinline__ void end_of_queries() const {
+    buffers.sums_of(group_).claim(item_);
+    if (leads_) buffers.words->dq[group_][item_ % 4] = nullptr;
+    __syncwarp();
+    if (lane_ == 0) buffers.sums_of(group_).arrive_full(item_);
   }
 
   // ---- results ----
@@ -367,12 +376,30 @@ class BackwardConsumer {
   const bool leads_;  ///< arrives at barriers for its warpgroup
 
   std::uint32_t item_ = 0;  ///< in the rings of Q and dO
-  int left_ = 0;            ///< steps of the tile
-  float* dq_ = nullptr;     ///< where the last step's part goes; null before the tile's second step
-  float s_[kM / 2], dp_[kM / 2];
+  int step_ = 0;            ///< of the tile
+  std::uint32_t k_ = 0;     ///< shared address of K, read anew for every step (KeyTile)
+  float s_[kM / 2], dp_[kM / 2], dq_[32];
   std::uint32_t weights_[kM / 4], dscores_[kM / 4];
   float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];
 };
+
+/// A thread of the producing warpgroup: has the copy engine add what a consuming warpgroup hands
+/// over to dQ in memory. So no consumer waits until its stores can be seen.
+template <core::Kernel K>
+__device__ __forceinline__ void add_all_queries(const BackwardBuffers<K>& buffers, int group) {
+  const Ring<1> sums = buffers.sums_of(group);
+  for (std::uint32_t item = 0;; ++item) {
+    sums.wait_full(item);
+    float* const to = buffers.words->dq[group][item % 4];
+    if (to == nullptr) break;
+    ptx::fence_proxy_async();
+    ptx::bulk_add(to, sums.data, kSumBytes);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read();
+    sums.release(item);
+  }
+  ptx::bulk_wait();
+}
 
 /// The kernel of a catalog row.
 template <core::Kernel K>
@@ -385,7 +412,12 @@ __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) 
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if (threadIdx.x < S::kProducers) BackwardProducer<K>(p, buffers).run();
+    const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+    if (!K.any_layout && (warp == 1 || warp == 2)) {
+      if (threadIdx.x % 32 == 0) add_all_queries(buffers, warp - 1);
+    } else if (threadIdx.x < S::kProducers) {
+      BackwardProducer<K>(p, buffers).run();
+    }
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     BackwardConsumer<K>(p, buffers, group - 1).run();

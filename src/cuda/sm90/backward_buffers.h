@@ -42,9 +42,18 @@ struct alignas(16) KeyTile {
   /// Shared addresses of K and V. Consumers read them anew for every block of rows: what they know
   /// not to change, the compiler would keep ready in dozens of descriptors, and spill.
   std::uint32_t k = 0, v = 0;
+  int steps = 0;           ///< blocks of rows, of all query heads
   std::uint32_t item = 0;  ///< in the rings of K and V
 };
-static_assert(sizeof(KeyTile) <= kOrderBytes);
+
+/// Words that lie in shared memory.
+struct BackwardWords {
+  KeyTile tile;  ///< beside K's buffer
+  /// Where a warpgroup's piece of an item's dQ goes: [warpgroup][item % 4]; null: no more come. An
+  /// item's is written at its step and read two steps later at most.
+  float* dq[2][4] = {};
+};
+static_assert(sizeof(BackwardWords) <= kWordBytes);
 
 template <core::Kernel K>
 struct BackwardBuffers {
@@ -53,9 +62,9 @@ struct BackwardBuffers {
   Ring<dout_stages(K)> dout;  ///< with the deltas
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
-  std::uint32_t weights;  ///< P^T in fp32, where the roles are split
-  std::uint32_t sums;     ///< a piece of dQ a warpgroup on its way to memory, where they are not
-  KeyTile* tile;          ///< beside k
+  std::uint32_t weights;          ///< P^T in fp32, where the roles are split
+  std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
+  BackwardWords* words;
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
     using S = BackwardShape<K>;
@@ -70,7 +79,8 @@ struct BackwardBuffers {
     dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
     scores.data = dout.data + dout_stages(K) * dout.bytes;
     scores.bytes = S::kScoreBytes;
-    weights = sums = scores.data + 2 * S::kScoreBytes;
+    weights = scores.data + 2 * S::kScoreBytes;
+    sums = weights;
     shifts = weights + exchange_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + dout_stages(K) * S::kStatisticBytes;
@@ -83,7 +93,8 @@ struct BackwardBuffers {
     dout.empty = dout.full + 8 * dout_stages(K);
     scores.full = dout.empty + 8 * dout_stages(K);
     scores.empty = scores.full + 8 * 2;
-    tile = reinterpret_cast<KeyTile*>(shared + (scores.empty + 8 * 2 - start));
+    sums_full = scores.empty + 8 * 2;
+    words = reinterpret_cast<BackwardWords*>(shared + (sums_full + 8 * 4 - start));
   }
 
   __device__ __forceinline__ void initialise() const {
@@ -93,9 +104,15 @@ struct BackwardBuffers {
     q.initialise(S::kProducers, S::kGroups);
     dout.initialise(S::kProducers, S::kGroups);
     scores.initialise(4 * S::kGroups, S::kGroups);  // by warps
+    for (int group = 0; group < 2; ++group) sums_of(group).initialise(4, 1);
     ptx::fence_mbarrier_init();
   }
 
+  /// A warpgroup's piece of dQ on its way to memory, filled by its four warps.
+  __device__ __forceinline__ Ring<1> sums_of(int group) const {
+    const std::uint32_t full = sums_full + 16 * group;
+    return {sums + group * kSumBytes, kSumBytes, full, full + 8};
+  }
   __device__ __forceinline__ std::uint32_t shifts_of(std::uint32_t i) const {
     return shifts + i % K.q_stages * BackwardShape<K>::kStatisticBytes;
   }

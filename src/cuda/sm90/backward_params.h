@@ -11,14 +11,11 @@
 namespace tessera::cuda::sm90 {
 
 /// Accumulators of a row block's dQ come in pieces of 64 rows x 64 columns in the order of a
-/// warpgroup's registers, a warp's 32 x 32 together.
+/// warpgroup's registers.
 inline constexpr int kPieceFloats = 64 * 64;
-inline constexpr int kWarpFloats = 32 * 32;
 
 /// Where a thread's registers 4 i to 4 i + 3 lie in a piece.
-TESSERA_HD constexpr int piece_place(int thread, int i) {
-  return thread / 32 * kWarpFloats + i * 128 + thread % 32 * 4;
-}
+TESSERA_HD constexpr int piece_place(int thread, int i) { return (i * 128 + thread) * 4; }
 
 /// What is kept of a row block and head between the kernels, see core::RowBlocks: block_m shifts
 /// (core::backward_shift) and block_m deltas, and the pieces of its dQ.

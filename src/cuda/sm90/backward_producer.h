@@ -23,7 +23,7 @@ class BackwardProducer {
       produce(index);
     }
     buffers.k.claim(tile_item_);
-    if (leads()) buffers.tile->first_key = -1;
+    if (leads()) buffers.words->tile.first_key = -1;
     buffers.k.announce(tile_item_, 0);
   }
 
@@ -35,9 +35,9 @@ class BackwardProducer {
     if (leads()) index = static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
     if constexpr (K.any_layout) {
       buffers.k.claim(tile_item_);  // also: everybody has read the last tile's description
-      if (leads()) buffers.tile->item = index;
+      if (leads()) buffers.words->tile.item = index;
       ptx::barrier_sync(kCopyingBarrier, kCopyingThreads);
-      index = buffers.tile->item;
+      index = buffers.words->tile.item;
       ptx::barrier_sync(kCopyingBarrier, kCopyingThreads);
       return index;
     }
@@ -69,13 +69,14 @@ class BackwardProducer {
     const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
     tile.first_block = row_blocks.first_of(packed, first_q, batch);
     tile.first_row = first_k;
+    tile.steps = p.group * tile.queries.seen.size();
     tile.item = tile_item_;
     tile.k = buffers.k.buffer(tile_item_);
     tile.v = buffers.v.buffer(tile_item_);
 
     const LoadRows keys = {first_k + first_key, seqlen_k - first_key, head, packed ? 0 : batch};
     buffers.k.claim(tile_item_);
-    if (leads()) *buffers.tile = tile;
+    if (leads()) buffers.words->tile = tile;
     fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
                                   keys);
     bool values_wait = true;

@@ -82,7 +82,7 @@ class WideConsumer {
     return agreed(tile().first_key >= 0);
   }
   /// Read where it is needed: registers are scarce.
-  __device__ __forceinline__ const KeyTile& tile() const { return *buffers.tile; }
+  __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
   /// A condition that is the same in all lanes, said to the compiler (forward.h).
   __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
@@ -306,7 +306,7 @@ class WideConsumer {
   __device__ __forceinline__ void add_queries(float* to) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::add_global(to + i * 128, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
+      ptx::add_global(to + i * 512, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
     }
   }
 
