@@ -40,8 +40,9 @@ struct BackwardParams {
   Source q_source, k_source, v_source, dout_source;  ///< the same, for rows that take any layout
 
   RowMemory rows;
-  std::int32_t* turns = nullptr;  ///< [row block][head]: key blocks that have added their dQ; null:
-                                  ///< they add in any order
+  /// [row block][head][2]: key blocks whose first or second consumer has added its dQ; null: they
+  /// add in any order.
+  std::int32_t* turns = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
   Strides dk_strides, dv_strides;

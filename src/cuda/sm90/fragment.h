@@ -8,6 +8,22 @@
 
 namespace tessera::cuda::sm90 {
 
+/// Element `at` of a tensor of any type.
+__device__ __forceinline__ float load_float(const void* tensor, Dtype dtype, std::int64_t at) {
+  if (dtype == Dtype::f32) return static_cast<const float*>(tensor)[at];
+  const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor)[at];
+  return dtype == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : ptx::widen_f16(bits);
+}
+__device__ __forceinline__ void store_float(void* tensor, Dtype dtype, std::int64_t at, float x) {
+  if (dtype == Dtype::f32) {
+    static_cast<float*>(tensor)[at] = x;
+  } else {
+    const std::uint32_t pair =
+        dtype == Dtype::bf16 ? ptx::pack<Dtype::bf16>(x, 0.0F) : ptx::pack<Dtype::f16>(x, 0.0F);
+    static_cast<std::uint16_t*>(tensor)[at] = static_cast<std::uint16_t>(pair);
+  }
+}
+
 /// Of a warpgroup's 64 rows, the thread's half-th (of two).
 __device__ __forceinline__ int fragment_row(int warp, std::uint32_t lane, int half) {
   return warp * 16 + static_cast<int>(lane / 4) + 8 * half;
