@@ -196,11 +196,12 @@ TESSERA_HD BackwardLayout layout_backward(Workspace& workspace, const PlanData& 
 
 /// What the GPU's backward keeps between its kernels: see cuda/sm90/backward_params.h.
 struct GpuBackwardLayout {
-  core::RowBlocks blocks;         ///< of rows of queries, of all sequences: B
-  float* statistics = nullptr;    ///< [B][num_heads][2][block_m] what lse and delta become
-  float* dq = nullptr;            ///< [B][num_heads][block_m][row's head_dim] accumulators
-  std::int32_t* turns = nullptr;  ///< [B][num_heads] ordered sums only: key blocks that have added
-  float* sink_parts = nullptr;    ///< [num_heads][batch][blocks of a sequence]
+  core::RowBlocks blocks;       ///< of rows of queries, of all sequences: B
+  float* statistics = nullptr;  ///< [B][num_heads][2][block_m] what lse and delta become
+  float* dq = nullptr;          ///< [B][num_heads][block_m][row's head_dim] accumulators
+  std::int32_t* turns =
+      nullptr;  ///< [B][num_heads][2] where sums are ordered: key blocks that have added
+  float* sink_parts = nullptr;        ///< [num_heads][batch][blocks of a sequence]
   std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
 };
 
@@ -216,7 +217,7 @@ TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const Pla
   const std::int64_t blocks = layout.blocks.count(p.packed, p.rows_q(), p.batch) * p.num_heads;
   layout.statistics = workspace.take<float>("statistics", blocks * 2 * kernel.block_m);
   layout.dq = workspace.take<float>("dq", blocks * kernel.block_m * kernel.head_dim);
-  layout.turns = workspace.take<std::int32_t>("turns", adds_in_order(p) ? blocks : 0);
+  layout.turns = workspace.take<std::int32_t>("turns", adds_in_order(p) ? 2 * blocks : 0);
   layout.sink_parts = workspace.take<float>(
       "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
   layout.next_tile = workspace.take<std::int32_t>("next_tile", 1);

@@ -26,11 +26,14 @@ struct RowMemory {
   int heads = 0;
   int pieces = 0;
 
+  TESSERA_HD std::int64_t index_of(std::int64_t block, int head) const {
+    return block * heads + head;
+  }
   TESSERA_HD float* statistics_of(std::int64_t block, int head) const {
-    return statistics + (block * heads + head) * 2 * blocks.block_m;
+    return statistics + index_of(block, head) * 2 * blocks.block_m;
   }
   TESSERA_HD float* dq_of(std::int64_t block, int head) const {
-    return dq + (block * heads + head) * pieces * kPieceFloats;
+    return dq + index_of(block, head) * pieces * kPieceFloats;
   }
 };
 

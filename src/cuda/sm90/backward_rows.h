@@ -92,6 +92,9 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     if (threadIdx.x == 0 && p.sink_parts != nullptr) p.sink_parts[at.part(p)] = 0.0F;
     return;
   }
+  if (p.turns != nullptr && threadIdx.x < 2) {
+    p.turns[p.rows.index_of(at.block, at.head) * 2 + threadIdx.x] = 0;
+  }
   float* const dq = p.rows.dq_of(at.block, at.head);
   for (int i = static_cast<int>(threadIdx.x); i < p.rows.pieces * kPieceFloats / 4;
        i += kRowThreads) {
