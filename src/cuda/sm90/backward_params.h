@@ -70,7 +70,7 @@ struct BackwardParams {
   std::int32_t* next_tile = nullptr;  ///< of the order, less the first one of every block
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
-  bool dbias_adds = false;  ///< dbias is fp32 and several scores share an element
+  bool dbias_adds = false;  ///< dbias are fp32 sums: several scores share an element
   bool alibi_per_batch = false;
 };
 
@@ -94,6 +94,18 @@ struct BackwardRowParams {
   int seqlen_q = 0;  ///< packed: of the longest sequence
   int head_dim = 0, head_dim_v = 0;
   bool aligned = true;  ///< rows of o, dout and dq begin at multiples of 16 bytes
+};
+
+/// Of the kernels that begin and end the gradient of a bias: every element of the stored
+/// dimensions (batch, heads, queries, keys) once.
+struct BackwardBiasParams {
+  std::int64_t sizes[4] = {};
+  void* dbias = nullptr;
+  std::int64_t strides[4] = {};
+  Dtype dtype = Dtype::f32;
+  float* sums = nullptr;  ///< [sizes] where several scores share an element; null: none do
+
+  TESSERA_HD std::int64_t count() const { return sizes[0] * sizes[1] * sizes[2] * sizes[3]; }
 };
 
 }  // namespace tessera::cuda::sm90
