@@ -112,7 +112,7 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
     if (!s) return s;
   }
   params.rows = row_memory_of(plan, layout);
-  params.turns = layout.turns;
+  params.turns = adds_in_order(p) ? layout.turns : nullptr;
   params.next_tile = layout.next_tile;
   params.dk = t.dk.data;
   params.dv = t.dv.data;
@@ -152,7 +152,7 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.sink = t.sink;
   params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
   params.dsink = t.dsink;
-  params.turns = layout.turns;
+  params.turns = adds_in_order(p) ? layout.turns : nullptr;
   params.next_tile = layout.next_tile;
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
