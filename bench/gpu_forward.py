@@ -34,12 +34,12 @@ COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "d", "causal", "s", "b
            "tessera", "cudnn", "bar", "of_bar", "difference"]
 
 
-def peer_factors():
-    """(d, causal, s): the better peer over cuDNN."""
+def peer_factors(direction="fwd"):
+    """(d, causal, s): the better peer over cuDNN; direction: fwd or bwd."""
     path = pathlib.Path(__file__).resolve().parent / "results/h200_peers.csv"
     with path.open(newline="") as file:
         return {(int(r["d"]), int(r["causal"]), int(r["s"])):
-                max(float(r["fa3_fwd"]), float(r["cudnn_fwd"])) / float(r["cudnn_fwd"])
+                max(1.0, float(r[f"fa3_{direction}"]) / float(r[f"cudnn_{direction}"]))
                 for r in csv.DictReader(file)}
 
 
