@@ -1,11 +1,12 @@
 """Correctness of the backward pass on a GPU: every case against double-precision gradients on the same GPU.
 
-    gpu_check_backward.py --library build/release/libtessera.so [--seed N] [--cases N]
+    gpu_check_backward.py --library build/release/libtessera.so [--seed N] [--cases N] [--flash2]
 
-Cases, inputs and guard zones are gpu_check.py's; o and lse come from our own forward pass. The rule (docs/
-correctness.md): max|g - exact| <= 3 max|three steps in the same dtype - exact| + 3e-5, or three unit
-roundoffs of the largest gradient where that is more; the three steps round P, dS, o (from
-which delta is made) and the results, nothing else. Then 1,000 runs: dK and dV the same bit for bit, dQ too where `deterministic` is asked for. Needs PyTorch.
+Cases, inputs and guard zones are gpu_check.py's; o and lse come from our own forward pass. The rule
+(docs/correctness.md): max|g - exact| <= 3 max|three steps in the same dtype - exact| + 3e-5, or three unit
+roundoffs of the largest gradient where that is more; the three steps round P, dS, o (from which delta is made)
+and the results, nothing else. Then 1,000 runs: dK and dV the same bit for bit, dQ too where `deterministic` is
+asked for. Needs PyTorch.
 """
 
 import argparse
@@ -232,6 +233,26 @@ def repeats(library, count, deterministic):
     return True
 
 
+def beside_flash2(library):
+    """Root mean square errors of dq, dk, dv over those of FlashAttention-2 as PyTorch carries it, a grid's mean."""
+    ratios = []
+    for d, causal, s in itertools.product((64, 128, 256), (False, True), (512, 2048)):
+        case = Case(b=1, sq=s, sk=s, h=4, hk=4, d=d, causal=causal)
+        _, _, memory, out, _, _, _ = backward(library, case, 2)  # an even seed: no dLSE
+        q, k, v, dout = memory[0], memory[1], memory[2], memory[7]
+        exact = gradients(case, q[0], k[0], v[0], dout[0], None, None, {}, 0, lambda x: x)[:3]
+        inputs = [x.transpose(1, 2).detach().requires_grad_(True) for x in (q, k, v)]
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            o = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+        theirs = torch.autograd.grad(o, inputs, dout.transpose(1, 2))
+        error = lambda x, e: (x.double() - e).square().mean().sqrt().item()
+        ratio = [error(out[n][0], e) / error(t[0].transpose(0, 1), e) for n, e, t in zip(NAMES, exact, theirs)]
+        print(f"d={d} {'causal' if causal else 'full'} s={s}: error of dq, dk, dv over FlashAttention-2's "
+              f"{ratio[0]:.3f} {ratio[1]:.3f} {ratio[2]:.3f}", flush=True)
+        ratios += ratio
+    return sum(ratios) / len(ratios)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True)
@@ -240,6 +261,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--dims", type=int, nargs="+", default=(64, 128))
     parser.add_argument("--without", nargs="*", default=(), help="features to leave out")
+    parser.add_argument("--flash2", action="store_true", help="compare errors with FlashAttention-2's")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
@@ -265,6 +287,10 @@ def main():
             failures += not same
             print(f"{arguments.repeats} runs{', deterministic' * deterministic}: "
                   f"{'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+    if arguments.flash2:
+        mean = beside_flash2(library)
+        print(f"errors over FlashAttention-2's, mean: {mean:.3f}")
+        failures += mean > 1.05
     sys.exit(failures > 0)
 
 
