@@ -82,6 +82,16 @@ __device__ __forceinline__ void add_global(float* to, float a, float b, float c,
                "f"(b), "f"(c), "f"(d)
                : "memory");
 }
+/// What others have written before they released it is seen after.
+__device__ __forceinline__ int load_acquire(const std::int32_t* from) {
+  int x = 0;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+/// What this thread has written or seen before is seen by who acquires it.
+__device__ __forceinline__ void store_release(std::int32_t* to, int x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
 
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what
 // is the same for the whole warp in uniform registers, where wgmma wants its descriptors.

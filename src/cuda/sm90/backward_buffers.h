@@ -52,6 +52,12 @@ struct BackwardWords {
   /// Where a warpgroup's piece of an item's dQ goes: [warpgroup][item % 4]; null: no more come. An
   /// item's is written at its step and read two steps later at most.
   float* dq[2][4] = {};
+  /// Where the roles are split and dQ is added in an order: each warpgroup's place in that of the
+  /// rows whose dQ it computes. Its leader's own.
+  struct Turn {
+    std::uint32_t counter;  ///< of BackwardParams::turns
+    int rank;               ///< what the counter says when the turn has come
+  } turn[2] = {};
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 

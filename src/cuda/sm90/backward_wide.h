@@ -69,7 +69,13 @@ class WideConsumer {
       for (int i = 0; i < kSumDim / 2; ++i) sum_[i] = 0.0F;
       clear_keys();
       if constexpr (!kValues) buffers.v.wait_full(tile_item_);
-      if (agreed(!tile().queries.seen.empty())) walk();
+      if (agreed(!tile().queries.seen.empty())) {
+        if (agreed(p.turns != nullptr)) {
+          walk<true>();
+        } else {
+          walk<false>();
+        }
+      }
       write();
     }
   }
@@ -121,7 +127,8 @@ class WideConsumer {
   }
 
   /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores
-  /// follow it.
+  /// follow it. kOrdered: dQ is added in an order.
+  template <bool kOrdered>
   __device__ __forceinline__ void walk() {
     pending_ = nullptr;
     issue_scores(item_);
@@ -136,21 +143,21 @@ class WideConsumer {
         const bool before = m <= blocks.full.begin && !blocks.full.empty();
         const int masked_end = before ? core::min(blocks.full.begin, end) : end;
 #pragma unroll 1
-        for (; m < masked_end; ++m) step<true, false>(head, m);
+        for (; m < masked_end; ++m) step<true, false, kOrdered>(head, m);
         const int full_end = core::min(blocks.full.end, end);
 #pragma unroll 1
-        for (; m < full_end; ++m) step<false, false>(head, m);
+        for (; m < full_end; ++m) step<false, false, kOrdered>(head, m);
       } while (m < end);
     }
-    step<true, true>(last_head, blocks.seen.end - 1);
+    step<true, true, kOrdered>(last_head, blocks.seen.end - 1);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
-    add_queries(pending_);
+    add_last<kOrdered>();
   }
 
   // ---- a block of rows ----
 
-  template <bool kMasked, bool kLast>
+  template <bool kMasked, bool kLast, bool kOrdered>
   __device__ __forceinline__ void step(int head, int m) {
     if constexpr (kValues) {
       weigh<kMasked>(m);
@@ -172,12 +179,13 @@ class WideConsumer {
     issue_sum();
     if constexpr (!kLast) issue_scores(item_ + 1);
     // Only now: the tensor cores have work again.
-    if (agreed(pending_ != nullptr)) add_queries(pending_);
+    if (agreed(pending_ != nullptr)) add_last<kOrdered>();
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
     pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
                piece_place(static_cast<int>(threadIdx.x % 128), 0);
+    if constexpr (kOrdered) note_turn(head, m);
     issue_queries(kFirstPiece);
     ptx::wgmma_wait<kLast ? 1 : 2>();
     if (leads_) summed().release(item_);
@@ -185,6 +193,7 @@ class WideConsumer {
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
+      if (kOrdered && piece == kFirstPiece + 1) take_turn();
       add_queries(pending_);
       pending_ += kPieceFloats;
       issue_queries(piece);
@@ -308,6 +317,45 @@ class WideConsumer {
     for (int i = 0; i < 8; ++i) {
       ptx::add_global(to + i * 512, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
     }
+  }
+
+  /// The piece of dQ that was left under way.
+  template <bool kOrdered>
+  __device__ __forceinline__ void add_last() const {
+    if constexpr (kOrdered && kFirstPiece == kLastPiece) take_turn();
+    add_queries(pending_);
+    if constexpr (kOrdered) pass_turn();
+  }
+
+  // ---- whose turn it is to add dQ of a block of rows, where that has an order ----
+
+  // The last block of keys that the rows see comes first, and tiles are handed out so: a warpgroup
+  // waits only for tiles that others have begun before. Pieces of a warpgroup add to what no other
+  // one of the block does, so each of the two has turns of its own.
+
+  __device__ __forceinline__ BackwardWords::Turn& turn() const {
+    return buffers.words->turn[kValues ? 0 : 1];
+  }
+  __device__ __forceinline__ void note_turn(int head, int m) const {
+    if (!leads_) return;
+    const KeyTile& t = tile();
+    const core::Range rows = {m * kM, core::min((m + 1) * kM, t.band.seqlen_q)};
+    turn() = {
+        static_cast<std::uint32_t>(((t.first_block + m) * p.heads + head) * 2 + (kValues ? 0 : 1)),
+        core::key_blocks(t.band, rows, kN).seen.end - 1 - t.first_key / kN};
+  }
+  __device__ __forceinline__ void take_turn() const {
+    if (leads_) {
+      const BackwardWords::Turn mine = turn();
+      while (ptx::load_acquire(p.turns + mine.counter) != mine.rank) {
+      }
+    }
+    ptx::barrier_sync(kOwn, 128);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    __threadfence();
+    ptx::barrier_sync(kOwn, 128);
+    if (leads_) ptx::store_release(p.turns + turn().counter, turn().rank + 1);
   }
 
   // ---- results ----
