@@ -68,7 +68,7 @@ struct BackwardBuffers {
   Ring<dout_stages(K)> dout;  ///< with the deltas
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
-  std::uint32_t weights;          ///< P^T in fp32, where the roles are split
+  std::uint32_t weights;          ///< P^T in fp32, where the roles are split; then slopes
   std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
   BackwardWords* words;
 
