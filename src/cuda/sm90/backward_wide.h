@@ -233,6 +233,7 @@ class WideConsumer {
     if constexpr (kValues) {
       std::uint32_t slopes[kM / 4];
       transform_scores(p, place, scores_, slopes);
+      __syncwarp();
       weigh<true>(m);
       store_weights();
       if (p.score.capped) store_slopes(slopes);
@@ -252,6 +253,7 @@ class WideConsumer {
       ptx::barrier_sync(kWeightsReady, kBoth);
       differentiate<true>();
       store_bias_gradient(p, place, scores_);
+      __syncwarp();
       if (p.score.capped) multiply_slopes();
       make_operand();
       store_scores();
@@ -478,6 +480,7 @@ class WideConsumer {
   /// Gives the tile back first: the next keys come while this one's are written.
   __device__ __forceinline__ void write() {
     ptx::wgmma_results(sum_);
+    if constexpr (kExtras) tile_item_ = tile().item;  // so that it is not kept meanwhile
     const Strides& strides = kValues ? p.dv_strides : p.dk_strides;
     const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
     std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
