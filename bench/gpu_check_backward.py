@@ -182,6 +182,10 @@ def edge_cases(dims, features):
             continue
         for d in dims if first == second else dims[:2]:
             yield Case(**{"b": 2, "sq": 150, "sk": 270, "d": d, "h": 4, "hk": 2} | both)
+    for d, causal, packed in itertools.product(dims, (False, True), (False, True)):
+        for more in ({}, {"left": 70, "right": 40}):
+            yield Case(b=5, sq=700, sk=900, h=4, hk=2, d=d, causal=causal and not more, packed=packed,
+                       deterministic=True, **more)
     for scores, d, causal in itertools.product(("negative", "rising", "falling"), dims, (False, True)):
         yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores)
     for d, causal, b in itertools.product(dims, (False, True), (4, 9)):
@@ -203,7 +207,7 @@ def random_case(generator, dims, extras):
     if features["packed"]:
         features["bias"] = None
     return Case(dtype=pick("bf16", "f16"), b=generator.randint(1, 3), h=hk * generator.randint(1, 4),
-                hk=hk, sq=generator.randint(1, 600), sk=generator.randint(1, 900),
+                deterministic=pick(False, False, True), hk=hk, sq=generator.randint(1, 600), sk=generator.randint(1, 900),
                 d=8 * generator.randint(1, max(dims) // 8), dv=8 * generator.randint(1, max(dims) // 8),
                 left=pick(-1, -1, generator.randint(0, 400)),
                 right=pick(-1, 0, generator.randint(0, 400)), **features)

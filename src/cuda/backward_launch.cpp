@@ -6,6 +6,7 @@
 #include "cuda/launch.h"
 #include "cuda/maps.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/shape.h"
 #include "plan/layout.h"
 
 namespace tessera::cuda {
@@ -49,6 +50,49 @@ Status check_alignment(const Problem& p, const Tensors& t) {
   return {};
 }
 
+sm90::BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
+                                          const GpuBackwardLayout& layout) {
+  sm90::BackwardBiasParams params;
+  const std::int64_t sizes[] = {p.batch, p.num_heads, p.seqlen_q, p.seqlen_k};
+  const std::int64_t strides[] = {t.dbias.stride_batch, t.dbias.stride_head, t.dbias.stride_query,
+                                  t.dbias.stride_key};
+  const bool stored[] = {p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys};
+  for (int i = 0; i < 4; ++i) {
+    params.sizes[i] = stored[i] ? sizes[i] : 1;
+    params.strides[i] = stored[i] ? strides[i] : 0;
+  }
+  params.dbias = t.dbias.data;
+  params.dtype = p.bias->dtype;
+  params.sums = shares_bias(p) ? layout.dbias : nullptr;
+  return params;
+}
+
+/// Bias, its gradient and whatever else stands between products and weights.
+void add_extras(sm90::BackwardParams& params, const Problem& p, const Tensors& t,
+                const GpuBackwardLayout& layout) {
+  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
+  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
+  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
+  if (!p.bias) return;
+  params.bias = t.bias.data;
+  params.bias_dtype = p.bias->dtype;
+  params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
+  params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
+  params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
+  params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
+  if (t.dbias.data == nullptr) return;
+  const sm90::BackwardBiasParams bias = make_bias_params(p, t, layout);
+  std::int64_t* const strides[] = {&params.dbias_batch, &params.dbias_head, &params.dbias_query,
+                                   &params.dbias_key};
+  params.dbias_adds = bias.sums != nullptr;
+  params.dbias = params.dbias_adds ? bias.sums : bias.dbias;
+  std::int64_t inner = 1;
+  for (int i = 3; i >= 0; --i) {
+    *strides[i] = !params.dbias_adds ? bias.strides[i] : bias.sizes[i] > 1 ? inner : 0;
+    inner *= bias.sizes[i];
+  }
+}
+
 Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t,
                    const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
@@ -68,7 +112,7 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
     if (!s) return s;
   }
   params.rows = row_memory_of(plan, layout);
-  params.turns = layout.turns;
+  params.turns = adds_in_order(p) ? layout.turns : nullptr;
   params.next_tile = layout.next_tile;
   params.dk = t.dk.data;
   params.dv = t.dv.data;
@@ -77,6 +121,7 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
   params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
   params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
   params.score = plan.score;
+  add_extras(params, p, t, layout);
   params.window_left = p.window_left;
   params.window_right = p.window_right;
   params.heads = static_cast<int>(p.num_heads);
@@ -107,7 +152,7 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.sink = t.sink;
   params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
   params.dsink = t.dsink;
-  params.turns = layout.turns;
+  params.turns = adds_in_order(p) ? layout.turns : nullptr;
   params.next_tile = layout.next_tile;
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
@@ -131,8 +176,16 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   const sm90::BackwardRowParams rows = make_row_params(plan, tensors, layout);
   const bool bf16 = p.dtype == Dtype::bf16;
   const std::int64_t row_blocks = p.batch * layout.blocks.per_sequence * p.num_heads;
+  const bool wants_bias = p.bias && tensors.dbias.data != nullptr && bias_elements(p) > 0;
+  const sm90::BackwardBiasParams bias =
+      wants_bias ? make_bias_params(p, tensors, layout) : sm90::BackwardBiasParams{};
+  constexpr std::int64_t kMostBlocks = 4096;  // of a loop over elements
+  const std::int64_t bias_blocks =
+      std::min(kMostBlocks, core::ceil_div<std::int64_t>(bias.count(), sm90::kRowThreads));
+
   Status status = queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16,
                                std::max<std::int64_t>(row_blocks, 1), &rows);
+  if (status && wants_bias) status = queue.launch(RowsKernel::begin_bias, bias_blocks, &bias);
   if (status && plan.grid.count() > 0) {
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
@@ -140,6 +193,9 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   if (status && row_blocks > 0) {
     status =
         queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);
+  }
+  if (status && bias.sums != nullptr) {
+    status = queue.launch(RowsKernel::finish_bias, bias_blocks, &bias);
   }
   if (status && p.sink && tensors.dsink != nullptr) {
     status = queue.launch(RowsKernel::sum_sinks, p.num_heads, &rows);

@@ -26,7 +26,8 @@ struct Loaded {
 };
 
 constexpr const char* kRowsNames[kRowsKernels] = {
-    "prepare_rows_bf16", "prepare_rows_f16", "finish_rows_bf16", "finish_rows_f16", "sum_sinks"};
+    "prepare_rows_bf16", "prepare_rows_f16", "finish_rows_bf16", "finish_rows_f16",
+    "sum_sinks",         "begin_bias",       "finish_bias"};
 
 Loaded& place_of(CuDevice device, std::size_t index) {
   static std::array<std::array<Loaded, std::size(kCatalog) + kRowsKernels>, kMostDevices> all;

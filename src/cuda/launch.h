@@ -17,9 +17,11 @@ enum class RowsKernel : std::uint8_t {
   prepare_f16,
   finish_bf16,
   finish_f16,
-  sum_sinks
+  sum_sinks,
+  begin_bias,
+  finish_bias,
 };
-inline constexpr std::size_t kRowsKernels = 5;
+inline constexpr std::size_t kRowsKernels = 7;
 
 /// A device of which the context is current, and a stream of it.
 struct Queue {

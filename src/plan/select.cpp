@@ -45,7 +45,8 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
              std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
     }
   }
-  if (row.pass == Pass::backward && (problem.deterministic || problem.batch_invariant)) {
+  if (row.pass == Pass::backward && row.head_dim > 128 &&
+      (problem.deterministic || problem.batch_invariant)) {
     return "adds dQ in any order, which deterministic and batch_invariant forbid";
   }
   if (problem.unaligned && !row.any_layout) {

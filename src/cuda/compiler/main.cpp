@@ -67,16 +67,19 @@ std::string backward_rows_program() {
       "#include \"cuda/sm90/backward_rows.h\"\n"
       "using namespace tessera;\n"
       "using namespace tessera::cuda::sm90;\n";
-  const auto add = [&](const std::string& name, const std::string& call) {
+  const auto add = [&](const std::string& name, const std::string& call, const char* params) {
     text += "extern \"C\" __global__ void __launch_bounds__(kRowThreads)\n" + name +
-            "(const __grid_constant__ BackwardRowParams p) { " + call + "(p); }\n";
+            "(const __grid_constant__ " + params + " p) { cuda::sm90::" + call + "(p); }\n";
   };
   for (const std::string type : {"bf16", "f16"}) {
     for (const std::string what : {"prepare_rows", "finish_rows"}) {
-      add(what + "_" + type, "cuda::sm90::" + what + "<Dtype::" + type + ">");
+      add(what + "_" + type, what + "<Dtype::" + type + ">", "BackwardRowParams");
     }
   }
-  add("sum_sinks", "cuda::sm90::sum_sinks");
+  add("sum_sinks", "sum_sinks", "BackwardRowParams");
+  for (const std::string what : {"begin_bias", "finish_bias"}) {
+    add(what, what, "BackwardBiasParams");
+  }
   return text;
 }
 

@@ -53,6 +53,12 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// What the copy engine has written to global memory is seen by those who see what this thread
+/// writes after.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /// Registers of every thread of a warpgroup, from here on: a multiple of 8.
 template <int kCount>
 __device__ __forceinline__ void lower_registers() {

@@ -43,7 +43,7 @@ __device__ __forceinline__ void bulk_commit() {
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-/// Waits until this thread's bulk groups are done and seen by others.
+/// Waits until this thread's bulk groups are done.
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -68,6 +68,16 @@ __device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float&
                : "r"(from)
                : "memory");
 }
+/// A word of global memory by which blocks tell each other how far they are: what was written before
+/// it was stored is seen after it has been loaded.
+__device__ __forceinline__ int load_acquire(const std::int32_t* from) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_release(std::int32_t* to, int x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
 /// Stores four 8 x 8 matrices of 16-bit elements: register i of the warp's threads is matrix i, and
 /// lane l names where row l % 8 of matrix l / 8 goes. A thread's word holds columns 2 (lane % 4)
 /// and the next of row lane / 4.
@@ -81,16 +91,6 @@ __device__ __forceinline__ void add_global(float* to, float a, float b, float c,
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
                "f"(b), "f"(c), "f"(d)
                : "memory");
-}
-/// What others have written before they released it is seen after.
-__device__ __forceinline__ int load_acquire(const std::int32_t* from) {
-  int x = 0;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-  return x;
-}
-/// What this thread has written or seen before is seen by who acquires it.
-__device__ __forceinline__ void store_release(std::int32_t* to, int x) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what

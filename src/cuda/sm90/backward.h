@@ -20,6 +20,45 @@
 
 namespace tessera::cuda::sm90 {
 
+/// Has the copy engine add what a consuming warpgroup hands over to dQ in memory. A thread of the
+/// producing warpgroup does so all the time, so no consumer waits until its stores can be seen.
+struct PieceAdder {
+  const BackwardParams& p;
+  const PieceOrder* orders;  ///< of the warpgroup
+  std::uint32_t from;        ///< the piece, in shared memory
+  int group;
+
+  __device__ __forceinline__ void run(const Ring<1>& sums) const {
+    for (std::uint32_t item = 0;; ++item) {
+      sums.wait_full(item);
+      if (orders[item % 4].index < 0) break;
+      add(item);
+      ptx::bulk_wait_read();
+      sums.release(item);
+    }
+    ptx::bulk_wait();
+  }
+
+  __device__ __forceinline__ void add(std::uint32_t item) const {
+    const std::int64_t index = orders[item % 4].index;
+    const int rank = orders[item % 4].rank;
+    std::int32_t* const turn = p.turns == nullptr ? nullptr : p.turns + index * 2 + group;
+    if (turn != nullptr) {
+      while (ptx::load_acquire(turn) != rank) {
+      }
+      ptx::fence_proxy_async_global();
+    }
+    ptx::fence_proxy_async();
+    ptx::bulk_add(p.rows.dq + (index * p.rows.pieces + group) * kPieceFloats, from, kSumBytes);
+    ptx::bulk_commit();
+    if (turn != nullptr) {
+      ptx::bulk_wait();
+      ptx::fence_proxy_async_global();
+      ptx::store_release(turn, rank + 1);
+    }
+  }
+};
+
 template <core::Kernel K>
 class BackwardConsumer {
   using S = BackwardShape<K>;
@@ -104,23 +143,19 @@ class BackwardConsumer {
     ptx::barrier_sync(2 + group_, 128);
   }
   __device__ __forceinline__ void clear_keys() const {
-    if constexpr (!K.any_layout) {
-      const int valid = tile().band.seqlen_k - tile().first_key;
-      if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
-      clear_rows<kN>(tile().k, S::kChunks, valid);
-      clear_rows<kN>(tile().v, S::kChunksV, valid);
-      after_clearing();
-    }
+    const int valid = tile().band.seqlen_k - tile().first_key;
+    if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+    clear_rows<kN>(tile().k, S::kChunks, valid);
+    clear_rows<kN>(tile().v, S::kChunksV, valid);
+    after_clearing();
   }
   __device__ __forceinline__ void clear_queries(int m) const {
-    if constexpr (!K.any_layout) {
-      const int valid = tile().band.seqlen_q - m * kM;
-      if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
-      buffers.dout.wait_full(item_);
-      clear_rows<kM>(buffers.q.buffer(item_), S::kChunks, valid);
-      clear_rows<kM>(buffers.dout.buffer(item_), S::kChunksV, valid);
-      after_clearing();
-    }
+    const int valid = tile().band.seqlen_q - m * kM;
+    if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+    buffers.dout.wait_full(item_);
+    clear_rows<kM>(buffers.q.buffer(item_), S::kChunks, valid);
+    clear_rows<kM>(buffers.dout.buffer(item_), S::kChunksV, valid);
+    after_clearing();
   }
 
   /// All blocks of a query head's rows that see the keys.
@@ -160,28 +195,15 @@ class BackwardConsumer {
   __device__ __forceinline__ void step(int head, int m) {
     if constexpr (kMasked) clear_queries(m);
     if (step_ >= 2) add_queries(item_ - 2);
-    float shifts[kM / 4];
-    if constexpr (kM == 64) load_statistics(shifts, buffers.shifts_of(item_));
-    buffers.dout.wait_full(item_);
-    issue_scores(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_), K.head_dim_v);
-    if constexpr (kM != 64) load_statistics(shifts, buffers.shifts_of(item_));
-    weigh<kMasked>(shifts, m);
-    float deltas[kM / 4];
-    if constexpr (kM == 64) load_statistics(deltas, buffers.deltas_of(item_));
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(dp_);
-    if constexpr (kM != 64) load_statistics(deltas, buffers.deltas_of(item_));
-    differentiate(deltas);
+    make_scores<kMasked>(m);
+    make_operands();
     store_scores();
     take_turn();
     issue_values();
     issue_keys();
     k_ = tile().k;
     const bool more = step_ + 1 < tile().steps;
-    if (leads_) {
-      buffers.words->dq[group_][item_ % 4] =
-          p.rows.dq_of(tile().first_block + m, head) + group_ * kPieceFloats;
-    }
+    if (leads_) order_piece(head, m);
     ptx::wgmma_wait<1>();
     if (leads_) buffers.dout.release(item_);
     // Of a tile's first step this is nothing, and S of the step after its last is not looked at: a
@@ -202,6 +224,26 @@ class BackwardConsumer {
     ptx::wgmma_results(s_);
     ++item_;
     ++step_;
+  }
+
+  /// S^T becomes P^T, and dP^T dS^T.
+  template <bool kMasked>
+  __device__ __forceinline__ void make_scores(int m) {
+    // Statistics are asked for before they are needed, where there are registers for them.
+    constexpr bool kEarly = kM == 64;
+    float x[kM / 4];
+    if constexpr (kEarly) load_statistics(x, buffers.shifts_of(item_));
+    buffers.dout.wait_full(item_);
+    issue_scores(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_), K.head_dim_v);
+    if constexpr (!kEarly) load_statistics(x, buffers.shifts_of(item_));
+    weigh(x);
+    if constexpr (kMasked) mask(m);
+    if constexpr (kEarly) load_statistics(x, buffers.deltas_of(item_));
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dp_);
+    if constexpr (!kEarly) load_statistics(x, buffers.deltas_of(item_));
+#pragma unroll
+    for (int i = 0; i < kM / 2; ++i) dp_[i] = s_[i] * (dp_[i] - x[i / 4 * 2 + i % 2]);
   }
 
   /// dQ of the tile's last two steps.
@@ -277,29 +319,26 @@ class BackwardConsumer {
     }
   }
 
-  /// S^T becomes P^T.
-  template <bool kMasked>
-  __device__ __forceinline__ void weigh(const float (&shifts)[kM / 4], int m) {
+  /// S^T becomes P^T, but for the mask.
+  __device__ __forceinline__ void weigh(const float (&shifts)[kM / 4]) {
 #pragma unroll
     for (int i = 0; i < kM / 2; ++i) {
       s_[i] = ptx::ex2(fmaf(s_[i], p.score.pre, -shifts[i / 4 * 2 + i % 2]));
     }
-    if constexpr (kMasked) {
+  }
+  __device__ __forceinline__ void mask(int m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = key_of(tile().first_key, half),
-                  first = m * kM + static_cast<int>(lane_ % 4 * 2);
-        core::Range rows = tile().band.queries_of({key, key + 1});
-        if (key >= tile().band.seqlen_k) rows = {0, 0};
-        mask_row(s_, half, {rows.begin - first, rows.end - first}, 0.0F);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int key = key_of(tile().first_key, half);
+      const int first = m * kM + static_cast<int>(lane_ % 4 * 2);
+      core::Range rows = tile().band.queries_of({key, key + 1});
+      if (key >= tile().band.seqlen_k) rows = {0, 0};
+      mask_row(s_, half, {rows.begin - first, rows.end - first}, 0.0F);
     }
   }
 
-  /// dP^T becomes dS^T, and both operands are made.
-  __device__ __forceinline__ void differentiate(const float (&deltas)[kM / 4]) {
-#pragma unroll
-    for (int i = 0; i < kM / 2; ++i) dp_[i] = s_[i] * (dp_[i] - deltas[i / 4 * 2 + i % 2]);
+  /// P^T and dS^T in the storage type.
+  __device__ __forceinline__ void make_operands() {
 #pragma unroll
     for (int i = 0; i < kM / 4; ++i) {
       weights_[i] = ptx::pack<S::kType>(s_[2 * i], s_[2 * i + 1]);
@@ -322,7 +361,17 @@ class BackwardConsumer {
     if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
-  /// Hands an item's piece of dQ to the thread that has it added to memory (add_all_queries).
+  /// Says where the item's piece of dQ goes, by the leading thread.
+  __device__ __forceinline__ void order_piece(int head, int m) const {
+    PieceOrder& order = buffers.words->pieces[group_][item_ % 4];
+    order.index = p.rows.index_of(tile().first_block + m, head);
+    if (p.turns != nullptr) {
+      const core::Range rows = {m * kM, core::min((m + 1) * kM, tile().band.seqlen_q)};
+      order.rank = core::key_blocks(tile().band, rows, kN).seen.end - 1 - tile().first_key / kN;
+    }
+  }
+
+  /// Hands an item's piece of dQ to the thread that has it added to memory (PieceAdder).
   __device__ __forceinline__ void add_queries(std::uint32_t item) const {
     const Ring<1> sums = buffers.sums_of(group_);
     sums.claim(item);
@@ -336,10 +385,11 @@ class BackwardConsumer {
   }
   /// No more come.
   __device__ __forceinline__ void end_of_queries() const {
-    buffers.sums_of(group_).claim(item_);
-    if (leads_) buffers.words->dq[group_][item_ % 4] = nullptr;
+    const Ring<1> sums = buffers.sums_of(group_);
+    sums.claim(item_);
+    if (leads_) buffers.words->pieces[group_][item_ % 4].index = -1;
     __syncwarp();
-    if (lane_ == 0) buffers.sums_of(group_).arrive_full(item_);
+    if (lane_ == 0) sums.arrive_full(item_);
   }
 
   // ---- results ----
@@ -361,10 +411,10 @@ class BackwardConsumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool exists = key_of(t.first_key, half) < t.band.seqlen_k;
-      store_row<S::kType, K.any_layout>(dv_, half, 1.0F, exists, lane_, p.head_dim_v,
-                                        row_of(p.dv, p.dv_strides, t, half));
-      store_row<S::kType, K.any_layout>(dk_, half, p.score.scale, exists, lane_, p.head_dim,
-                                        row_of(p.dk, p.dk_strides, t, half));
+      store_row<S::kType, false>(dv_, half, 1.0F, exists, lane_, p.head_dim_v,
+                                 row_of(p.dv, p.dv_strides, t, half));
+      store_row<S::kType, false>(dk_, half, p.score.scale, exists, lane_, p.head_dim,
+                                 row_of(p.dk, p.dk_strides, t, half));
     }
   }
 
@@ -383,24 +433,6 @@ class BackwardConsumer {
   float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];
 };
 
-/// A thread of the producing warpgroup: has the copy engine add what a consuming warpgroup hands
-/// over to dQ in memory. So no consumer waits until its stores can be seen.
-template <core::Kernel K>
-__device__ __forceinline__ void add_all_queries(const BackwardBuffers<K>& buffers, int group) {
-  const Ring<1> sums = buffers.sums_of(group);
-  for (std::uint32_t item = 0;; ++item) {
-    sums.wait_full(item);
-    float* const to = buffers.words->dq[group][item % 4];
-    if (to == nullptr) break;
-    ptx::fence_proxy_async();
-    ptx::bulk_add(to, sums.data, kSumBytes);
-    ptx::bulk_commit();
-    ptx::bulk_wait_read();
-    sums.release(item);
-  }
-  ptx::bulk_wait();
-}
-
 /// The kernel of a catalog row.
 template <core::Kernel K>
 __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) {
@@ -413,8 +445,12 @@ __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) 
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
     const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-    if (!K.any_layout && (warp == 1 || warp == 2)) {
-      if (threadIdx.x % 32 == 0) add_all_queries(buffers, warp - 1);
+    if (warp == 1 || warp == 2) {
+      const int consumer = warp - 1;
+      const Ring<1> sums = buffers.sums_of(consumer);
+      if (threadIdx.x % 32 == 0) {
+        PieceAdder{p, buffers.words->pieces[consumer], sums.data, consumer}.run(sums);
+      }
     } else if (threadIdx.x < S::kProducers) {
       BackwardProducer<K>(p, buffers).run();
     }

@@ -46,18 +46,18 @@ struct alignas(16) KeyTile {
   std::uint32_t item = 0;  ///< in the rings of K and V
 };
 
+/// A piece of dQ that is to be added to memory.
+struct PieceOrder {
+  std::int64_t index = -1;  ///< RowMemory::index_of; -1: no more come
+  int rank = 0;             ///< where sums are ordered: how many key blocks add before
+};
+
 /// Words that lie in shared memory.
 struct BackwardWords {
   KeyTile tile;  ///< beside K's buffer
-  /// Where a warpgroup's piece of an item's dQ goes: [warpgroup][item % 4]; null: no more come. An
-  /// item's is written at its step and read two steps later at most.
-  float* dq[2][4] = {};
-  /// Where the roles are split and dQ is added in an order: each warpgroup's place in that of the
-  /// rows whose dQ it computes. Its leader's own.
-  struct Turn {
-    std::uint32_t counter;  ///< of BackwardParams::turns
-    int rank;               ///< what the counter says when the turn has come
-  } turn[2] = {};
+  /// Of a warpgroup and item: [warpgroup][item % 4]. An item's is written at its step and read two
+  /// steps later at most. Where the roles are split, of a warpgroup: [warpgroup][0].
+  PieceOrder pieces[2][4];
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 

@@ -20,11 +20,12 @@ struct ScorePlace {
   int seqlen_q, seqlen_k;
   std::uint32_t lane;
 
+  // Opaque: what is made of them is made anew each time, not kept in registers for 32 scores.
   __device__ __forceinline__ int query_of(int i) const {
-    return first_query + fragment_column(lane, i);
+    return static_cast<int>(ptx::opaque(first_query + lane % 4 * 2)) + i / 4 * 8 + i % 2;
   }
   __device__ __forceinline__ int key_of(int i) const {
-    return first_key + static_cast<int>(lane / 4) + 8 * (i / 2 % 2);
+    return static_cast<int>(ptx::opaque(first_key + lane / 4)) + 8 * (i / 2 % 2);
   }
   __device__ __forceinline__ bool exists(int i) const {
     return query_of(i) < seqlen_q && key_of(i) < seqlen_k;

@@ -26,11 +26,14 @@ struct RowMemory {
   int heads = 0;
   int pieces = 0;
 
+  TESSERA_HD std::int64_t index_of(std::int64_t block, int head) const {
+    return block * heads + head;
+  }
   TESSERA_HD float* statistics_of(std::int64_t block, int head) const {
-    return statistics + (block * heads + head) * 2 * blocks.block_m;
+    return statistics + index_of(block, head) * 2 * blocks.block_m;
   }
   TESSERA_HD float* dq_of(std::int64_t block, int head) const {
-    return dq + (block * heads + head) * pieces * kPieceFloats;
+    return dq + index_of(block, head) * pieces * kPieceFloats;
   }
 };
 
@@ -67,7 +70,7 @@ struct BackwardParams {
   std::int32_t* next_tile = nullptr;  ///< of the order, less the first one of every block
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
-  bool dbias_adds = false;  ///< dbias is fp32 and several scores share an element
+  bool dbias_adds = false;  ///< dbias are fp32 sums: several scores share an element
   bool alibi_per_batch = false;
 };
 
@@ -91,6 +94,18 @@ struct BackwardRowParams {
   int seqlen_q = 0;  ///< packed: of the longest sequence
   int head_dim = 0, head_dim_v = 0;
   bool aligned = true;  ///< rows of o, dout and dq begin at multiples of 16 bytes
+};
+
+/// Of the kernels that begin and end the gradient of a bias: every element of the stored
+/// dimensions (batch, heads, queries, keys) once.
+struct BackwardBiasParams {
+  std::int64_t sizes[4] = {};
+  void* dbias = nullptr;
+  std::int64_t strides[4] = {};
+  Dtype dtype = Dtype::f32;
+  float* sums = nullptr;  ///< [sizes] where several scores share an element; null: none do
+
+  TESSERA_HD std::int64_t count() const { return sizes[0] * sizes[1] * sizes[2] * sizes[3]; }
 };
 
 }  // namespace tessera::cuda::sm90

@@ -56,8 +56,12 @@ class BackwardProducer {
       seqlen_q = p.cu_seqlens_q[batch + 1] - first_q;
       seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
     }
-    // Early keys are seen by more queries than late ones where a mask is causal.
-    const int first_key = (p.order.row_blocks - 1 - place.row_block) * K.block_n;
+    // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
+    // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
+    // before it follow a step behind each other, so hardly anyone waits.
+    const int block =
+        p.turns == nullptr ? p.order.row_blocks - 1 - place.row_block : place.row_block;
+    const int first_key = block * K.block_n;
     if (first_key >= seqlen_k) return;
 
     KeyTile tile;

@@ -92,6 +92,9 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     if (threadIdx.x == 0 && p.sink_parts != nullptr) p.sink_parts[at.part(p)] = 0.0F;
     return;
   }
+  if (p.turns != nullptr && threadIdx.x < 2) {
+    p.turns[p.rows.index_of(at.block, at.head) * 2 + threadIdx.x] = 0;
+  }
   float* const dq = p.rows.dq_of(at.block, at.head);
   for (int i = static_cast<int>(threadIdx.x); i < p.rows.pieces * kPieceFloats / 4;
        i += kRowThreads) {
@@ -181,6 +184,40 @@ __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
       }
     }
   }
+}
+
+/// Calls f(index, elements from dbias) for every element.
+template <class F>
+__device__ __forceinline__ void each_element(const BackwardBiasParams& p, const F& f) {
+  const std::int64_t step = std::int64_t{gridDim.x} * kRowThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kRowThreads + threadIdx.x; i < p.count();
+       i += step) {
+    std::int64_t rest = i, at = 0;
+    for (int axis = 3; axis >= 0; --axis) {
+      at += rest % p.sizes[axis] * p.strides[axis];
+      rest /= p.sizes[axis];
+    }
+    f(i, at);
+  }
+}
+
+/// Before the main kernel: 0 where it adds, or where it does not come because a mask hides the
+/// pair.
+__device__ __forceinline__ void begin_bias(const BackwardBiasParams& p) {
+  each_element(p, [&](std::int64_t index, std::int64_t at) {
+    if (p.sums != nullptr) {
+      p.sums[index] = 0.0F;
+    } else {
+      store_float(p.dbias, p.dtype, at, 0.0F);
+    }
+  });
+}
+
+/// After it: the sums, in the gradient's type.
+__device__ __forceinline__ void finish_bias(const BackwardBiasParams& p) {
+  each_element(p, [&](std::int64_t index, std::int64_t at) {
+    store_float(p.dbias, p.dtype, at, p.sums[index]);
+  });
 }
 
 }  // namespace tessera::cuda::sm90

@@ -266,6 +266,13 @@ class WideConsumer {
     // As in step().
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(sum_);
+    if (leads_) summed().release(item_);
+    if (p.turns != nullptr) {
+      note_turn(head, m);
+      take_turn();
+    }
     float* to = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
                 piece_place(static_cast<int>(threadIdx.x % 128), 0);
 #pragma unroll
@@ -273,14 +280,6 @@ class WideConsumer {
       issue_queries(piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      if (piece == kFirstPiece) {
-        ptx::wgmma_results(sum_);
-        if (leads_) summed().release(item_);
-        if (p.turns != nullptr) {
-          note_turn(head, m);
-          take_turn();
-        }
-      }
       add_queries(to);
       to += kPieceFloats;
     }
@@ -446,21 +445,24 @@ class WideConsumer {
   // waits only for tiles that others have begun before. Pieces of a warpgroup add to what no other
   // one of the block does, so each of the two has turns of its own.
 
-  __device__ __forceinline__ BackwardWords::Turn& turn() const {
-    return buffers.words->turn[kValues ? 0 : 1];
+  /// The leader's own.
+  __device__ __forceinline__ PieceOrder& turn() const {
+    return buffers.words->pieces[kValues ? 0 : 1][0];
+  }
+  __device__ __forceinline__ std::int32_t* counter() const {
+    return p.turns + turn().index * 2 + (kValues ? 0 : 1);
   }
   __device__ __forceinline__ void note_turn(int head, int m) const {
     if (!leads_) return;
-    const KeyTile& t = tile();
-    const core::Range rows = {m * kM, core::min((m + 1) * kM, t.band.seqlen_q)};
-    turn() = {
-        static_cast<std::uint32_t>(((t.first_block + m) * p.heads + head) * 2 + (kValues ? 0 : 1)),
-        core::key_blocks(t.band, rows, kN).seen.end - 1 - t.first_key / kN};
+    const core::Range rows = {m * kM, core::min((m + 1) * kM, tile().band.seqlen_q)};
+    turn() = {p.rows.index_of(tile().first_block + m, head),
+              core::key_blocks(tile().band, rows, kN).seen.end - 1 - tile().first_key / kN};
   }
   __device__ __forceinline__ void take_turn() const {
     if (leads_) {
-      const BackwardWords::Turn mine = turn();
-      while (ptx::load_acquire(p.turns + mine.counter) != mine.rank) {
+      const std::int32_t* const from = counter();
+      const int rank = turn().rank;
+      while (ptx::load_acquire(from) != rank) {
       }
     }
     ptx::barrier_sync(kOwn, 128);
@@ -468,7 +470,7 @@ class WideConsumer {
   __device__ __forceinline__ void pass_turn() const {
     __threadfence();
     ptx::barrier_sync(kOwn, 128);
-    if (leads_) ptx::store_release(p.turns + turn().counter, turn().rank + 1);
+    if (leads_) ptx::store_release(counter(), turn().rank + 1);
   }
 
   // ---- results ----

@@ -13,7 +13,7 @@ inline constexpr int kCopyingThreads = 128;     ///< of a producer without the c
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
-inline constexpr int kWordBytes = 160;  ///< room for what the backward's warps tell each other
+inline constexpr int kWordBytes = 256;  ///< room for what the backward's warps tell each other
 inline constexpr int kSumBytes = 64 * 64 * 4;  ///< of a piece of dQ (backward_params.h)
 inline constexpr int kRowThreads = 128;  ///< of the kernels around the backward's (backward_rows.h)
 
