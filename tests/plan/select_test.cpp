@@ -101,6 +101,13 @@ TEST(Select, GoldenPlansOfHopper) {
       EXPECT_EQ(row(problem + " d=160"), "sm90.backward.f16.d192.64x64") << rows;
       EXPECT_EQ(row(problem + " d=200/256"), "sm90.backward.f16.d256.64x64") << rows;
     }
+    for (const char* extra : {"softcap=30", "alibi=h", "bias=bhqk", "dropout=0.1"}) {
+      const std::string problem = std::string("bwd bf16 h=8 q=512 k=512 ") + extra;
+      EXPECT_EQ(row(problem + " d=192/128"), "sm90.backward.bf16.d256.64x64.extra") << extra;
+      EXPECT_EQ(row(problem + " d=256 unaligned"), "sm90.backward.bf16.d256.64x64.any") << extra;
+    }
+    EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=150"), "sm90.backward.f16.d256.64x64.any");
+    EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=256 unaligned"), "sm90.backward.f16.d256.64x64.any");
     EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);
   }
 }

@@ -56,7 +56,7 @@ struct PieceOrder {
 struct BackwardWords {
   KeyTile tile;  ///< beside K's buffer
   /// Of a warpgroup and item: [warpgroup][item % 4]. An item's is written at its step and read two
-  /// steps later at most.
+  /// steps later at most. Where the roles are split, of a warpgroup: [warpgroup][0].
   PieceOrder pieces[2][4];
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
@@ -68,7 +68,7 @@ struct BackwardBuffers {
   Ring<dout_stages(K)> dout;  ///< with the deltas
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
-  std::uint32_t weights;          ///< P^T in fp32, where the roles are split
+  std::uint32_t weights;          ///< P^T in fp32, where the roles are split; then slopes
   std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
   BackwardWords* words;
 

@@ -14,12 +14,15 @@
 // so that one multiplies while the other is at its scores: dV and the next S^T are under way while
 // dS^T is made, dK and the next dP^T while the values are at their next P^T. The last piece of dQ
 // is left under way, too, until the next step has handed over.
+//
+// Rows of the catalog with extras do one thing after another; the scores' derivatives go with P^T.
 #pragma once
 
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/backward_buffers.h"
+#include "cuda/sm90/backward_extras.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
 #include "cuda/sm90/fragment.h"
@@ -33,6 +36,7 @@ template <core::Kernel K, Role kRole>
 class WideConsumer {
   using S = BackwardShape<K>;
   static constexpr bool kValues = kRole == Role::values;
+  static constexpr bool kExtras = K.extra == core::Extra::all;
   static constexpr int kM = K.block_m, kN = K.block_n;
   static constexpr int kScoreDim = kValues ? K.head_dim : K.head_dim_v;
   static constexpr int kSumDim = kValues ? K.head_dim_v : K.head_dim;
@@ -47,12 +51,13 @@ class WideConsumer {
 
   // Named barriers. Two order all that the warpgroups hand over. Who passes kWeightsReady of a step
   // knows that the values are done with dQ of the step before the last, so that dS^T, in two
-  // buffers, may be written; who passes kScoresReady knows that P^T has been read.
-  static constexpr int kWeightsReady = 1, kScoresReady = 2;
-  static constexpr int kOwn = kValues ? 3 : 4;  ///< of this warpgroup
+  // buffers, may be written; who passes kScoresReady knows that P^T has been read. The producer's
+  // threads have the first one.
+  static constexpr int kWeightsReady = 2, kScoresReady = 3;
+  static constexpr int kOwn = kValues ? 4 : 5;  ///< of this warpgroup
   static constexpr int kBoth = 2 * 128;         ///< threads
 
-  static_assert(kM == 64 && kN == 64 && K.q_stages >= 2 && !K.any_layout);
+  static_assert(kM == 64 && kN == 64 && (kExtras || (K.q_stages >= 2 && !K.any_layout)));
 
  public:
   __device__ __forceinline__ WideConsumer(const BackwardParams& params,
@@ -69,7 +74,15 @@ class WideConsumer {
       for (int i = 0; i < kSumDim / 2; ++i) sum_[i] = 0.0F;
       clear_keys();
       if constexpr (!kValues) buffers.v.wait_full(tile_item_);
-      if (agreed(!tile().queries.seen.empty())) walk();
+      if (agreed(!tile().queries.seen.empty())) {
+        if constexpr (kExtras) {
+          walk_with_extras();
+        } else if (agreed(p.turns != nullptr)) {
+          walk<true>();
+        } else {
+          walk<false>();
+        }
+      }
       write();
     }
   }
@@ -97,7 +110,8 @@ class WideConsumer {
 
   // Rows beyond the end of a packed sequence, where another one lies, become 0 where weights that
   // are 0 meet them in a sum: that times infinity is not 0. Every warpgroup clears for itself what
-  // it sums. Scores of such rows and keys are not used: mask() and differentiate() see to it.
+  // it sums. Scores of such rows and keys are not used: mask() and differentiate() see to it. What
+  // threads load is 0 there as it comes.
 
   template <int kRows>
   __device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int valid) const {
@@ -111,17 +125,18 @@ class WideConsumer {
   }
   __device__ __forceinline__ void clear_keys() const {
     const int valid = tile().band.seqlen_k - tile().first_key;
-    if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+    if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
     clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
   }
   __device__ __forceinline__ void clear_summed(int m) const {
     const int valid = tile().band.seqlen_q - m * kM;
-    if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+    if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
     clear_rows<kM>(summed().buffer(item_), kSumChunks, valid);
   }
 
   /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores
-  /// follow it.
+  /// follow it. kOrdered: dQ is added in an order.
+  template <bool kOrdered>
   __device__ __forceinline__ void walk() {
     pending_ = nullptr;
     issue_scores(item_);
@@ -136,21 +151,21 @@ class WideConsumer {
         const bool before = m <= blocks.full.begin && !blocks.full.empty();
         const int masked_end = before ? core::min(blocks.full.begin, end) : end;
 #pragma unroll 1
-        for (; m < masked_end; ++m) step<true, false>(head, m);
+        for (; m < masked_end; ++m) step<true, false, kOrdered>(head, m);
         const int full_end = core::min(blocks.full.end, end);
 #pragma unroll 1
-        for (; m < full_end; ++m) step<false, false>(head, m);
+        for (; m < full_end; ++m) step<false, false, kOrdered>(head, m);
       } while (m < end);
     }
-    step<true, true>(last_head, blocks.seen.end - 1);
+    step<true, true, kOrdered>(last_head, blocks.seen.end - 1);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
-    add_queries(pending_);
+    add_last<kOrdered>();
   }
 
   // ---- a block of rows ----
 
-  template <bool kMasked, bool kLast>
+  template <bool kMasked, bool kLast, bool kOrdered>
   __device__ __forceinline__ void step(int head, int m) {
     if constexpr (kValues) {
       weigh<kMasked>(m);
@@ -172,12 +187,13 @@ class WideConsumer {
     issue_sum();
     if constexpr (!kLast) issue_scores(item_ + 1);
     // Only now: the tensor cores have work again.
-    if (agreed(pending_ != nullptr)) add_queries(pending_);
+    if (agreed(pending_ != nullptr)) add_last<kOrdered>();
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
     pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
                piece_place(static_cast<int>(threadIdx.x % 128), 0);
+    if constexpr (kOrdered) note_turn(head, m);
     issue_queries(kFirstPiece);
     ptx::wgmma_wait<kLast ? 1 : 2>();
     if (leads_) summed().release(item_);
@@ -185,6 +201,7 @@ class WideConsumer {
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
+      if (kOrdered && piece == kFirstPiece + 1) take_turn();
       add_queries(pending_);
       pending_ += kPieceFloats;
       issue_queries(piece);
@@ -193,6 +210,107 @@ class WideConsumer {
     ptx::wgmma_results(scores_);
     ++item_;
   }
+
+  // ---- the same with extras: one thing after another ----
+
+  __device__ __forceinline__ void walk_with_extras() {
+    for (int member = 0; member < p.group; ++member) {
+#pragma unroll 1
+      for (int m = tile().queries.seen.begin; m < tile().queries.seen.end; ++m) {
+        step_with_extras(tile().head * p.group + member, m);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void step_with_extras(int head, int m) {
+    issue_scores(item_);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(scores_);
+    const ScorePlace place = {
+        tile().batch,         head, m * kM, tile().first_key + warp_ * 16, tile().band.seqlen_q,
+        tile().band.seqlen_k, lane_};
+    std::uint32_t kept[kM / 64];
+    if constexpr (kValues) {
+      std::uint32_t slopes[kM / 4];
+      transform_scores(p, place, scores_, slopes);
+      __syncwarp();
+      weigh<true>(m);
+      store_weights();
+      if (p.score.capped) store_slopes(slopes);
+      ptx::barrier_arrive(kWeightsReady, kBoth);
+      draw_dropout<kM / 2>(p, place, kept);
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) {
+        scores_[i] = bit(kept, i) ? scores_[i] * p.dropout.keep_scale : 0.0F;
+      }
+      make_operand();
+    } else {
+      draw_dropout<kM / 2>(p, place, kept);
+#pragma unroll
+      for (int i = 0; i < kM / 2; ++i) {
+        scores_[i] = bit(kept, i) ? scores_[i] * p.dropout.keep_scale : 0.0F;
+      }
+      ptx::barrier_sync(kWeightsReady, kBoth);
+      differentiate<true>();
+      store_bias_gradient(p, place, scores_);
+      __syncwarp();
+      if (p.score.capped) multiply_slopes();
+      make_operand();
+      store_scores();
+      ptx::fence_proxy_async();
+      ptx::barrier_arrive(kScoresReady, kBoth);
+    }
+    summed().wait_full(item_);
+    clear_summed(m);
+    issue_sum();
+    // As in step().
+    ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
+    if (leads_) scored().release(item_);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(sum_);
+    if (leads_) summed().release(item_);
+    if (p.turns != nullptr) {
+      note_turn(head, m);
+      take_turn();
+    }
+    float* to = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
+                piece_place(static_cast<int>(threadIdx.x % 128), 0);
+#pragma unroll
+    for (int piece = kFirstPiece; piece <= kLastPiece; ++piece) {
+      issue_queries(piece);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_results(dq_);
+      add_queries(to);
+      to += kPieceFloats;
+    }
+    if (p.turns != nullptr) pass_turn();
+    ++item_;
+  }
+
+  // The scores' derivatives lie behind P^T, as it does.
+
+  __device__ __forceinline__ std::uint32_t slopes_place() const {
+    return buffers.weights + kN * kM * 4 + threadIdx.x % 128 * 16;
+  }
+  __device__ __forceinline__ void store_slopes(const std::uint32_t (&slopes)[kM / 4]) const {
+#pragma unroll
+    for (int i = 0; i < kM / 4; i += 4) {
+      ptx::store_shared(slopes_place() + i / 4 * 128 * 16,
+                        {slopes[i], slopes[i + 1], slopes[i + 2], slopes[i + 3]});
+    }
+  }
+  __device__ __forceinline__ void multiply_slopes() {
+#pragma unroll
+    for (int i = 0; i < kM / 4; i += 2) {
+      float words[2];
+      ptx::load_shared(slopes_place() + i / 4 * 128 * 16 + i % 4 * 4, words[0], words[1]);
+      const std::uint32_t slopes[2] = {__float_as_uint(words[0]), __float_as_uint(words[1])};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) scores_[2 * i + j] *= slope_of(slopes, j);
+    }
+  }
+
+  // ---- products ----
 
   /// S^T = K Q^T or dP^T = V dO^T.
   __device__ __forceinline__ void issue_scores(std::uint32_t item) {
@@ -233,9 +351,12 @@ class WideConsumer {
     ptx::wgmma_commit();
   }
 
-  /// S^T becomes P^T.
+  // ---- weights ----
+
+  /// S^T becomes P^T. With extras S^T are base-2 scores.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(int m) {
+    const float factor = kExtras ? 1.0F : p.score.pre;
     const std::uint32_t shifts = buffers.shifts_of(item_) + lane_ % 4 * 8;
 #pragma unroll
     for (int c = 0; c < kM / 8; ++c) {
@@ -244,7 +365,7 @@ class WideConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = scores_[4 * c + i];
-        x = ptx::ex2(fmaf(x, p.score.pre, -shift[i % 2]));
+        x = ptx::ex2(fmaf(x, factor, -shift[i % 2]));
       }
     }
     if constexpr (kMasked) {
@@ -310,6 +431,48 @@ class WideConsumer {
     }
   }
 
+  /// The piece of dQ that was left under way.
+  template <bool kOrdered>
+  __device__ __forceinline__ void add_last() const {
+    if constexpr (kOrdered && kFirstPiece == kLastPiece) take_turn();
+    add_queries(pending_);
+    if constexpr (kOrdered) pass_turn();
+  }
+
+  // ---- whose turn it is to add dQ of a block of rows, where that has an order ----
+
+  // The last block of keys that the rows see comes first, and tiles are handed out so: a warpgroup
+  // waits only for tiles that others have begun before. Pieces of a warpgroup add to what no other
+  // one of the block does, so each of the two has turns of its own.
+
+  /// The leader's own.
+  __device__ __forceinline__ PieceOrder& turn() const {
+    return buffers.words->pieces[kValues ? 0 : 1][0];
+  }
+  __device__ __forceinline__ std::int32_t* counter() const {
+    return p.turns + turn().index * 2 + (kValues ? 0 : 1);
+  }
+  __device__ __forceinline__ void note_turn(int head, int m) const {
+    if (!leads_) return;
+    const core::Range rows = {m * kM, core::min((m + 1) * kM, tile().band.seqlen_q)};
+    turn() = {p.rows.index_of(tile().first_block + m, head),
+              core::key_blocks(tile().band, rows, kN).seen.end - 1 - tile().first_key / kN};
+  }
+  __device__ __forceinline__ void take_turn() const {
+    if (leads_) {
+      const std::int32_t* const from = counter();
+      const int rank = turn().rank;
+      while (ptx::load_acquire(from) != rank) {
+      }
+    }
+    ptx::barrier_sync(kOwn, 128);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    __threadfence();
+    ptx::barrier_sync(kOwn, 128);
+    if (leads_) ptx::store_release(counter(), turn().rank + 1);
+  }
+
   // ---- results ----
 
   __device__ __forceinline__ int key_of(int half) const {
@@ -319,6 +482,7 @@ class WideConsumer {
   /// Gives the tile back first: the next keys come while this one's are written.
   __device__ __forceinline__ void write() {
     ptx::wgmma_results(sum_);
+    if constexpr (kExtras) tile_item_ = tile().item;  // so that it is not kept meanwhile
     const Strides& strides = kValues ? p.dv_strides : p.dk_strides;
     const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
     std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
@@ -333,9 +497,9 @@ class WideConsumer {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      store_row<S::kType, false>(sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left, lane_,
-                                 kValues ? p.head_dim_v : p.head_dim,
-                                 first + 8 * half * strides.seqlen);
+      store_row<S::kType, K.any_layout>(sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left,
+                                        lane_, kValues ? p.head_dim_v : p.head_dim,
+                                        first + 8 * half * strides.seqlen);
     }
   }
 

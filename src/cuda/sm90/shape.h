@@ -49,10 +49,11 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
              (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
          8 * barriers(row) + 1024;
 }
-/// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other; or dQ in
-/// fp32, on its way to memory.
+/// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
+/// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory.
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
-  return splits_roles(row) ? row.block_n * row.block_m * 4 : consumers(row) * kSumBytes;
+  const int slopes = row.extra == core::Extra::all ? 2 : 0;
+  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes) : consumers(row) * kSumBytes;
 }
 /// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it.
 TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
