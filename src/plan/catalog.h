@@ -70,10 +70,14 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     192,       192,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,       2, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,    64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,     64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,    64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all,     true},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,     64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all,     true},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,       2, core::Extra::all},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     128,       128,       2, core::Extra::all},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,       2, core::Extra::all,     true},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     128,       128,       2, core::Extra::all,     true},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all,     true},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,       1, core::Extra::all,     true},
 };
 // clang-format on
 

@@ -45,10 +45,6 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
              std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
     }
   }
-  if (row.pass == Pass::backward && row.head_dim > 128 &&
-      (problem.deterministic || problem.batch_invariant)) {
-    return "adds dQ in any order, which deterministic and batch_invariant forbid";
-  }
   if (problem.unaligned && !row.any_layout) {
     return "its copy engine takes addresses and strides that are multiples of 16 bytes; the "
            "problem is unaligned";
