@@ -1,6 +1,6 @@
-"""Draws bench/results/h200_forward.csv, and prints the table of docs/performance.md (--table).
+"""Draws bench/results/h200_{forward,backward,layer}.csv, and prints the tables of docs/performance.md (--table).
 
-    plot_gpu.py [--input FILE] [--output docs/figures/h200_forward.svg] [--table]
+    plot_gpu.py [--pass forward|backward|layer] [--table]
 
 One panel a head dim and mask: TFLOP/s against sequence length. FlashAttention-3 is drawn as it stood to cuDNN
 in bench/results/h200_peers.csv, from cuDNN in the same run. Where the file has several runs of a cell, their median
@@ -29,8 +29,8 @@ def medians(rows):
                        for c in ("tessera", "cudnn", "bar", "of_bar")} for runs in cells.values()]
 
 
-def fa3_over_cudnn():
-    return {(r["d"], r["causal"], r["s"]): float(r["fa3_fwd"]) / float(r["cudnn_fwd"])
+def fa3_over_cudnn(direction):
+    return {(r["d"], r["causal"], r["s"]): float(r[f"fa3_{direction}"]) / float(r[f"cudnn_{direction}"])
             for r in read(ROOT / "bench/results/h200_peers.csv")}
 
 
@@ -57,9 +57,9 @@ def table(rows):
               f"{min(shares):.3f}\n")
 
 
-def draw(rows, output):
+def draw(rows, output, direction, title):
     plt.rcParams.update(STYLE)
-    factors = fa3_over_cudnn()
+    factors = fa3_over_cudnn(direction)
     every = panels([r for r in rows if r["dtype"] == "bf16"])
     dims = list(dict.fromkeys(d for (d, _), _ in every))
     figure, axes = plt.subplots(2, len(dims), figsize=(3.4 * len(dims), 5.8), sharex=True, sharey="col")
@@ -85,11 +85,43 @@ def draw(rows, output):
     for row in axes:
         row[0].set_ylabel("TFLOP/s", fontsize=10, color=INK)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.suptitle("Forward pass on one H200, bf16, 16,384 tokens, hidden size 2048", fontsize=13, x=0.012,
+    figure.suptitle(f"{title} on one H200, bf16, 16,384 tokens, hidden size 2048", fontsize=13, x=0.012,
                     ha="left", y=0.985)
     figure.legend(handles[::-1], labels[::-1], loc="upper left", ncols=3, frameon=False, fontsize=10,
                   bbox_to_anchor=(0.003, 0.955), borderaxespad=0.0)
     figure.tight_layout(rect=(0, 0, 1, 0.92))
+    save(figure, output)
+
+
+def draw_layer(rows, output):
+    """Time and peak memory of forward and backward against the sequence length."""
+    plt.rcParams.update(STYLE)
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.8))
+    styles = {"three steps": ("three steps of PyTorch", "#9a6700", "s"), "cudnn": ("cuDNN", "#57606a", "^"),
+              "tessera": ("Tessera", "#0969da", "o")}
+    for axis, column, label in ((axes[0], "ms", "milliseconds"), (axes[1], "mb", "peak memory, MB")):
+        for who, (name, colour, marker) in styles.items():
+            mine = [r for r in rows if r["who"] == who]
+            axis.plot([int(r["s"]) for r in mine], [float(r[column]) for r in mine], color=colour, marker=marker,
+                      markersize=4.5, linewidth=1.8, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        lengths = sorted({int(r["s"]) for r in rows})
+        axis.set_xticks(lengths, [seqlen_label(s) for s in lengths])
+        axis.minorticks_off()
+        axis.set_xlabel("sequence length", fontsize=10, color=INK)
+        axis.set_ylabel(label, fontsize=10, color=INK)
+        bare(axis)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.suptitle("Forward and backward, 16 causal heads of 128, bf16, one H200", fontsize=12.5, x=0.012, ha="left",
+                    y=0.985)
+    figure.legend(handles[::-1], labels[::-1], loc="upper left", ncols=3, frameon=False, fontsize=10,
+                  bbox_to_anchor=(0.003, 0.93), borderaxespad=0.0)
+    figure.tight_layout(rect=(0, 0, 1, 0.88))
+    save(figure, output)
+
+
+def save(figure, output):
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, metadata={"Date": None}, facecolor="white")
     print(f"{output}: {output.stat().st_size} bytes")
@@ -97,12 +129,22 @@ def draw(rows, output):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--input", type=pathlib.Path, default=ROOT / "bench/results/h200_forward.csv")
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "docs/figures/h200_forward.svg")
+    parser.add_argument("--pass", dest="what", choices=("forward", "backward", "layer"), default="forward")
     parser.add_argument("--table", action="store_true", help="print the table instead")
     arguments = parser.parse_args()
-    rows = medians(read(arguments.input))
-    table(rows) if arguments.table else draw(rows, arguments.output)
+    rows = read(ROOT / f"bench/results/h200_{arguments.what}.csv")
+    output = ROOT / f"docs/figures/h200_{arguments.what}.svg"
+    if arguments.what == "layer":
+        draw_layer(rows, output)
+        return
+    for ordered in ("0", "1"):
+        chosen = medians([r for r in rows if r.get("deterministic", "0") == ordered])
+        if arguments.table and chosen:
+            print("deterministic:\n" if ordered == "1" else "")
+            table(chosen)
+        elif chosen and ordered == "0":
+            draw(chosen, output, "fwd" if arguments.what == "forward" else "bwd",
+                 f"{arguments.what.capitalize()} pass")
 
 
 if __name__ == "__main__":
