@@ -24,14 +24,14 @@ namespace tessera::cuda::sm90 {
 /// producing warpgroup does so all the time, so no consumer waits until its stores can be seen.
 struct PieceAdder {
   const BackwardParams& p;
-  const PieceOrder* orders;  ///< of the warpgroup
+  const PieceOrder* orders;  ///< by item
   std::uint32_t from;        ///< the piece, in shared memory
   int group;
 
   __device__ __forceinline__ void run(const Ring<1>& sums) const {
     for (std::uint32_t item = 0;; ++item) {
       sums.wait_full(item);
-      if (orders[item % 4].index < 0) break;
+      if (orders[item % kPieceOrders].index < 0) break;
       add(item);
       ptx::bulk_wait_read();
       sums.release(item);
@@ -40,8 +40,8 @@ struct PieceAdder {
   }
 
   __device__ __forceinline__ void add(std::uint32_t item) const {
-    const std::int64_t index = orders[item % 4].index;
-    const int rank = orders[item % 4].rank;
+    const std::int64_t index = orders[item % kPieceOrders].index;
+    const int rank = orders[item % kPieceOrders].rank;
     std::int32_t* const turn = p.turns == nullptr ? nullptr : p.turns + index * 2 + group;
     if (turn != nullptr) {
       while (ptx::load_acquire(turn) != rank) {
@@ -90,8 +90,9 @@ class BackwardConsumer {
       clear_keys();
       if (agreed(tile().steps > 0)) {
         step_ = 0;
+        left_ = tile().steps;
         begin_scores();
-        for (int member = 0; member < p.group; ++member) walk(tile().head * p.group + member);
+        for (int member = 0; member < p.group; ++member) walk();
         end_queries();
       }
       const KeyTile done = tile();
@@ -159,16 +160,16 @@ class BackwardConsumer {
   }
 
   /// All blocks of a query head's rows that see the keys.
-  __device__ __forceinline__ void walk(int head) {
+  __device__ __forceinline__ void walk() {
     const core::QueryBlocks blocks = tile().queries;
     int m = blocks.seen.begin;
     do {
       const bool before = m <= blocks.full.begin && !blocks.full.empty();
       const int masked_end = before ? blocks.full.begin : blocks.seen.end;
 #pragma unroll 1
-      for (; m < masked_end; ++m) step<true>(head, m);
+      for (; m < masked_end; ++m) step<true>(m);
 #pragma unroll 1
-      for (; m < blocks.full.end; ++m) step<false>(head, m);
+      for (; m < blocks.full.end; ++m) step<false>(m);
     } while (m < blocks.seen.end);
   }
 
@@ -192,7 +193,7 @@ class BackwardConsumer {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step(int head, int m) {
+  __device__ __forceinline__ void step(int m) {
     if constexpr (kMasked) clear_queries(m);
     if (step_ >= 2) add_queries(item_ - 2);
     make_scores<kMasked>(m);
@@ -201,9 +202,7 @@ class BackwardConsumer {
     take_turn();
     issue_values();
     issue_keys();
-    k_ = tile().k;
-    const bool more = step_ + 1 < tile().steps;
-    if (leads_) order_piece(head, m);
+    const bool more = --left_ > 0;
     ptx::wgmma_wait<1>();
     if (leads_) buffers.dout.release(item_);
     // Of a tile's first step this is nothing, and S of the step after its last is not looked at: a
@@ -361,16 +360,6 @@ class BackwardConsumer {
     if (lane_ == 0) buffers.scores.arrive_full(item_);
   }
 
-  /// Says where the item's piece of dQ goes, by the leading thread.
-  __device__ __forceinline__ void order_piece(int head, int m) const {
-    PieceOrder& order = buffers.words->pieces[group_][item_ % 4];
-    order.index = p.rows.index_of(tile().first_block + m, head);
-    if (p.turns != nullptr) {
-      const core::Range rows = {m * kM, core::min((m + 1) * kM, tile().band.seqlen_q)};
-      order.rank = core::key_blocks(tile().band, rows, kN).seen.end - 1 - tile().first_key / kN;
-    }
-  }
-
   /// Hands an item's piece of dQ to the thread that has it added to memory (PieceAdder).
   __device__ __forceinline__ void add_queries(std::uint32_t item) const {
     const Ring<1> sums = buffers.sums_of(group_);
@@ -387,7 +376,6 @@ class BackwardConsumer {
   __device__ __forceinline__ void end_of_queries() const {
     const Ring<1> sums = buffers.sums_of(group_);
     sums.claim(item_);
-    if (leads_) buffers.words->pieces[group_][item_ % 4].index = -1;
     __syncwarp();
     if (lane_ == 0) sums.arrive_full(item_);
   }
@@ -426,8 +414,9 @@ class BackwardConsumer {
   const bool leads_;  ///< arrives at barriers for its warpgroup
 
   std::uint32_t item_ = 0;  ///< in the rings of Q and dO
-  int step_ = 0;            ///< of the tile
-  std::uint32_t k_ = 0;     ///< shared address of K, read anew for every step (KeyTile)
+  int left_ = 0;
+  int step_ = 0;         ///< of the tile
+  std::uint32_t k_ = 0;  ///< shared address of K, read anew for every step (KeyTile)
   float s_[kM / 2], dp_[kM / 2], dq_[32];
   std::uint32_t weights_[kM / 4], dscores_[kM / 4];
   float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];
@@ -449,7 +438,7 @@ __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) 
       const int consumer = warp - 1;
       const Ring<1> sums = buffers.sums_of(consumer);
       if (threadIdx.x % 32 == 0) {
-        PieceAdder{p, buffers.words->pieces[consumer], sums.data, consumer}.run(sums);
+        PieceAdder{p, buffers.words->pieces, sums.data, consumer}.run(sums);
       }
     } else if (threadIdx.x < S::kProducers) {
       BackwardProducer<K>(p, buffers).run();

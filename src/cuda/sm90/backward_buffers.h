@@ -52,12 +52,15 @@ struct PieceOrder {
   int rank = 0;             ///< where sums are ordered: how many key blocks add before
 };
 
+inline constexpr std::uint32_t kPieceOrders = 8;
+
 /// Words that lie in shared memory.
 struct BackwardWords {
   KeyTile tile;  ///< beside K's buffer
-  /// Of a warpgroup and item: [warpgroup][item % 4]. An item's is written at its step and read two
-  /// steps later at most. Where the roles are split, of a warpgroup: [warpgroup][0].
-  PieceOrder pieces[2][4];
+  /// By item % kPieceOrders: written by the producer, before the item's Q, and read by those who
+  /// add two steps later, when the producer is at most five items further. Where the roles are
+  /// split, one of each role's own.
+  PieceOrder pieces[kPieceOrders];
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 

@@ -23,7 +23,10 @@ class BackwardProducer {
       produce(index);
     }
     buffers.k.claim(tile_item_);
-    if (leads()) buffers.words->tile.first_key = -1;
+    if (leads()) {
+      buffers.words->tile.first_key = -1;
+      if constexpr (!splits_roles(K)) buffers.words->pieces[item_ % kPieceOrders].index = -1;
+    }
     buffers.k.announce(tile_item_, 0);
   }
 
@@ -91,6 +94,7 @@ class BackwardProducer {
                                packed ? 0 : batch};
         const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
         buffers.q.claim(item_);
+        if constexpr (!splits_roles(K)) order_piece(tile, query_head, m);
         std::uint32_t full =
             fill<K.any_layout, K.block_m>(buffers.q, item_, p.q, p.q_source, p.head_dim, S::kChunks,
                                           rows, false, S::kStatisticBytes);
@@ -109,6 +113,17 @@ class BackwardProducer {
     }
     if (values_wait) load_values(keys);
     ++tile_item_;
+  }
+
+  /// Says where the item's dQ goes.
+  __device__ __forceinline__ void order_piece(const KeyTile& tile, int query_head, int m) const {
+    PieceOrder& order = buffers.words->pieces[item_ % kPieceOrders];
+    order.index = p.rows.index_of(tile.first_block + m, query_head);
+    if (p.turns != nullptr) {
+      const core::Range rows = {m * K.block_m, core::min((m + 1) * K.block_m, tile.band.seqlen_q)};
+      order.rank =
+          core::key_blocks(tile.band, rows, K.block_n).seen.end - 1 - tile.first_key / K.block_n;
+    }
   }
 
   __device__ __forceinline__ void load_values(const LoadRows& keys) const {

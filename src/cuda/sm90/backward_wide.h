@@ -447,7 +447,7 @@ class WideConsumer {
 
   /// The leader's own.
   __device__ __forceinline__ PieceOrder& turn() const {
-    return buffers.words->pieces[kValues ? 0 : 1][0];
+    return buffers.words->pieces[kValues ? 0 : 1];
   }
   __device__ __forceinline__ std::int32_t* counter() const {
     return p.turns + turn().index * 2 + (kValues ? 0 : 1);
