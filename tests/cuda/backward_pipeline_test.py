@@ -1,11 +1,18 @@
 """The Hopper backward kernel's pipeline as a model, like the forward's (pipeline_test.py).
 
-One producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h), one buffer each of
-K and V, two of Q and dO, two of dS, which both warpgroups write and both read; blocks of keys that no row
-sees, and the end of work. A product reads from when all warps of its warpgroup have issued it until one has
-waited for it; shifts, deltas and what is said of a tile are read by each warp. One warp releases for its
-warpgroup. No schedule may end with everybody waiting, nothing may be filled or written while somebody reads
-it, or read before it is there. What each of FAULTS breaks must be seen, or the model would prove nothing.
+Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h) and a thread
+for each of these that has its pieces of dQ added to memory (PieceAdder). One buffer each of K and V, three of Q,
+two of dO; two of dS, which both warpgroups write and both read; one for a warpgroup's piece, with four slots that
+say where it goes. A step issues dV and dK, dQ of the step before and S of the next one, in turns with the other
+warpgroup; a piece is handed over two steps late. Tiles are handed out as blocks get free; where sums are ordered,
+a piece waits for those of the key blocks that add before it. There are tiles that no row sees, and the end of
+work.
+
+A product reads from when all warps of its warpgroup have issued it until one has waited for it; shifts, deltas
+and what is said of a tile are read by each warp. One warp releases for its warpgroup. No schedule may end with
+everybody waiting, nothing may be filled or written while somebody reads it, or read before it is there, and every
+piece is added once, in its order if there is one. What each of FAULTS breaks must be seen, or the model would
+prove nothing. What is multiplied in vain, dQ before a tile's first step and S after its last, is left out.
 
 (dO released too early alone would go unseen, and V: the producer fills them after Q and K, which are kept.)
 """
@@ -15,18 +22,32 @@ import random
 import sys
 
 import pipeline_test
-from pipeline_test import Turn
+from pipeline_test import Mbarrier, Turn
 
 GROUPS, WARPS = 2, 2
-FAULTS = {
-    "one buffer of dS": "dS is written while",
-    "dS is not waited for": "before it is there",
-    "K is released before dQ": "overwritten",
-    "Q is released before dK": "overwritten",
-    "Q and dO are released before dV": "'dV'",
-    "a tile is released before its last warp": "overwritten",
-    "V comes after all rows": "wait for ever",
-    "a tile without rows is not released": "wait for ever",
+SLOTS = 4
+ENOUGH = 5  # times that a breakage is seen
+FAULTS = {  # what is broken, as the model may see it
+    "dS is not claimed": ("dS",),
+    "dS is not waited for": ("dS",),
+    "dS is released before dQ": ("dS",),
+    "K is released before dQ": ("overwritten",),
+    "Q is released before dK": ("overwritten",),
+    "Q and dO are released before dV": ("overwritten",),
+    "a tile is released before its last warp": ("overwritten",),
+    "V comes after all rows": ("wait for ever",),
+    "a tile without rows is not released": ("wait for ever",),
+    "a piece is not claimed": ("a piece is written while", "a piece is not whole"),
+    "a piece is released before its copy has read": ("a piece is written while",),
+    "one slot for pieces": ("a piece goes elsewhere",),
+    "two slots for pieces": ("a piece goes elsewhere",),
+    "the end is not claimed": ("a piece", "wait for ever"),
+}
+ORDERED_FAULTS = {
+    "early keys begin": ("wait for ever",),
+    "nobody waits for a turn": ("out of order",),
+    "a turn is passed before its sum is there": ("out of order",),
+    "a turn is not passed": ("wait for ever",),
 }
 
 
@@ -38,11 +59,12 @@ class Ring(pipeline_test.Ring):
         self.content = [None] * stages
         self.faults = faults
 
-    def fill(self, i):
+    def fill(self, i, what=None):
         overwritten = []
         yield from super().fill(i, overwritten)
         self.faults += [f"(reader, item) {reader} is overwritten" for reader in overwritten]
         self.content[i % self.stages] = i
+        self.said = what
 
     def read(self, reader, i):
         if self.content[i % self.stages] != i:
@@ -53,40 +75,81 @@ class Ring(pipeline_test.Ring):
         self.readers[i % self.stages].discard((reader, i))
 
 
-class Scores:
-    """dS: a part of every warp."""
+class Exchange:
+    """A ring that warps fill, each its part: dS or a piece of dQ."""
 
-    def __init__(self, buffers, faults):
-        self.content = [collections.defaultdict(lambda: None) for _ in range(buffers)]
-        self.readers = [set() for _ in range(buffers)]
-        self.faults = faults
+    def __init__(self, name, stages, writers, readers, faults):
+        self.name, self.stages, self.writers, self.faults = name, stages, writers, faults
+        self.full = [Mbarrier(len(writers)) for _ in range(stages)]
+        self.empty = [Mbarrier(readers) for _ in range(stages)]
+        self.content = [{} for _ in range(stages)]
+        self.readers = [set() for _ in range(stages)]
 
-    def write(self, writer, i):
-        if readers := self.readers[i % len(self.readers)]:
-            self.faults.append(f"dS is written while {readers} reads it")
-        self.content[i % len(self.content)][writer] = i
+    def claim(self, i):
+        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
+            yield
+
+    def write(self, writer, i, what=None):
+        if readers := self.readers[i % self.stages]:
+            self.faults.append(f"{self.name} is written while {readers} reads it")
+        self.content[i % self.stages][writer] = (i, what)
+
+    def wait_full(self, i):
+        while not self.full[i % self.stages].done(i // self.stages % 2):
+            yield
 
     def read(self, reader, i):
-        parts = self.content[i % len(self.content)]
-        if [parts[g, w] for g in range(GROUPS) for w in range(WARPS)] != [i] * GROUPS * WARPS:
-            self.faults.append(f"{reader} reads dS of item {i} before it is there")
-        self.readers[i % len(self.readers)].add(reader)
+        """What lies there: of every writer the same."""
+        parts = [self.content[i % self.stages].get(writer, (None, None)) for writer in self.writers]
+        if any(part[0] != i or part != parts[0] for part in parts):
+            self.faults.append(f"{self.name} is not whole when {reader} reads item {i}")
+        self.readers[i % self.stages].add(reader)
+        return parts[0][1]
 
     def done(self, reader, i):
-        self.readers[i % len(self.readers)].discard(reader)
+        self.readers[i % self.stages].discard(reader)
+
+    def release(self, i):
+        self.empty[i % self.stages].arrive()
 
 
-class Shared:
+class Device:
+    """What the blocks share: tiles = [[(row, rank)]], who is next, turns and sums of dQ."""
+
+    def __init__(self, tiles, blocks, ordered, broken):
+        self.tiles, self.blocks, self.ordered, self.broken = tiles, blocks, ordered, broken
+        self.next_tile = 0
+        self.turns = collections.Counter()
+        self.adding, self.added = set(), collections.Counter()
+        self.faults = []
+
+    def next(self):
+        self.next_tile += 1
+        return self.blocks + self.next_tile - 1
+
+    def missing(self):
+        wanted = collections.Counter((row, group) for tile in self.tiles for row, _ in tile for group in range(GROUPS))
+        return wanted != self.added
+
+
+class Block:
     """Shared memory of a block."""
 
-    def __init__(self, broken):
-        self.faults = []
+    def __init__(self, device):
+        self.device, self.faults = device, device.faults
         self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
-        self.q, self.dout = Ring(2, self.faults), Ring(2, self.faults)
-        self.scores = Scores(1 if broken == "one buffer of dS" else 2, self.faults)
-        self.all = Turn(GROUPS * WARPS)
+        self.q, self.dout = Ring(3, self.faults), Ring(2, self.faults)
+        everyone = [(group, warp) for group in range(GROUPS) for warp in range(WARPS)]
+        self.scores = Exchange("dS", 2, everyone, GROUPS, self.faults)
+        self.sums = [Exchange("a piece", 1, [x for x in everyone if x[0] == g], 1, self.faults)
+                     for g in range(GROUPS)]
+        self.slots = [[None] * SLOTS for _ in range(GROUPS)]
+        self.turns = [Turn(GROUPS * WARPS) for _ in range(GROUPS)]
         self.group = [Turn(WARPS) for _ in range(GROUPS)]
         self.issued = collections.Counter()
+
+    def slot(self, item):
+        return item % {"one slot for pieces": 1, "two slots for pieces": 2}.get(self.device.broken, SLOTS)
 
     def issue(self, group, name, reads):
         """A warp issues its part of a product: reads = [(ring, item)]."""
@@ -102,124 +165,269 @@ class Shared:
             ring.done((group, name), i)
 
 
-def produce(tiles, shared, broken):
-    item = 0
-    for tile, blocks in enumerate(tiles):
-        yield from shared.k.fill(tile)
+def produce(first, block):
+    device = block.device
+    index, tile, item = first, 0, 0
+    while index < len(device.tiles):
+        rows = device.tiles[index]
+        yield from block.k.fill(tile, rows)
         values_wait = True
-        for _ in range(blocks):
-            yield from shared.q.fill(item)
-            if values_wait and broken != "V comes after all rows":
-                yield from shared.v.fill(tile)
+        for _ in rows:
+            yield from block.q.fill(item)
+            if values_wait and device.broken != "V comes after all rows":
+                yield from block.v.fill(tile)
                 values_wait = False
-            yield from shared.dout.fill(item)
+            yield from block.dout.fill(item)
             item += 1
         if values_wait:
-            yield from shared.v.fill(tile)
-    yield from shared.k.fill(len(tiles))  # says that there are no more
+            yield from block.v.fill(tile)
+        tile += 1
+        index = device.next()
+    yield from block.k.fill(tile, None)  # there are no more
 
 
-def consume(group, warp, tiles, shared, broken):
-    me, leads = (group, warp), warp == 0
-    k, v, q, dout, scores = shared.k, shared.v, shared.q, shared.dout, shared.scores
-    item = 0
-    for tile, blocks in enumerate(tiles):
-        yield from k.wait_full(tile)
-        k.read(me, tile)  # what is said of the tile
-        yield from v.wait_full(tile)
-        for n in range(blocks):
-            last = leads and n == blocks - 1
-            products = {"S": [(k, tile), (q, item)], "dP": [(v, tile), (dout, item)], "dV": [(dout, item)],
-                        "dQ": [(scores, item), (k, tile)], "dK": [(q, item)]}
+def add_pieces(group, block):
+    """PieceAdder: has the pieces of a warpgroup added to memory."""
+    device, sums, item = block.device, block.sums[group], 0
+    broken = device.broken
+    while True:
+        yield from sums.wait_full(item)
+        order = block.slots[group][block.slot(item)]
+        if order is None:
+            return
+        row, rank = order
+        turn = (row, group)
+        if device.ordered and broken != "nobody waits for a turn":
+            while device.turns[turn] != rank:
+                yield
+        if device.ordered and (device.added[turn] != rank or turn in device.adding):
+            device.faults.append(f"row {row}: a sum of rank {rank} is added out of order")
+        device.adding.add(turn)
+        if sums.read("adder", item) != row:
+            device.faults.append(f"a piece goes elsewhere: to row {row}")
+        if broken == "a piece is released before its copy has read":
+            sums.release(item)
+        yield
+        sums.done("adder", item)
+        if broken == "a turn is passed before its sum is there":
+            device.turns[turn] = rank + 1
+        yield
+        device.added[turn] += 1
+        device.adding.discard(turn)
+        if device.ordered and broken != "a turn is not passed":
+            device.turns[turn] = rank + 1
+        if broken != "a piece is released before its copy has read":
+            sums.release(item)
+        item += 1
 
-            def issue(name):
-                shared.issue(group, (name, item), products[name])
 
-            def wait(name):
-                return shared.wait(group, (name, item), products[name])
+class Consumer:
+    """A warp."""
 
-            yield from q.wait_full(item)
-            issue("S")
-            yield from dout.wait_full(item)
-            issue("dP")
-            yield from wait("S")
-            q.read(me, item)  # the shifts
-            yield
-            q.done(me, item)
-            yield from wait("dP")
-            dout.read(me, item)  # the deltas
-            yield
-            dout.done(me, item)
-            scores.write(me, item)
-            issue("dV")
-            if leads and broken == "Q and dO are released before dV":
-                q.release(item)
-                dout.release(item)
-            yield
+    def __init__(self, group, warp, block):
+        self.group, self.me, self.leads = group, (group, warp), warp == 0
+        self.block, self.broken = block, block.device.broken
+        self.item = 0
+
+    def hand_over(self, item, row):
+        """add_queries()"""
+        sums = self.block.sums[self.group]
+        if self.broken != "a piece is not claimed":
+            yield from sums.claim(item)
+        sums.write(self.me, item, row)
+        yield
+        sums.full[0].arrive()
+
+    def products(self, tile, item):
+        b = self.block
+        return {"S": [(b.k, tile), (b.q, item)], "dP": [(b.v, tile), (b.dout, item)], "dV": [(b.dout, item)],
+                "dK": [(b.q, item)], "dQ": [(b.scores, item), (b.k, tile)]}
+
+    def issue(self, name, tile, item):
+        self.block.issue(self.group, (name, item), self.products(tile, item)[name])
+
+    def wait(self, name, tile, item):
+        yield from self.block.wait(self.group, (name, item), self.products(tile, item)[name])
+
+    def step(self, tile, rows, n):
+        b, item, broken = self.block, self.item, self.broken
+        if n >= 2:
+            yield from self.hand_over(item - 2, rows[n - 2][0])
+        b.q.read(self.me, item)  # the shifts
+        yield from b.dout.wait_full(item)
+        self.issue("dP", tile, item)
+        yield
+        b.q.done(self.me, item)
+        yield from self.wait("dP", tile, item)
+        b.dout.read(self.me, item)  # the deltas
+        yield
+        b.dout.done(self.me, item)
+        if broken != "dS is not claimed":
+            yield from b.scores.claim(item)
+        b.scores.write(self.me, item)
+        b.scores.full[item % 2].arrive()
+        yield from b.turns[self.group].take()
+        self.issue("dV", tile, item)
+        self.issue("dK", tile, item)
+        if self.leads:
+            b.slots[self.group][b.slot(item)] = rows[n]
+        if self.leads and broken == "Q and dO are released before dV":
+            b.q.release(item)
+            b.dout.release(item)
+        yield
+        yield from self.wait("dV", tile, item)
+        if self.leads and broken != "Q and dO are released before dV":
+            b.dout.release(item)
+        if self.leads and broken == "Q is released before dK":
+            b.q.release(item)
+        if n > 0:
             if broken != "dS is not waited for":
-                yield from shared.all.take()
-            if last and broken == "K is released before dQ":
-                k.release(tile)
-            if leads and broken == "Q is released before dK":
-                q.release(item)
-            issue("dQ")
-            issue("dK")
-            yield
-            yield from wait("dV")
-            yield from wait("dQ")
-            if leads and broken != "Q and dO are released before dV":
-                dout.release(item)
-            yield
-            yield from wait("dK")
-            if leads and "Q " not in broken:
-                q.release(item)
-            item += 1
-        yield  # writes dK and dV
-        if broken != "a tile is released before its last warp":
-            k.done(me, tile)
-            yield from shared.group[group].take()
-        if leads and not (blocks == 0 and broken == "a tile without rows is not released"):
-            if blocks == 0 or broken != "K is released before dQ":
-                k.release(tile)
-            v.release(tile)
-        k.done(me, tile)
-    yield from k.wait_full(len(tiles))
+                yield from b.scores.wait_full(item - 1)
+            self.issue("dQ", tile, item - 1)
+            if self.leads and broken == "dS is released before dQ":
+                b.scores.release(item - 1)
+        if n + 1 < len(rows):
+            yield from b.q.wait_full(item + 1)
+            self.issue("S", tile, item + 1)
+        b.turns[self.group ^ 1].arrive()
+        yield
+        yield from self.wait("dK", tile, item)
+        if n > 0:
+            yield from self.wait("dQ", tile, item - 1)
+            if self.leads and broken != "dS is released before dQ":
+                b.scores.release(item - 1)
+        if self.leads and "Q " not in broken:
+            b.q.release(item)
+        if n + 1 < len(rows):
+            yield from self.wait("S", tile, item + 1)
+        self.item += 1
+
+    def end_queries(self, tile, rows):
+        b, last = self.block, self.item - 1
+        if len(rows) >= 2:
+            yield from self.hand_over(last - 1, rows[-2][0])
+        if self.broken != "dS is not waited for":
+            yield from b.scores.wait_full(last)
+        if self.leads and self.broken == "K is released before dQ":
+            b.k.release(tile)
+        self.issue("dQ", tile, last)
+        if self.leads and self.broken == "dS is released before dQ":
+            b.scores.release(last)
+        yield
+        yield from self.wait("dQ", tile, last)
+        if self.leads and self.broken != "dS is released before dQ":
+            b.scores.release(last)
+        yield from self.hand_over(last, rows[-1][0])
+
+    def run(self):
+        b, tile = self.block, 0
+        if self.group == 1:
+            b.turns[0].arrive()
+        while True:
+            yield from b.k.wait_full(tile)
+            rows = b.k.said
+            if rows is None:
+                break
+            b.k.read(self.me, tile)  # what is said of the tile
+            yield from b.v.wait_full(tile)
+            if rows:
+                yield from b.q.wait_full(self.item)
+                self.issue("S", tile, self.item)
+                yield from self.wait("S", tile, self.item)
+                for n in range(len(rows)):
+                    yield from self.step(tile, rows, n)
+                yield from self.end_queries(tile, rows)
+            if self.broken != "a tile is released before its last warp":
+                b.k.done(self.me, tile)
+                yield from b.group[self.group].take()
+            if self.leads and (rows or self.broken != "a tile without rows is not released"):
+                if not rows or self.broken != "K is released before dQ":
+                    b.k.release(tile)
+                b.v.release(tile)
+            yield  # writes dK and dV
+            b.k.done(self.me, tile)
+            tile += 1
+        if self.broken != "the end is not claimed":
+            yield from b.sums[self.group].claim(self.item)
+        if self.leads:
+            b.slots[self.group][b.slot(self.item)] = None
+        yield
+        b.sums[self.group].full[0].arrive()
 
 
-def fault(seed, tiles, broken=""):
+def fault(seed, tiles, blocks, ordered, broken=""):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
-    shared = Shared(broken)
-    running = [produce(tiles, shared, broken)]
-    running += [consume(g, w, tiles, shared, broken) for g in range(GROUPS) for w in range(WARPS)]
-    weights = [schedule.choice((1, 1, 4)) for _ in running]  # some are slow
-    for _ in range(4000 * (sum(tiles) + len(tiles) + 1)):
+    device = Device(tiles, blocks, ordered, broken)
+    running = []
+    for first in range(blocks):
+        block = Block(device)
+        running.append(produce(first, block))
+        for group in range(GROUPS):
+            running.append(add_pieces(group, block))
+            running += [Consumer(group, warp, block).run() for warp in range(WARPS)]
+    weights = [schedule.choice((1, 1, 5, 25)) for _ in running]  # some are slow
+    for _ in range(6000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)):
         at = schedule.choices(range(len(running)), weights)[0]
         if next(running[at], "over") == "over":
             del running[at], weights[at]
-        if shared.faults:
-            return shared.faults[0]
+        if device.faults:
+            return device.faults[0]
         if not running:
-            return ""
+            return "dQ is not the sum of its pieces" if device.missing() else ""
     return f"{len(running)} wait for ever"
+
+
+def any_order(*lengths):
+    """Tiles of so many rows, each row another one."""
+    rows = iter(range(sum(lengths)))
+    return [[(next(rows), 0) for _ in range(length)] for length in lengths]
+
+
+def in_order(blocks, sees, heads=1):
+    """Tiles of a head after another, its last block of keys first; sees(keys, row) of `blocks` each."""
+    tiles = []
+    for head in range(heads):
+        for keys in reversed(range(blocks)):
+            ranks = {m: sum(sees(other, m) for other in range(keys + 1, blocks)) for m in range(blocks)}
+            tiles.append([((head, m), ranks[m]) for m in range(blocks) if sees(keys, m)])
+    return tiles
+
+
+ANY = [any_order(*lengths) for lengths in ([4] * 4, [1] * 6, [2, 3, 1, 5, 2], [0, 2, 0, 0, 0, 3, 1, 0], [0, 0, 0],
+                                           [7], [])]
+ORDERED = [in_order(4, lambda keys, row: True), in_order(5, lambda keys, row: keys <= row),
+           in_order(6, lambda keys, row: row - 2 <= keys <= row), in_order(3, lambda keys, row: keys <= row, heads=2),
+           in_order(4, lambda keys, row: keys == row)]
+
+
+def check(tiles, ordered, first, runs, faults, seen):
+    """Random schedules: none may go wrong, but those of what is broken, which are counted."""
+    for seed in range(first, first + runs):
+        blocks = 1 + seed % 3
+        if found := fault(seed, tiles, blocks, ordered):
+            sys.exit(f"tiles {tiles}, {blocks} blocks, seed {seed}: {found}")
+        if seed >= first + 20:
+            continue
+        for broken, hows in faults.items():
+            if seen[broken] >= ENOUGH:
+                continue
+            order = tiles[::-1] if broken == "early keys begin" else tiles
+            found = fault(seed, order, blocks, ordered, broken)
+            seen[broken] += any(how in found for how in hows)
 
 
 def main():
     first = random.SystemRandom().randrange(1 << 30)
     print(f"seed {first}")
-    runs, seen = 0, collections.Counter()
-    for tiles in ([4] * 4, [1] * 6, [2, 3, 1, 5, 2], [0, 2, 0, 0, 0, 3, 1, 0], [0, 0, 0], [7], []):
-        for seed in range(first, first + 60):
-            runs += 1
-            if found := fault(seed, tiles):
-                sys.exit(f"tiles {tiles}, seed {seed}: {found}")
-            if seed >= first + 12:
-                continue
-            for broken, how in FAULTS.items():
-                seen[broken] += how in fault(seed, tiles, broken)
-    if unseen := FAULTS.keys() - (+seen).keys():
+    seen = collections.Counter()
+    for tiles in ANY:
+        check(tiles, False, first, 30, FAULTS, seen)
+    for tiles in ORDERED:
+        check(tiles, True, first, 30, ORDERED_FAULTS, seen)
+    if unseen := (FAULTS | ORDERED_FAULTS).keys() - (+seen).keys():
         sys.exit(f"went unseen: {unseen}")
-    print(f"{runs} schedules; seen: {dict(seen)}")
+    print(f"{30 * (len(ANY) + len(ORDERED))} schedules; seen: {dict(seen)}")
 
 
 if __name__ == "__main__":

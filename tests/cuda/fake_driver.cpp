@@ -135,7 +135,7 @@ int cuKernelGetFunction(void** function, void* kernel) {
 int cuFuncSetAttribute(void* /*function*/, int /*attribute*/, int /*value*/) {
   return called("cuFuncSetAttribute");
 }
-int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** /*parameters*/,
+int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parameters,
                      void** /*extra*/) {
   state().last = {config->grid_x,
                   config->block_x,
@@ -144,6 +144,7 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** /*para
                   static_cast<const char*>(function),
                   state().current};
   state().launches.push_back(state().last);
+  if (state().on_launch) state().on_launch(state().last, parameters[0]);
   return called("cuLaunchKernelEx");
 }
 int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* address,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,7 +22,9 @@ struct State {
   std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
   Launch last;
   std::vector<Launch> launches;  ///< all, in order
-  void* current = nullptr;       ///< context
+  /// Sees what a kernel is launched with, if set.
+  std::function<void(const Launch&, const void* parameters)> on_launch;
+  void* current = nullptr;  ///< context
 };
 
 /// Context of a device.

@@ -50,7 +50,7 @@ inline std::uint32_t& slot(unsigned thread, std::uint32_t /*type*/) {
 
 }  // namespace tessera::host
 
-inline thread_local tessera::host::Index threadIdx, blockIdx;
+inline thread_local tessera::host::Index threadIdx, blockIdx, gridDim;
 
 inline void __syncthreads() { tessera::host::meetings().block.arrive_and_wait(); }
 template <class T>
@@ -78,6 +78,7 @@ inline void launch(unsigned blocks, const std::function<void()>& kernel) {
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([=, &kernel] {
       threadIdx.x = t;
+      gridDim.x = blocks;
       for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         kernel();
         meetings().block.arrive_and_wait();

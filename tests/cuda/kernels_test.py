@@ -7,7 +7,8 @@ keys (backward: of rows), and of all of it, are those of kernels.golden: a chang
 compiler shows here before it shows as lost time. Whatever the golden file says, no kernel may spill or use
 local memory, those that are no rows of the catalog included, its registers fit the multiprocessor, and the
 loop holds what one block needs and no more: each wgmma once, an exponential a score, and in the forward two
-named barriers and no move of wgmma's descriptors out of the uniform registers (R2UR), which costs 10 %.
+named barriers and no move of wgmma's descriptors out of the uniform registers (R2UR), which costs 10 %. Where
+the backward's warpgroups have roles, each has such a loop.
 
 The numbers are those of NVRTC 13.0; another version is checked by the rules alone. The disassembler comes
 from the wheel nvidia-cuda-nvdisasm or the CUDA toolkit (TESSERA_NVDISASM names it); without it the
@@ -80,20 +81,43 @@ def block_loops(names, labels, branches):
             if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
 
 
-def loop_faults(row, counts):
-    """What the loop of a row without extras has that it should not, or lacks."""
+def role_loops(row):
+    """What a step of either warpgroup holds where they have roles (backward_wide.h): it makes its scores, sums,
+    and multiplies its pieces of dQ, the keys the odd one. The values alone have exponentials; softcap needs two
+    more instructions of the unit a score."""
+    pieces, scores = row["head_dim"] // 64, row["block_m"] // 2
+    sums, piece = row["block_m"] // 16, row["block_n"] // 16
+    return {"values": {"HGMMA": row["head_dim"] // 16 + sums + pieces // 2 * piece,
+                       "MUFU": scores * (3 if row["extra"] else 1)},
+            "keys": {"HGMMA": row["head_dim_v"] // 16 + sums + (pieces - pieces // 2) * piece, "MUFU": 0}}
+
+
+def wanted_loop(row):
+    """What the loop of a row without extras or roles holds."""
     if row["backward"]:
         products = {"S": row["head_dim"], "dP": row["head_dim_v"], "dV": row["block_m"], "dK": row["block_m"],
                     "dQ": row["block_n"]}  # what each sums over
-        wanted = {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
-    else:
-        wanted = {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
-                  "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
-                  "VIMNMX3": row["block_n"] // 4, "BAR": 2,
-                  "SHFL": 8,  # the greatest of a quad, and of rows without a score above 0 once more
-                  "R2UR": 0}
-    return [f"{name} {counts[name]} times, not {count}" for name, count in wanted.items()
-            if counts[name] != count]
+        return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
+    return {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
+            "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
+            "VIMNMX3": row["block_n"] // 4, "BAR": 2,
+            "SHFL": 8,  # the greatest of a quad, and of rows without a score above 0 once more
+            "R2UR": 0}
+
+
+def steady_loop(row, loops):
+    """(faults, the loop over unmasked blocks) of loops = [(instructions, counts by name)], shortest first."""
+    def faults(counts, wanted):
+        return [f"{name} {counts[name]} times, not {count}" for name, count in wanted.items()
+                if counts[name] != count]
+
+    if not row["splits_roles"]:
+        return [] if row["extra"] else faults(loops[0][1], wanted_loop(row)), loops[0]
+    fitting = {role: [loop for loop in loops if not faults(loop[1], wanted)]
+               for role, wanted in role_loops(row).items()}
+    missing = [f"none of {len(loops)} is that of the {role}: {role_loops(row)[role]}"
+               for role, found in fitting.items() if not found]
+    return missing, min([loop for found in fitting.values() for loop in found] or loops, key=lambda loop: loop[0])
 
 
 def faults_and_facts(symbol, row, nvdisasm):
@@ -107,12 +131,11 @@ def faults_and_facts(symbol, row, nvdisasm):
     if facts["registers"] * row["threads"] > REGISTERS:
         faults.append(f"{facts['registers']} registers for {row['threads']} threads")
     if nvdisasm:
-        loops = block_loops(names, labels, branches)
-        shortest = min(loops, key=lambda loop: loop[1] - loop[0])
-        counts = collections.Counter(n.split(".")[0] for n in names[shortest[0]:shortest[1] + 1])
-        facts |= {"instructions": len(names), "loop": shortest[1] - shortest[0] + 1, "r2ur": counts["R2UR"]}
-        if not row["extra"]:
-            faults += [f"loop: {fault}" for fault in loop_faults(row, counts)]
+        loops = [(end - begin + 1, collections.Counter(n.split(".")[0] for n in names[begin:end + 1]))
+                 for begin, end in block_loops(names, labels, branches)]
+        found, (length, counts) = steady_loop(row, sorted(loops, key=lambda loop: loop[0]))
+        facts |= {"instructions": len(names), "loop": length, "r2ur": counts["R2UR"]}
+        faults += [f"loop: {fault}" for fault in found]
     return faults, facts
 
 

@@ -5,11 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "check/check.h"
 #include "check/inputs.h"
 #include "cuda/fake_driver.h"
+#include "cuda/sm90/backward_params.h"
+#include "plan/plan.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -50,6 +54,8 @@ class Launches : public testing::Test {
     place(t.o, p.seqlen_q, p.num_heads, p.head_dim_v, 3);
     if (p.packed) t.cu_seqlens_q = t.cu_seqlens_k = offsets_.data();
     if (p.sink) t.sink = numbers_.data();
+    if (p.alibi != PerHead::none) t.alibi_slopes = numbers_.data();
+    if (p.bias) t.bias.data = numbers_.data();  // broadcast strides: nobody looks
     if (p.pass == Pass::forward) return t;
     place(t.dout, p.seqlen_q, p.num_heads, p.head_dim_v, 5);
     place(t.dq, p.seqlen_q, p.num_heads, p.head_dim, 6);
@@ -81,6 +87,52 @@ class Launches : public testing::Test {
     }
     fake::state().launches.clear();
     return text;
+  }
+
+  /// The same without the main kernel, whose row is anyone's guess where there are no queries: it
+  /// must be there, with that many blocks.
+  static std::string launched_but_main(unsigned blocks) {
+    auto& launches = fake::state().launches;
+    const auto main = std::find_if(launches.begin(), launches.end(), [](const fake::Launch& x) {
+      return x.kernel.find("_backward_") != std::string::npos;
+    });
+    if (main == launches.end()) return "no main kernel";
+    EXPECT_EQ(main->grid_x, blocks);
+    launches.erase(main);
+    return launched();
+  }
+
+  /// dbias of a contiguous tensor.
+  void ask_for_bias(const Problem& p, Tensors& t) {
+    t.dbias.data = memory_.data() + std::size_t{4} * 4096;
+    t.dbias.stride_key = 1;
+    t.dbias.stride_query = p.bias->keys ? p.seqlen_k : 1;
+    t.dbias.stride_head =
+        t.dbias.stride_query * (p.bias->queries ? std::max<std::int64_t>(p.seqlen_q, 1) : 1);
+    t.dbias.stride_batch = t.dbias.stride_head * (p.bias->heads ? p.num_heads : 1);
+  }
+
+  /// What the kernels of a backward were launched with.
+  struct BackwardLaunches {
+    Status status;
+    cuda::sm90::BackwardParams main;
+    cuda::sm90::BackwardRowParams prepare;
+    cuda::sm90::BackwardBiasParams begin, finish;
+  };
+  BackwardLaunches watch(const Problem& problem, const Tensors& tensors) {
+    BackwardLaunches seen;
+    fake::state().on_launch = [&seen](const fake::Launch& launch, const void* parameters) {
+      const auto copy = [parameters](auto& to) {
+        to = *static_cast<const std::remove_reference_t<decltype(to)>*>(parameters);
+      };
+      if (launch.kernel.find("_backward_") != std::string::npos) copy(seen.main);
+      if (launch.kernel.starts_with("prepare_rows")) copy(seen.prepare);
+      if (launch.kernel == "begin_bias") copy(seen.begin);
+      if (launch.kernel == "finish_bias") copy(seen.finish);
+    };
+    seen.status = enqueue(problem, tensors);
+    fake::state().on_launch = nullptr;
+    return seen;
   }
 
   static int calls(const char* name) { return fake::state().calls[name]; }
@@ -233,28 +285,115 @@ TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {
   EXPECT_EQ(launched(), others + "sum_sinks 4\n");
 }
 
-// dk and dv become 0 without queries, dq without keys, and dsink, too.
+// dk and dv become 0 without queries, dq without keys, and dsink, too. Somebody must say which tile
+// is next.
 TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=0 k=64 d=128"));
-  EXPECT_EQ(launched(), "tessera_sm90_backward_bf16_d128_64x128 2\n");
+  EXPECT_EQ(launched_but_main(2), "prepare_rows_bf16 1\n");
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=128"));
   EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
   const Problem problem = problem_of("bwd bf16 h=2 q=0 k=0 d=128 sink");
   Tensors tensors = tensors_of(problem);
   tensors.dsink = numbers_.data();
   ASSERT_TRUE(enqueue(problem, tensors));
-  EXPECT_EQ(launched(), "sum_sinks 2\n");
+  EXPECT_EQ(launched(), "prepare_rows_bf16 1\nsum_sinks 2\n");
+}
+
+// It begins as zeros, and ends as sums where several scores share an element.
+TEST_F(Launches, ABiasGradientIsBegunAndFinishedWhereItIsAskedFor) {
+  const std::string others =
+      "tessera_sm90_backward_bf16_d128_64x64_extra 20\nfinish_rows_bf16 16\n";
+  const auto launches = [&](const std::string& shape, bool asked) {
+    const Problem problem = problem_of(("bwd bf16 b=2 h=2 q=200 k=300 d=128 " + shape).c_str());
+    Tensors tensors = tensors_of(problem);
+    if (asked) ask_for_bias(problem, tensors);
+    EXPECT_TRUE(enqueue(problem, tensors)) << shape;
+    return launched();
+  };
+  EXPECT_EQ(launches("bias=bhqk", false), "prepare_rows_bf16 16\n" + others);
+  EXPECT_EQ(launches("bias=bhqk", true), "prepare_rows_bf16 16\nbegin_bias 1875\n" + others);
+  EXPECT_EQ(launches("bias=hqk", true),
+            "prepare_rows_bf16 16\nbegin_bias 938\n" + others + "finish_bias 938\n");
+  EXPECT_EQ(launches("bias=k", true),
+            "prepare_rows_bf16 16\nbegin_bias 3\n" + others + "finish_bias 3\n");
+  const Problem problem = problem_of("bwd bf16 b=8 h=16 q=1024 k=1024 d=128 bias=bhqk");
+  Tensors tensors = tensors_of(problem);
+  ask_for_bias(problem, tensors);
+  ASSERT_TRUE(enqueue(problem, tensors));
+  EXPECT_NE(launched().find("begin_bias 4096\n"), std::string::npos);  // a loop over elements
+  const Problem nothing = problem_of("bwd bf16 h=2 q=0 k=64 d=128 bias=bhqk");
+  tensors = tensors_of(nothing);
+  ask_for_bias(nothing, tensors);
+  ASSERT_TRUE(enqueue(nothing, tensors));
+  EXPECT_EQ(launched_but_main(2), "prepare_rows_bf16 1\n");
+}
+
+// Where no two scores share an element it stores to the gradient itself, otherwise it adds to sums
+// without gaps.
+TEST_F(Launches, ABackwardKnowsWhereAScoresBiasGradientGoes) {
+  const auto watched = [&](const std::string& shape) {
+    const Problem problem = problem_of(("bwd f16 b=2 h=4 q=30 k=50 d=64 " + shape).c_str());
+    Tensors tensors = tensors_of(problem);
+    ask_for_bias(problem, tensors);
+    tensors.dbias.stride_query += 3;
+    tensors.dbias.stride_head += 200;
+    tensors.dbias.stride_batch += 2000;
+    const BackwardLaunches seen = watch(problem, tensors);
+    EXPECT_TRUE(seen.status) << seen.status.text;
+    EXPECT_EQ(seen.begin.dbias, tensors.dbias.data) << shape;
+    EXPECT_EQ(seen.main.dbias_adds, seen.begin.sums != nullptr) << shape;
+    EXPECT_EQ(seen.main.dbias, seen.main.dbias_adds ? seen.begin.sums : tensors.dbias.data);
+    EXPECT_EQ(seen.finish.sums, seen.begin.sums) << shape;
+    EXPECT_EQ(seen.finish.dbias, seen.main.dbias_adds ? tensors.dbias.data : nullptr) << shape;
+    const std::array<std::int64_t, 4> strides = {seen.main.dbias_batch, seen.main.dbias_head,
+                                                 seen.main.dbias_query, seen.main.dbias_key};
+    return std::pair(seen.main.dbias_adds, strides);
+  };
+  using Strides = std::array<std::int64_t, 4>;
+  EXPECT_EQ(watched("bias=bhqk"), std::pair(false, Strides{8000, 1700, 53, 1}));
+  EXPECT_EQ(watched("bias=bqk"), std::pair(true, Strides{1500, 0, 50, 1}));
+  EXPECT_EQ(watched("bias=hqk"), std::pair(true, Strides{0, 1500, 50, 1}));
+  EXPECT_EQ(watched("bias=bhk"), std::pair(true, Strides{200, 50, 0, 1}));
+  EXPECT_EQ(watched("bias=hq"), std::pair(true, Strides{0, 30, 1, 0}));
+}
+
+// Null where sums have no order, though a workspace hands out an address for no bytes, too: the
+// kernel would wait for turns that nobody sets.
+TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
+  for (const std::string words :
+       {"bf16 h=4/2 q=200 k=300 d=64", "f16 h=2 q=64 k=64 d=128 causal", "bf16 h=2 q=64 k=64 d=256",
+        "bf16 h=2 q=64 k=64 d=20 softcap=30", "f16 b=2 h=2 q=40 k=40 d=64 packed=60,70"}) {
+    for (const std::string order : {"", " deterministic", " batch_invariant"}) {
+      const Problem problem = problem_of(("bwd " + words + order).c_str());
+      const Result<Plan> planned = plan(problem, gpu_);
+      ASSERT_TRUE(planned.ok()) << planned.status().text;
+      const BackwardLaunches seen = watch(problem, tensors_of(problem));
+      ASSERT_TRUE(seen.status) << seen.status.text;
+      const auto& regions = planned->data().regions;
+      const auto address_of = [&](const char* name) -> const void* {
+        const auto region = std::find_if(regions.begin(), regions.end(),
+                                         [name](const auto& r) { return name == r.name; });
+        return region == regions.end() ? nullptr : workspace_.data() + region->offset;
+      };
+      EXPECT_EQ(seen.main.turns != nullptr, !order.empty()) << words << order;
+      EXPECT_EQ(seen.main.turns, address_of("turns")) << words << order;
+      EXPECT_EQ(seen.prepare.turns, seen.main.turns) << words << order;
+      EXPECT_EQ(seen.main.next_tile, address_of("next_tile")) << words << order;
+      EXPECT_EQ(seen.prepare.next_tile, seen.main.next_tile) << words << order;
+    }
+  }
 }
 
 TEST_F(Launches, ABackwardKeepsToItsStreamAndContext) {
   int stream = 0, other = 0;
   fake::state().current = &other;
   gpu_ = *this_gpu(1);
-  const Problem problem = problem_of("bwd bf16 h=2 q=64 k=64 d=64 causal sink");
+  const Problem problem = problem_of("bwd bf16 h=2 q=64 k=64 d=64 causal sink bias=k");
   Tensors tensors = tensors_of(problem);
   tensors.dsink = numbers_.data();
+  ask_for_bias(problem, tensors);
   ASSERT_TRUE(enqueue(problem, tensors, &stream));
-  ASSERT_EQ(fake::state().launches.size(), 4U);
+  ASSERT_EQ(fake::state().launches.size(), 6U);
   for (const fake::Launch& launch : fake::state().launches) {
     EXPECT_EQ(launch.stream, &stream) << launch.kernel;
     EXPECT_EQ(launch.context, fake::context_of(1)) << launch.kernel;
@@ -324,12 +463,34 @@ TEST_F(Launches, WhatNoBackwardRowTakesIsRefusedWithItsReason) {
     EXPECT_NE(planned.status().text.find(reason), std::string::npos) << planned.status().text;
   };
   refused("f32 h=2 q=64 k=64 d=64", "the problem is f32");
-  refused("bf16 h=2 q=64 k=64 d=256", "head_dim = 256");
-  refused("bf16 h=2 q=64 k=64 d=20", "head_dim = 20");
-  refused("bf16 h=2 q=64 k=64 d=64 unaligned", "the problem is unaligned");
-  refused("bf16 h=2 q=64 k=64 d=64 softcap=30", "takes no softcap");
-  refused("bf16 h=2 q=64 k=64 d=64 alibi=h", "takes no softcap, ALiBi");
-  refused("bf16 h=2 q=64 k=64 d=64 deterministic", "deterministic");
+  refused("bf16 h=2 q=64 k=64 d=264", "head_dim = 264");
+  refused("f16 h=2 q=64 k=64 d=64/257", "head_dim_v = 257");
+}
+
+TEST_F(Launches, EveryOtherBackwardHasARow) {
+  const auto kernel_of = [&](const std::string& words) {
+    EXPECT_TRUE(enqueue(("bwd bf16 h=2 q=512 k=512 " + words).c_str())) << words;
+    const auto& all = fake::state().launches;
+    const std::string kernel = all.size() == 3 ? all[1].kernel : launched();
+    fake::state().launches.clear();
+    return kernel;
+  };
+  for (const std::string order : {"", " deterministic", " batch_invariant"}) {
+    EXPECT_EQ(kernel_of("d=64" + order), "tessera_sm90_backward_bf16_d64_128x128");
+    EXPECT_EQ(kernel_of("d=72" + order), "tessera_sm90_backward_bf16_d128_64x128");
+    EXPECT_EQ(kernel_of("d=192/128" + order), "tessera_sm90_backward_bf16_d192v128_64x64");
+    EXPECT_EQ(kernel_of("d=256" + order), "tessera_sm90_backward_bf16_d256_64x64");
+    EXPECT_EQ(kernel_of("d=20" + order), "tessera_sm90_backward_bf16_d128_64x64_any");
+    EXPECT_EQ(kernel_of("d=64 unaligned" + order), "tessera_sm90_backward_bf16_d128_64x64_any");
+    EXPECT_EQ(kernel_of("d=256 unaligned" + order), "tessera_sm90_backward_bf16_d256_64x64_any");
+    for (const std::string extra :
+         {"softcap=30", "alibi=h", "alibi=bh", "bias=bhqk", "dropout=0.1"}) {
+      const std::string words = extra + order;
+      EXPECT_EQ(kernel_of("d=64 " + words), "tessera_sm90_backward_bf16_d128_64x64_extra") << words;
+      EXPECT_EQ(kernel_of("d=256 " + words), "tessera_sm90_backward_bf16_d256_64x64_extra");
+      EXPECT_EQ(kernel_of("d=20 " + words), "tessera_sm90_backward_bf16_d128_64x64_any") << words;
+    }
+  }
 }
 
 TEST_F(Launches, TheDriversErrorsKeepTheirNames) {

@@ -2,6 +2,8 @@
 // host: the kernels themselves, thread by thread, on dense and packed rows with gaps.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -23,6 +25,8 @@ struct Rows {
   std::vector<std::int32_t> offsets = {0};
   std::vector<std::uint16_t> o, dout, dq;
   std::vector<float> lse, dlse, sink, statistics, accumulators, parts, dsink;
+  std::vector<std::int32_t> turns;
+  std::int32_t next_tile = 7;
   std::int64_t blocks = 0;  ///< of rows, of all sequences
   unsigned grid = 0;
 
@@ -62,6 +66,7 @@ struct Rows {
     fill(accumulators, blocks * p.heads * row.block_m * row.head_dim, nan);
     fill(parts, std::int64_t{p.heads} * p.batch * p.rows.blocks.per_sequence, nan);
     fill(dsink, p.heads, nan);
+    fill(turns, blocks * p.heads * 2, [] { return 7; });
     const cuda::sm90::Strides strides = {packed ? 0 : p.seqlen_q * (p.heads * stride),
                                          p.heads * stride, stride};
     p.o = {o.data(), strides};
@@ -73,6 +78,7 @@ struct Rows {
     p.cu_seqlens_q = packed ? offsets.data() : nullptr;
     p.rows.statistics = statistics.data();
     p.rows.dq = accumulators.data();
+    p.next_tile = &next_tile;
   }
 
   bool packed() const { return p.cu_seqlens_q != nullptr; }
@@ -127,8 +133,8 @@ void for_all_rows(const Body& body) {
   }
 }
 
-// Shifts, deltas and the sink's gradient are those of their definitions; every accumulator of a
-// block that has rows is 0, and no other block is touched.
+// Shifts, deltas and the sink's gradient are those of their definitions; every accumulator and turn
+// of a block that has rows is 0, and no other block is touched.
 TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
   for_all_rows([](Rows& rows, const core::Kernel& row, const std::string& what) {
     const bool all = rows.packed();  // the options, too
@@ -136,6 +142,7 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
     if (all) rows.p.sink = rows.sink.data();
     if (all) rows.p.sink_parts = rows.parts.data();
     if (all) rows.p.dsink = rows.dsink.data();
+    if (all) rows.p.turns = rows.turns.data();
     host::launch(rows.grid, [&] { cuda::sm90::prepare_rows<Dtype::bf16>(rows.p); });
     const auto m = static_cast<std::size_t>(row.block_m);
     std::vector<float> shifts(rows.statistics.size() / 2, core::kInfinity);
@@ -167,6 +174,10 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
     for (std::size_t i = 0; i < rows.accumulators.size(); ++i) {
       const float x = rows.accumulators[i];
       ASSERT_TRUE(used[i / (m * Rows::at(row.head_dim))] ? x == 0.0F : std::isnan(x)) << what;
+    }
+    EXPECT_EQ(rows.next_tile, 0) << what;
+    for (std::size_t i = 0; i < rows.turns.size(); ++i) {
+      ASSERT_EQ(rows.turns[i], all && used[i / 2] ? 0 : 7) << what;
     }
     if (!all) return;
     host::launch(2, [&] { cuda::sm90::sum_sinks(rows.p); });
@@ -203,6 +214,115 @@ TEST(BackwardRows, AccumulatorsBecomeTheirRowsAndColumns) {
       }
     });
     ASSERT_EQ(rows.dq, expected) << what;
+  });
+}
+
+// Without rows one block runs, and tiles are handed out from the first one on. There is no other
+// memory.
+TEST(BackwardRows, WithoutRowsOnlyTheNextTileIsWritten) {
+  for (const bool packed : {false, true}) {
+    const std::int32_t offsets[] = {0, 0};
+    std::int32_t next_tile = 7;
+    cuda::sm90::BackwardRowParams p;
+    p.rows.blocks = {64, 0};
+    p.cu_seqlens_q = packed ? offsets : nullptr;
+    p.next_tile = &next_tile;
+    host::launch(1, [&] { cuda::sm90::prepare_rows<Dtype::f16>(p); });
+    EXPECT_EQ(next_tile, 0);
+  }
+}
+
+/// The gradient of a bias in memory with gaps, of which each element says what was written there.
+struct BiasGradient {
+  cuda::sm90::BackwardBiasParams p;
+  std::vector<std::uint16_t> halves;
+  std::vector<float> floats, sums;
+
+  static constexpr std::uint16_t kUntouched = 0xFFFF;
+
+  BiasGradient(Dtype dtype, const std::array<std::int64_t, 4>& sizes, bool shared) {
+    std::int64_t stride = 1;
+    for (std::size_t axis : {1U, 3U, 0U, 2U}) {  // not in the order of the sizes
+      p.sizes[axis] = sizes[axis];
+      p.strides[axis] = sizes[axis] > 1 ? stride : 0;
+      stride *= sizes[axis] + 1;
+    }
+    halves.assign(static_cast<std::size_t>(dtype == Dtype::f32 ? 0 : stride), kUntouched);
+    floats.assign(static_cast<std::size_t>(dtype == Dtype::f32 ? stride : 0), kNan);
+    p.dtype = dtype;
+    p.dbias = dtype == Dtype::f32 ? static_cast<void*>(floats.data()) : halves.data();
+    sums.assign(static_cast<std::size_t>(p.count()), kNan);
+    p.sums = shared ? sums.data() : nullptr;
+  }
+
+  /// Elements from the first one to that of a sum.
+  std::size_t place_of(std::int64_t index) const {
+    std::int64_t place = 0;
+    for (std::size_t axis = 4; axis-- > 0;) {
+      place += index % p.sizes[axis] * p.strides[axis];
+      index /= p.sizes[axis];
+    }
+    return static_cast<std::size_t>(place);
+  }
+  /// NaN: was not written.
+  float at(std::size_t place) const {
+    if (p.dtype == Dtype::f32) return floats[place];
+    if (halves[place] == kUntouched) return kNan;
+    return p.dtype == Dtype::bf16 ? tools::from_bf16(halves[place])
+                                  : tools::from_f16(halves[place]);
+  }
+  /// Elements of dbias that were written.
+  std::int64_t written() const {
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < std::max(floats.size(), halves.size()); ++i) {
+      count += std::isnan(at(i)) ? 0 : 1;
+    }
+    return count;
+  }
+};
+
+/// body(gradient, blocks, description) for every type, full and broadcast shapes, fewer threads
+/// than elements and more.
+template <class Body>
+void for_all_gradients(bool shared, const Body& body) {
+  constexpr std::array<std::int64_t, 4> kShapes[] = {{2, 3, 5, 37}, {1, 3, 5, 37}, {2, 1, 5, 37},
+                                                     {2, 3, 1, 37}, {2, 3, 5, 1},  {1, 1, 1, 1}};
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    for (const auto& sizes : kShapes) {
+      for (const unsigned blocks : {1U, 3U, 12U}) {
+        BiasGradient gradient(dtype, sizes, shared);
+        std::string what = "dtype " + std::to_string(static_cast<int>(dtype)) + ", blocks " +
+                           std::to_string(blocks) + ", sizes";
+        for (const std::int64_t size : sizes) what += " " + std::to_string(size);
+        body(gradient, blocks, what);
+      }
+    }
+  }
+}
+
+// Where the main kernel stores, every element of the gradient begins as 0; where it adds, every
+// sum, and the gradient is left alone.
+TEST(BackwardRows, ABiasGradientBeginsAsZero) {
+  for (const bool shared : {false, true}) {
+    for_all_gradients(shared, [&](BiasGradient& g, unsigned blocks, const std::string& what) {
+      host::launch(blocks, [&] { cuda::sm90::begin_bias(g.p); });
+      for (std::int64_t i = 0; i < g.p.count(); ++i) {
+        const float x = shared ? g.sums[static_cast<std::size_t>(i)] : g.at(g.place_of(i));
+        ASSERT_EQ(x, 0.0F) << what;
+      }
+      ASSERT_EQ(g.written(), shared ? 0 : g.p.count()) << what;
+    });
+  }
+}
+
+// A sum reaches its element, in the gradient's type, and nothing else is written.
+TEST(BackwardRows, SumsBecomeTheBiasGradient) {
+  for_all_gradients(true, [](BiasGradient& g, unsigned blocks, const std::string& what) {
+    const auto value = [](std::int64_t i) { return static_cast<float>(i % 251 - 99) / 4.0F; };
+    for (std::int64_t i = 0; i < g.p.count(); ++i) g.sums[static_cast<std::size_t>(i)] = value(i);
+    host::launch(blocks, [&] { cuda::sm90::finish_bias(g.p); });
+    for (std::int64_t i = 0; i < g.p.count(); ++i) ASSERT_EQ(g.at(g.place_of(i)), value(i)) << what;
+    ASSERT_EQ(g.written(), g.p.count()) << what;
   });
 }
 

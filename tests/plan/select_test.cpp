@@ -131,18 +131,42 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
       }
       return text;
     };
-    EXPECT_EQ(planned("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"),
-              "sm90.backward.bf16.d128.64x128 32 x 64/64 statistics 2097152 dq 134217728");
-    EXPECT_EQ(planned("bwd f16 h=32 q=16384 k=16384 d=64"),
-              "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728");
-    EXPECT_EQ(planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
-              "sm90.backward.bf16.d128.64x128 8 x 64/64 statistics 2097152 dq 134217728");
+    EXPECT_EQ(
+        planned("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"),
+        "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 next_tile 4");
+    EXPECT_EQ(
+        planned("bwd f16 h=32 q=16384 k=16384 d=64"),
+        "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728 next_tile 4");
+    EXPECT_EQ(
+        planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
+        "sm90.backward.bf16.d128.64x128 8 x 64/8 statistics 2097152 dq 134217728 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=3 h=8 q=500 k=700 d=128 causal packed=900,1300"),
-              "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448");
+              "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),
-              "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 sink_parts 64");
-    EXPECT_EQ(planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
-              "sm90.backward.bf16.d64.128x128 4 x 512/66 statistics 2097152 dq 67108864");
+              "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 sink_parts 64 "
+              "next_tile 4");
+    EXPECT_EQ(
+        planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
+        "sm90.backward.bf16.d64.128x128 4 x 512/133 statistics 2097152 dq 67108864 next_tile 4");
+    // Two turns a block of rows and head where sums have an order.
+    for (const std::string order : {"deterministic", "batch_invariant"}) {
+      EXPECT_EQ(planned(("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal " + order).c_str()),
+                "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 "
+                "turns 32768 next_tile 4");
+      EXPECT_EQ(planned(("bwd f16 b=2 h=4 q=500 k=700 d=200 " + order).c_str()),
+                "sm90.backward.f16.d256.64x64 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
+                "next_tile 4");
+    }
+    // Sums of a bias' gradient where scores share an element of it.
+    EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=64 bias=bhqk"),
+              "sm90.backward.bf16.d128.64x64.extra 11 x 8/1 statistics 32768 dq 2097152 "
+              "next_tile 4");
+    EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=64 bias=hqk"),
+              "sm90.backward.bf16.d128.64x64.extra 11 x 8/1 statistics 32768 dq 2097152 "
+              "dbias 5600000 next_tile 4");
+    EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=256 bias=bk deterministic unaligned"),
+              "sm90.backward.bf16.d256.64x64.any 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
+              "dbias 5600 next_tile 4");
   }
 }
 
@@ -283,7 +307,8 @@ TEST(Plan, WorkspaceIsCountedAndHandedOutAlike) {
   for (const char* text :
        {"fwd f32 b=2 h=4 q=300 k=500 d=65/31 bias=hqk", "fwd f16 h=16/2 q=1 k=20000 d=128",
         "bwd bf16 h=6/3 q=77 k=99 d=40 sink", "fwd f32 b=0 h=1 q=0 k=0 d=1",
-        "bwd f32 h=1 q=0 k=5 d=1", "bwd bf16 b=3 h=4 q=70 k=80 d=64 packed=150,90"}) {
+        "bwd f32 h=1 q=0 k=5 d=1", "bwd bf16 b=3 h=4 q=70 k=80 d=64 packed=150,90",
+        "bwd bf16 b=3 h=4 q=70 k=80 d=64 bias=hk sink deterministic"}) {
     for (const core::Kernel& row : kCatalog) {
       const Problem p = problem_of(text);
       const Device device = device_of(is_gpu(row.arch) ? Arch::sm90 : Arch::avx512_bf16, 3);

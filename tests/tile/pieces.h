@@ -5,6 +5,7 @@
 
 #include "core/kernel.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/shape.h"
 
 namespace tessera::tile {
 
@@ -20,13 +21,19 @@ inline PieceElement accumulator(int thread, int i) {
           8 * (i / 4) + 2 * (thread % 4) + i % 2, 0};
 }
 
-/// What consumer `group` adds from accumulator i of its thread (BackwardConsumer::issue_queries and
-/// add_queries): half of the rows where there are 128 of them, half of the columns where there are
-/// 64 rows.
-inline PieceElement added(const core::Kernel& row, int group, int thread, int i) {
+/// Which of the two consumers adds a piece: each has its own, or, where they have roles, the values
+/// the first half, rounded down, and the keys the others (WideConsumer::kFirstPiece).
+inline int consumer_of(const core::Kernel& row, int piece) {
+  if (!cuda::sm90::splits_roles(row)) return piece;
+  return piece < row.head_dim / 64 / 2 ? 0 : 1;
+}
+
+/// What a consumer adds of a piece from accumulator i of its thread (issue_queries, add_queries):
+/// half of the rows where there are 128 of them, 64 columns where there are 64 rows.
+inline PieceElement added(const core::Kernel& row, int piece, int thread, int i) {
   PieceElement x = accumulator(thread, i);
-  (row.block_m == 128 ? x.row : x.column) += 64 * group;
-  x.at = group * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
+  (row.block_m == 128 ? x.row : x.column) += 64 * piece;
+  x.at = piece * cuda::sm90::kPieceFloats + i / 4 * 512 + thread * 4 + i % 4;
   return x;
 }
 

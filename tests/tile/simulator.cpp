@@ -269,7 +269,8 @@ float delta_of(const Head& head, const Problem& p, std::int64_t row) {
 }
 
 /// The GPU's backward: rows are prepared, blocks of keys walk over them, dQ is finished. Its memory
-/// and all results are NaN before, and what is written twice becomes infinite.
+/// and all results are NaN before; what is written twice becomes infinite, and what is added when
+/// it is another one's turn.
 class GpuBackward {
  public:
   GpuBackward(const PlanData& plan, const Tensors& tensors)
@@ -291,17 +292,12 @@ class GpuBackward {
     out_.dk.assign(static_cast<std::size_t>(p_.rows_k() * p_.num_heads_k * p_.head_dim), kNan);
     out_.dv.assign(static_cast<std::size_t>(p_.rows_k() * p_.num_heads_k * p_.head_dim_v), kNan);
     if (p_.sink) out_.dsink.assign(static_cast<std::size_t>(p_.num_heads), 0.0F);
+    begin_bias();
     for_each_row_block([this](const Head& head, int m, int member) { prepare(head, m, member); });
-    const core::TileOrder& order = plan_.order;
-    const int workers = static_cast<int>(
-        std::min<std::int64_t>(plan_.grid.count(), std::int64_t{plan_.device.threads}));
-    for (int i = 0; i * workers < order.count(); ++i) {
-      for (int worker = 0; worker < workers; ++worker) {
-        const int index = core::TileOrder::index_of(i, worker, workers);
-        if (index < order.count()) walk_tile(order.at(index));
-      }
-    }
+    // One tile after another as they are handed out: nothing may wait for a later one.
+    for (int i = 0; i < plan_.order.count(); ++i) walk_tile(plan_.order.at(i));
     for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
+    finish_bias();
     if (p_.sink) sum_sinks();
     return std::move(out_);
   }
@@ -335,6 +331,10 @@ class GpuBackward {
   float& ds_of(int r, int j) {
     return ds_[static_cast<std::size_t>(std::int64_t{r} * row_.block_n + j)];
   }
+  /// Of the two consumers.
+  std::int32_t* turns_of(const Head& head, int m, int member) const {
+    return layout_.turns + 2 * rows_.index_of(block_of(head, m), head.head_of(member));
+  }
   float& sink_part(const Head& head, int m, int member) {
     return layout_
         .sink_parts[(head.head_of(member) * p_.batch + head.batch()) * layout_.blocks.per_sequence +
@@ -345,6 +345,7 @@ class GpuBackward {
     const int first = m * row_.block_m, seqlen_q = head.sequence().seqlen_q;
     if (p_.sink) sink_part(head, m, member) = 0.0F;
     if (first >= seqlen_q) return;
+    if (ordered_) std::fill(turns_of(head, m, member), turns_of(head, m, member) + 2, 0);
     float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
     std::fill(dq, dq + std::ptrdiff_t{rows_.pieces} * cuda::sm90::kPieceFloats, 0.0F);
     float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
@@ -363,7 +364,8 @@ class GpuBackward {
   void walk_tile(core::TileOrder::Tile place) {
     const Head head(plan_, t_, place.head / static_cast<int>(p_.num_heads_k),
                     place.head % static_cast<int>(p_.num_heads_k));
-    const int first_key = (plan_.order.row_blocks - 1 - place.row_block) * row_.block_n;
+    const int block = ordered_ ? place.row_block : plan_.order.row_blocks - 1 - place.row_block;
+    const int first_key = block * row_.block_n;
     if (first_key >= head.sequence().seqlen_k) return;
     const core::QueryBlocks blocks =
         core::query_blocks(head.band(), {first_key, first_key + row_.block_n}, row_.block_m);
@@ -392,7 +394,12 @@ class GpuBackward {
       const Range rows = key < band.seqlen_k ? band.queries_of({key, key + 1}) : Range{0, 0};
       for (int r = 0; r < row_.block_m; ++r) {
         const int query = m * row_.block_m + r;
-        if (masked && (query < rows.begin || query >= rows.end)) continue;
+        if (masked && (query < rows.begin || query >= rows.end)) {
+          if (query < band.seqlen_q && key < band.seqlen_k) {
+            add_bias(head, row_of(head, query, member), key, 0.0F);
+          }
+          continue;
+        }
         float& ds = ds_of(r, j);
         if (query >= band.seqlen_q || key >= band.seqlen_k) {
           ds = kNan;  // only a mask may keep it out
@@ -406,7 +413,9 @@ class GpuBackward {
           dv_[static_cast<std::size_t>(j) * dv + c] += weight * keep * head.dout(row)[c];
           dp += head.dout(row)[c] * head.v(key)[c];
         }
-        ds = weight * (dp * keep - statistics[row_.block_m + r]) * slope;
+        ds = weight * (dp * keep - statistics[row_.block_m + r]);
+        add_bias(head, row, key, ds);
+        ds *= slope;
         for (std::size_t c = 0; c < d; ++c) {
           dk_[static_cast<std::size_t>(j) * d + c] += ds * head.q(row)[c];
         }
@@ -418,12 +427,13 @@ class GpuBackward {
   void add_queries(const Head& head, int first_key, int m, int member) {
     float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
     const int keys = head.band().seqlen_k - first_key;
-    for (int group = 0; group < rows_.pieces; ++group) {
+    const float fault = my_turn(head, first_key, m, member) ? 0.0F : core::kInfinity;
+    for (int piece = 0; piece < rows_.pieces; ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
-          const PieceElement x = added(row_, group, thread, i);
+          const PieceElement x = added(row_, piece, thread, i);
           if (x.column >= p_.head_dim) continue;
-          float sum = 0.0F;
+          float sum = fault;
           for (int j = 0; j < row_.block_n; ++j) {
             sum += ds_of(x.row, j) * (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
           }
@@ -431,6 +441,45 @@ class GpuBackward {
         }
       }
     }
+  }
+
+  /// Whether all key blocks that add before have done so; takes the turn.
+  bool my_turn(const Head& head, int first_key, int m, int member) const {
+    if (!ordered_) return true;
+    const Range rows = {m * row_.block_m,
+                        core::min((m + 1) * row_.block_m, head.sequence().seqlen_q)};
+    const int rank =
+        core::key_blocks(head.band(), rows, row_.block_n).seen.end - 1 - first_key / row_.block_n;
+    std::int32_t* const turns = turns_of(head, m, member);
+    return turns[0]++ == rank && turns[1]++ == rank;
+  }
+
+  void begin_bias() {
+    if (!p_.bias) return;
+    const auto count = static_cast<std::size_t>(bias_elements(p_));
+    out_.dbias.assign(count, shares_bias(p_) ? kNan : 0.0F);
+    stored_.assign(count, false);
+    if (shares_bias(p_)) std::fill(layout_.dbias, layout_.dbias + count, 0.0F);
+  }
+  /// The gradient of a score: added to a sum, or, where it has an element of its own, stored once.
+  void add_bias(const Head& head, std::int64_t row, int key, float ds) {
+    if (!p_.bias) return;
+    const BiasShape& shape = *p_.bias;
+    std::int64_t at = shape.batch ? head.batch() : 0;
+    if (shape.heads) at = at * p_.num_heads + head.head_of(row);
+    if (shape.queries) at = at * p_.seqlen_q + head.rows().query_of(row);
+    if (shape.keys) at = at * p_.seqlen_k + key;
+    const auto i = static_cast<std::size_t>(at);
+    if (shares_bias(p_)) {
+      layout_.dbias[at] += ds;
+    } else {
+      out_.dbias[i] = stored_[i] ? core::kInfinity : ds;
+      stored_[i] = true;
+    }
+  }
+  void finish_bias() {
+    if (!shares_bias(p_)) return;
+    for (std::size_t i = 0; i < out_.dbias.size(); ++i) write_once(out_.dbias[i], layout_.dbias[i]);
   }
 
   void write(const Head& head, int first_key) {
@@ -476,10 +525,12 @@ class GpuBackward {
   const Problem& p_;
   const Tensors& t_;
   const core::Kernel& row_;
+  const bool ordered_ = adds_in_order(p_);
   std::vector<float> memory_;
   GpuBackwardLayout layout_;
   cuda::sm90::RowMemory rows_;
   std::vector<float> dk_, dv_, ds_;  ///< of a tile; of a step
+  std::vector<bool> stored_;         ///< elements of dbias that have no sums
   Simulated out_;
 };
 

@@ -17,6 +17,7 @@ struct Simulated {
   std::vector<float> dk;     ///< [rows_k][num_heads_k][head_dim]
   std::vector<float> dv;     ///< [rows_k][num_heads_k][head_dim_v]
   std::vector<float> dsink;  ///< [num_heads]; GPU rows only
+  std::vector<float> dbias;  ///< [stored dimensions]; GPU rows only
   int masked_tiles = 0;      ///< tiles that went through the mask
   int full_tiles = 0;        ///< tiles that did not
 };

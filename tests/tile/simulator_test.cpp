@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "plan/catalog.h"
+#include "plan/layout.h"
 #include "plan/names.h"
 #include "plan/select.h"
 #include "reference/reference.h"
@@ -157,7 +158,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const unsigned seed = std::random_device()();
   std::mt19937 random(seed);
   const bool decode = row.form == core::Form::decode;
-  int ran = 0, masked = 0, full = 0, split = 0;
+  int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
   for (int trial = 0; trial < 60; ++trial) {
     Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
     if (trial % 8 == 0 && row.split_n > 0) {
@@ -167,6 +168,8 @@ TEST_P(EveryRow, TilesComputeAttention) {
     }
     if (is_gpu(row.arch)) {
       p.head_dim = p.head_dim_v = 8;
+      p.deterministic = row.pass == Pass::backward && random() % 2 == 0;
+      if (p.bias && trial % 2 == 0) p.bias = BiasShape{true, true, true, true, Dtype::f32};
       device.threads = 1 + static_cast<int>(random() % 8);
     }
     if (is_gpu(row.arch) && row.extra != core::Extra::all) {
@@ -201,8 +204,13 @@ TEST_P(EveryRow, TilesComputeAttention) {
       if (is_gpu(row.arch) && p.sink) {
         ASSERT_LE(worst(got.dsink, expected.dsink), 1e-3) << what;
       }
+      if (is_gpu(row.arch) && p.bias) {
+        ASSERT_LE(worst(got.dbias, expected.dbias), 1e-3) << what;
+        ++(shares_bias(p) ? shared_bias : own_bias);
+      }
     }
     ++ran;
+    ordered += p.deterministic ? 1 : 0;
     masked += got.masked_tiles;
     full += got.full_tiles;
     split += plan.grid.splits > 1 ? 1 : 0;
@@ -214,6 +222,73 @@ TEST_P(EveryRow, TilesComputeAttention) {
   if (row.split_n > 0) {
     EXPECT_GT(split, 0);
   }
+  if (is_gpu(row.arch) && row.pass == Pass::backward) {
+    EXPECT_GT(ordered, 0);
+    EXPECT_LT(ordered, ran);
+    if (row.extra == core::Extra::all) {
+      EXPECT_GT(shared_bias, 0);
+      EXPECT_GT(own_bias, 0);
+    }
+  }
+}
+
+// Where dQ is summed in order: the key blocks that meet a block of rows count from 0 in the order
+// in which their tiles are handed out, so that a tile waits only for earlier ones, and for all that
+// come before it.
+TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  int problems = 0, most = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (!is_gpu(row.arch) || row.pass != Pass::backward) continue;
+    for (int trial = 0; trial < 200; ++trial) {
+      Problem p = random_problem(random, Pass::backward, 1000, 1000);
+      p.deterministic = true;
+      p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+      p.head_dim = p.head_dim_v = 8;
+      p.softcap = p.dropout_p = 0.0F;
+      p.alibi = PerHead::none;
+      p.bias.reset();
+      const Data data = make_data(p, random);
+      if (!refusal(row, p, kGpu).empty()) continue;
+      const PlanData plan = plan_row(row, p, kGpu);
+      const core::TileOrder& order = plan.order;
+      const int blocks = static_cast<int>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
+      const int heads = static_cast<int>(p.num_heads_k);
+      std::vector<int> turns(static_cast<std::size_t>(order.heads * blocks));
+      const auto band_at = [&](int head) {
+        return band_of(p, sequence_of(p, data.tensors, head / heads));
+      };
+      const auto keys_of = [&](const core::Band& band, int m) {
+        const core::Range rows = {m * row.block_m, core::min((m + 1) * row.block_m, band.seqlen_q)};
+        return core::key_blocks(band, rows, row.block_n).seen;
+      };
+      const std::string what = name_of(row) + " " + to_string(p) + " seed " + std::to_string(seed);
+      for (int i = 0; i < order.count(); ++i) {
+        const core::TileOrder::Tile tile = order.at(i);
+        const core::Band band = band_at(tile.head);
+        const int first_key = tile.row_block * row.block_n;
+        if (first_key >= band.seqlen_k) continue;
+        const core::Range seen =
+            core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
+        for (int m = seen.begin; m < seen.end; ++m) {
+          int& turn = turns[static_cast<std::size_t>(tile.head * blocks + m)];
+          ASSERT_EQ(keys_of(band, m).end - 1 - tile.row_block, turn) << what;
+          most = std::max(most, ++turn);
+        }
+      }
+      for (int head = 0; head < order.heads; ++head) {
+        const core::Band band = band_at(head);
+        for (int m = 0; m * row.block_m < band.seqlen_q; ++m) {
+          ASSERT_EQ(turns[static_cast<std::size_t>(head * blocks + m)], keys_of(band, m).size())
+              << what;
+        }
+      }
+      ++problems;
+    }
+  }
+  EXPECT_GT(problems, 1000) << "seed " << seed;
+  EXPECT_GT(most, 5);
 }
 
 // Every element of a row block's dQ is one accumulator of one thread, and is read from where it was
@@ -223,13 +298,19 @@ TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
   for (const core::Kernel& row : kCatalog) {
     if (!is_gpu(row.arch) || row.pass != Pass::backward) continue;
     const int pieces = row.block_m * row.head_dim / cuda::sm90::kPieceFloats;
-    ASSERT_EQ(pieces, row.block_n / 64) << name_of(row);  // one a consumer
+    int of_consumer[2] = {};
+    for (int piece = 0; piece < pieces; ++piece) ++of_consumer[consumer_of(row, piece)];
+    ASSERT_EQ(of_consumer[0], pieces / 2) << name_of(row);
+    ASSERT_EQ(of_consumer[1], pieces - pieces / 2) << name_of(row);
+    if (!cuda::sm90::splits_roles(row)) {
+      ASSERT_EQ(pieces, 2) << name_of(row);
+    }
     std::set<std::pair<int, int>> elements;
     std::map<int, std::pair<int, int>> places;
-    for (int group = 0; group < pieces; ++group) {
+    for (int piece = 0; piece < pieces; ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
-          const PieceElement x = added(row, group, thread, i);
+          const PieceElement x = added(row, piece, thread, i);
           ASSERT_TRUE(0 <= x.row && x.row < row.block_m) << name_of(row);
           ASSERT_TRUE(0 <= x.column && x.column < row.head_dim) << name_of(row);
           ASSERT_TRUE(0 <= x.at && x.at < row.block_m * row.head_dim) << name_of(row);

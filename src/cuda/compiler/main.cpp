@@ -202,15 +202,18 @@ std::string embedding_of(const Options& options, const std::vector<Job>& list) {
 /// What the catalog decides about every kernel, for tests/cuda/kernels_test.py; of those that are
 /// not its rows just the symbol.
 std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
-  std::string text = "NVRTC " + nvrtc.version() +
-                     " backward threads shared_bytes head_dim head_dim_v block_m block_n extra\n";
+  std::string text =
+      "NVRTC " + nvrtc.version() +
+      " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
+      " extra\n";
   for (const Job& job : list) {
     text += job.symbol;
     if (job.row != nullptr) {
       const core::Kernel& row = *job.row;
-      for (const int value : {static_cast<int>(row.pass == Pass::backward), sm90::threads(row),
-                              sm90::shared_bytes(row), row.head_dim, row.head_dim_v, row.block_m,
-                              row.block_n, static_cast<int>(row.extra)}) {
+      for (const int value :
+           {static_cast<int>(row.pass == Pass::backward), static_cast<int>(sm90::splits_roles(row)),
+            sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.head_dim_v, row.block_m,
+            row.block_n, static_cast<int>(row.extra)}) {
         text += " " + std::to_string(value);
       }
     }
