@@ -2,8 +2,8 @@
 
 Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h) and a thread
 for each of these that has its pieces of dQ added to memory (PieceAdder). One buffer each of K and V, three of Q,
-two of dO; two of dS, which both warpgroups write and both read; one for a warpgroup's piece, with four slots that
-say where it goes. A step issues dV and dK, dQ of the step before and S of the next one, in turns with the other
+two of dO; two of dS, which both warpgroups write and both read; one for a warpgroup's piece; eight slots, which the
+producer fills before an item's Q, say where its pieces go. A step issues dV and dK, dQ of the step before and S of the next one, in turns with the other
 warpgroup; a piece is handed over two steps late. Tiles are handed out as blocks get free; where sums are ordered,
 a piece waits for those of the key blocks that add before it. There are tiles that no row sees, and the end of
 work.
@@ -25,7 +25,7 @@ import pipeline_test
 from pipeline_test import Mbarrier, Turn
 
 GROUPS, WARPS = 2, 2
-SLOTS = 4
+SLOTS = 8
 ENOUGH = 5  # times that a breakage is seen
 FAULTS = {  # what is broken, as the model may see it
     "dS is not claimed": ("dS",),
@@ -39,8 +39,8 @@ FAULTS = {  # what is broken, as the model may see it
     "a tile without rows is not released": ("wait for ever",),
     "a piece is not claimed": ("a piece is written while", "a piece is not whole"),
     "a piece is released before its copy has read": ("a piece is written while",),
-    "one slot for pieces": ("a piece goes elsewhere",),
     "two slots for pieces": ("a piece goes elsewhere",),
+    "four slots for pieces": ("a piece goes elsewhere",),
     "the end is not claimed": ("a piece", "wait for ever"),
 }
 ORDERED_FAULTS = {
@@ -58,6 +58,10 @@ class Ring(pipeline_test.Ring):
         super().__init__(stages, GROUPS)
         self.content = [None] * stages
         self.faults = faults
+
+    def claim(self, i):
+        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
+            yield
 
     def fill(self, i, what=None):
         overwritten = []
@@ -143,13 +147,13 @@ class Block:
         self.scores = Exchange("dS", 2, everyone, GROUPS, self.faults)
         self.sums = [Exchange("a piece", 1, [x for x in everyone if x[0] == g], 1, self.faults)
                      for g in range(GROUPS)]
-        self.slots = [[None] * SLOTS for _ in range(GROUPS)]
+        self.slots = [None] * SLOTS
         self.turns = [Turn(GROUPS * WARPS) for _ in range(GROUPS)]
         self.group = [Turn(WARPS) for _ in range(GROUPS)]
         self.issued = collections.Counter()
 
     def slot(self, item):
-        return item % {"one slot for pieces": 1, "two slots for pieces": 2}.get(self.device.broken, SLOTS)
+        return item % {"two slots for pieces": 2, "four slots for pieces": 4}.get(self.device.broken, SLOTS)
 
     def issue(self, group, name, reads):
         """A warp issues its part of a product: reads = [(ring, item)]."""
@@ -172,7 +176,9 @@ def produce(first, block):
         rows = device.tiles[index]
         yield from block.k.fill(tile, rows)
         values_wait = True
-        for _ in rows:
+        for row in rows:
+            yield from block.q.claim(item)
+            block.slots[block.slot(item)] = row
             yield from block.q.fill(item)
             if values_wait and device.broken != "V comes after all rows":
                 yield from block.v.fill(tile)
@@ -183,6 +189,8 @@ def produce(first, block):
             yield from block.v.fill(tile)
         tile += 1
         index = device.next()
+    yield from block.k.claim(tile)
+    block.slots[block.slot(item)] = None
     yield from block.k.fill(tile, None)  # there are no more
 
 
@@ -192,7 +200,7 @@ def add_pieces(group, block):
     broken = device.broken
     while True:
         yield from sums.wait_full(item)
-        order = block.slots[group][block.slot(item)]
+        order = block.slots[block.slot(item)]
         if order is None:
             return
         row, rank = order
@@ -269,8 +277,6 @@ class Consumer:
         yield from b.turns[self.group].take()
         self.issue("dV", tile, item)
         self.issue("dK", tile, item)
-        if self.leads:
-            b.slots[self.group][b.slot(item)] = rows[n]
         if self.leads and broken == "Q and dO are released before dV":
             b.q.release(item)
             b.dout.release(item)
@@ -349,8 +355,6 @@ class Consumer:
             tile += 1
         if self.broken != "the end is not claimed":
             yield from b.sums[self.group].claim(self.item)
-        if self.leads:
-            b.slots[self.group][b.slot(self.item)] = None
         yield
         b.sums[self.group].full[0].arrive()
 
