@@ -371,6 +371,23 @@ def in_graph(library, count):
     return True
 
 
+def on_another_gpu(library):
+    """A run on the second GPU while the first is current: the same bits as there, and the first stays current."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 500, 4, 128).bfloat16() for _ in range(3))
+    results = []
+    for device in (0, 1):
+        inputs = [x.to(f"cuda:{device}") for x in (q, k, v)]
+        o = torch.full_like(inputs[0], math.nan)
+        plan = library.plan("fwd bf16 b=2 h=4 q=500 k=500 d=128 causal", f"gpu:{device}")
+        tensors = plan.tensors(q=inputs[0], k=inputs[1], v=inputs[2], o=o)
+        torch.cuda.synchronize(device)
+        plan.enqueue(tensors, torch.cuda.default_stream(device).cuda_stream)
+        torch.cuda.synchronize(device)
+        results.append(o.cpu())
+    return torch.equal(*results) and torch.cuda.current_device() == 0 and not results[0].isnan().any()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True)
@@ -403,6 +420,10 @@ def main():
         same = in_graph(library, 20)
         failures += not same
         print(f"in a CUDA graph: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+    if torch.cuda.device_count() > 1:
+        same = on_another_gpu(library)
+        failures += not same
+        print(f"on a GPU that is not current: {'the same bits' if same else 'WRONG'}", flush=True)
     sys.exit(failures > 0)
 
 

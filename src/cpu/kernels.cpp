@@ -20,11 +20,10 @@
 namespace tessera::cpu::TESSERA_ISA {
 namespace {
 
+/// Only for rows of this set.
 template <core::Kernel K>
 constexpr KernelFunction kernel_of() {
-  if constexpr (K.arch != Arch::TESSERA_ISA) {
-    return nullptr;
-  } else if constexpr (K.pass == Pass::forward && K.form == core::Form::tile) {
+  if constexpr (K.pass == Pass::forward && K.form == core::Form::tile) {
     return &forward<K>;
   } else if constexpr (K.pass == Pass::forward) {
     return &decode<K>;
@@ -33,10 +32,18 @@ constexpr KernelFunction kernel_of() {
   }
 }
 
+/// Other sets' rows, GPUs' above all, leave no code here.
+template <std::size_t kRow>
+TESSERA_INLINE void find_at(const core::Kernel& row, KernelFunction& found) {
+  if constexpr (kCatalog[kRow].arch == Arch::TESSERA_ISA) {
+    if (row == kCatalog[kRow]) found = kernel_of<kCatalog[kRow]>();
+  }
+}
+
 template <std::size_t... kRow>
 KernelFunction find(const core::Kernel& row, std::index_sequence<kRow...>) {
   KernelFunction found = nullptr;
-  ((found = kCatalog[kRow] == row ? kernel_of<kCatalog[kRow]>() : found), ...);
+  (find_at<kRow>(row, found), ...);
   return found;
 }
 
