@@ -1,6 +1,7 @@
 // The backward pass on Hopper for head dims above 128, where dK and dV of 64 keys do not fit the
-// registers of one warpgroup: each of the two that consume has one of them. What a block of threads
-// does otherwise is as in backward.h, with tiles of 64 keys and steps of 64 rows.
+// registers of one warpgroup, and for rows of the catalog with extras, which need them for more:
+// each of the two that consume has one of them. What a block of threads does otherwise is as in
+// backward.h, with tiles of 64 keys and steps of 64 rows.
 //
 //   values:  S^T = K Q^T    P^T = exp2(S^T)             dV += P^T dO    dQ += dS K, first columns
 //   keys:    dP^T = V dO^T  dS^T = P^T (dP^T - delta)   dK += dS^T Q    dQ += dS K, the others
