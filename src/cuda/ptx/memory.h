@@ -68,8 +68,8 @@ __device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float&
                : "r"(from)
                : "memory");
 }
-/// A word of global memory by which blocks tell each other how far they are: what was written before
-/// it was stored is seen after it has been loaded.
+/// A word of global memory by which blocks tell each other how far they are: what was written
+/// before it was stored is seen after it has been loaded.
 __device__ __forceinline__ int load_acquire(const std::int32_t* from) {
   int x;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
