@@ -263,6 +263,10 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
         const core::Range rows = {m * row.block_m, core::min((m + 1) * row.block_m, band.seqlen_q)};
         return core::key_blocks(band, rows, row.block_n).seen;
       };
+      const auto place_of = [&](int head, int m) {
+        return static_cast<std::size_t>(head) * static_cast<std::size_t>(blocks) +
+               static_cast<std::size_t>(m);
+      };
       const std::string what = name_of(row) + " " + to_string(p) + " seed " + std::to_string(seed);
       for (int i = 0; i < order.count(); ++i) {
         const core::TileOrder::Tile tile = order.at(i);
@@ -272,7 +276,7 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
         const core::Range seen =
             core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
         for (int m = seen.begin; m < seen.end; ++m) {
-          int& turn = turns[static_cast<std::size_t>(tile.head * blocks + m)];
+          int& turn = turns[place_of(tile.head, m)];
           ASSERT_EQ(keys_of(band, m).end - 1 - tile.row_block, turn) << what;
           most = std::max(most, ++turn);
         }
@@ -280,8 +284,7 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       for (int head = 0; head < order.heads; ++head) {
         const core::Band band = band_at(head);
         for (int m = 0; m * row.block_m < band.seqlen_q; ++m) {
-          ASSERT_EQ(turns[static_cast<std::size_t>(head * blocks + m)], keys_of(band, m).size())
-              << what;
+          ASSERT_EQ(turns[place_of(head, m)], keys_of(band, m).size()) << what;
         }
       }
       ++problems;
