@@ -117,9 +117,6 @@ class BackwardConsumer {
     }
   }
 
-  /// A condition that is the same in all lanes, said to the compiler (forward.h).
-  __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
-
   __device__ __forceinline__ void clear_accumulators() {
 #pragma unroll
     for (int i = 0; i < K.head_dim / 2; ++i) dk_[i] = 0.0F;
@@ -131,14 +128,6 @@ class BackwardConsumer {
   // 0, but that times infinity is not. Every warpgroup clears them for itself. Rows beyond the end
   // of a tensor are 0 as they come.
 
-  template <int kRows>
-  __device__ __forceinline__ static void clear_rows(std::uint32_t data, int chunks, int valid) {
-    constexpr std::uint32_t kZeros[4] = {};
-#pragma unroll 1
-    for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kRows * 8; i += 128) {
-      for (int c = 0; c < chunks; ++c) ptx::store_shared(data + (c * kRows * 8 + i) * 16, kZeros);
-    }
-  }
   __device__ __forceinline__ void after_clearing() const {
     ptx::fence_proxy_async();
     ptx::barrier_sync(2 + group_, 128);

@@ -98,9 +98,6 @@ class WideConsumer {
   /// Read where it is needed: registers are scarce.
   __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
-  /// A condition that is the same in all lanes, said to the compiler (forward.h).
-  __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
-
   // What the scores are made from and what the sum is made from.
   __device__ __forceinline__ const Rows& scored() const {
     return kValues ? buffers.q : buffers.dout;
@@ -114,13 +111,7 @@ class WideConsumer {
   // it sums. Scores of such rows and keys are not used: mask() and differentiate() see to it. What
   // threads load is 0 there as it comes.
 
-  template <int kRows>
-  __device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int valid) const {
-    constexpr std::uint32_t kZeros[4] = {};
-#pragma unroll 1
-    for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kRows * 8; i += 128) {
-      for (int c = 0; c < chunks; ++c) ptx::store_shared(data + (c * kRows * 8 + i) * 16, kZeros);
-    }
+  __device__ __forceinline__ void after_clearing() const {
     ptx::fence_proxy_async();
     ptx::barrier_sync(kOwn, 128);
   }
@@ -128,11 +119,13 @@ class WideConsumer {
     const int valid = tile().band.seqlen_k - tile().first_key;
     if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
     clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
+    after_clearing();
   }
   __device__ __forceinline__ void clear_summed(int m) const {
     const int valid = tile().band.seqlen_q - m * kM;
     if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
     clear_rows<kM>(summed().buffer(item_), kSumChunks, valid);
+    after_clearing();
   }
 
   /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores

@@ -18,6 +18,7 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/buffers.h"
+#include "cuda/sm90/fragment.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/producer.h"
 
@@ -281,32 +282,13 @@ class Consumer {
     return n * kN + i / 4 * 8 + lane_ % 4 * 2 + i % 2;
   }
 
-  /// Bit i of a row's word stands for the i-th of the thread's scores in it. The words are looked
-  /// at seven bits at a time, as one instruction moves so many into predicates.
   __device__ __forceinline__ void mask(const Tile& t, int n) {
-    constexpr int kScores = kN / 4, kBits = 7;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::Range keys = t.band.keys_of(query_of(t, half));
       const int first = n * kN + lane_ % 4 * 2;
-      const int begin = scores_before(keys.begin - first), end = scores_before(keys.end - first);
-      const std::uint32_t seen = ptx::bits(begin, core::max(end - begin, 0));
-#pragma unroll
-      for (int i = 0; i < kScores; i += kBits) {
-        const std::uint32_t part = ptx::opaque(seen >> i);
-#pragma unroll
-        for (int j = i; j < core::min(i + kBits, kScores); ++j) {
-          float& x = s_[j / 2 * 4 + half * 2 + j % 2];
-          if ((part >> (j - i) & 1) == 0) x = -core::kInfinity;
-        }
-      }
+      mask_row(s_, half, {keys.begin - first, keys.end - first}, -core::kInfinity);
     }
-  }
-
-  /// How many of a thread's scores in a row lie before a column, counted from its first one.
-  __device__ __forceinline__ static int scores_before(int column) {
-    const int c = core::min(core::max(column, 0), kN);
-    return core::min(c / 8 * 2 + core::min(c % 8, 2), kN / 4);
   }
 
   /// The scores are still raw products, for which that series is good: both where `narrow` is.
@@ -370,10 +352,7 @@ class Consumer {
     if (query >= t.band.seqlen_q || key >= t.band.seqlen_k) return 0.0F;
     const std::int64_t at =
         t.batch * p.bias_batch + t.head * p.bias_head + query * p.bias_query + key * p.bias_key;
-    if (p.bias_dtype == Dtype::f32) return static_cast<const float*>(p.bias)[at];
-    const std::uint16_t bits = static_cast<const std::uint16_t*>(p.bias)[at];
-    return p.bias_dtype == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16)
-                                       : ptx::widen_f16(bits);
+    return load_float(p.bias, p.bias_dtype, at);
   }
 
   /// Dropout of P (S8); the sum has been taken. A thread's two neighbouring keys share a word.
@@ -510,11 +489,6 @@ class Consumer {
     q_descriptor_ = ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
   }
 
-  /// A condition that is the same in all lanes: the compiler sees that of a vote, but not of what
-  /// comes from memory, and after a branch that may diverge no descriptor stays in uniform
-  /// registers.
-  __device__ __forceinline__ static bool agreed(bool x) { return __any_sync(~0U, x); }
-
   /// Rows that see no key (S4); with a sink its logit is all the denominator.
   __device__ __forceinline__ void write_zeros(const Tile& t) const {
     const float lse = p.sink == nullptr ? -core::kInfinity : p.sink[t.head];
@@ -586,20 +560,9 @@ class Consumer {
         const int at = c / 2 + 2 * half;
         std::uint32_t a = ptx::pack<S::kType>(o_[at] * scale, o_[at + 1] * scale);
         std::uint32_t b = ptx::pack<S::kType>(o_[at + 4] * scale, o_[at + 5] * scale);
-        swap_in_pair(a, b);
+        swap_in_pair(lane_, a, b);
         store_output(exists, c, to + c, a, b);
       }
-    }
-  }
-
-  /// a of the odd lane and b of the even one of a pair change places.
-  __device__ __forceinline__ void swap_in_pair(std::uint32_t& a, std::uint32_t& b) const {
-    const bool odd = lane_ % 2 != 0;
-    const std::uint32_t other = __shfl_xor_sync(~0U, odd ? a : b, 1);
-    if (odd) {
-      a = other;
-    } else {
-      b = other;
     }
   }
 

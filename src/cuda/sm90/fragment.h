@@ -8,8 +8,23 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Element `at` of a tensor of any type.
-__device__ __forceinline__ float load_float(const void* tensor, Dtype dtype, std::int64_t at) {
+/// A condition that is the same in all lanes: the compiler sees that of a vote, but not of what
+/// comes from memory, and after a branch that may diverge no descriptor stays in uniform registers.
+__device__ __forceinline__ bool agreed(bool x) { return __any_sync(~0U, x); }
+
+/// A warpgroup makes 0 of the rows from `valid` on of a buffer (chunks of columns, kRows each).
+template <int kRows>
+__device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int valid) {
+  constexpr std::uint32_t kZeros[4] = {};
+#pragma unroll 1
+  for (int i = valid * 8 + static_cast<int>(threadIdx.x) % 128; i < kRows * 8; i += 128) {
+    for (int c = 0; c < chunks; ++c) ptx::store_shared(data + (c * kRows * 8 + i) * 16, kZeros);
+  }
+}
+
+/// Element `at` of a tensor of any type. By reference: parameters are read where they are needed.
+__device__ __forceinline__ float load_float(const void* const& tensor, const Dtype& dtype,
+                                            std::int64_t at) {
   if (dtype == Dtype::f32) return static_cast<const float*>(tensor)[at];
   const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor)[at];
   return dtype == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : ptx::widen_f16(bits);
@@ -28,11 +43,6 @@ __device__ __forceinline__ void store_float(void* tensor, Dtype dtype, std::int6
 __device__ __forceinline__ int fragment_row(int warp, std::uint32_t lane, int half) {
   return warp * 16 + static_cast<int>(lane / 4) + 8 * half;
 }
-/// Column of accumulator i.
-__device__ __forceinline__ int fragment_column(std::uint32_t lane, int i) {
-  return i / 4 * 8 + static_cast<int>(lane % 4 * 2) + i % 2;
-}
-
 /// How many of a thread's accumulators in a row of kColumns lie before a column, counted from its
 /// first one.
 template <int kColumns>
