@@ -112,8 +112,11 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
     if (!s) return s;
   }
   params.rows = row_memory_of(plan, layout);
-  params.turns = adds_in_order(p) ? layout.turns : nullptr;
+  params.turns = layout.turns;
+  params.in_order = adds_in_order(p);
   params.next_tile = layout.next_tile;
+  params.dq = t.dq.data;
+  params.dq_strides = strides_of(t.dq, p);
   params.dk = t.dk.data;
   params.dv = t.dv.data;
   params.dk_strides = strides_of(t.dk, p);
@@ -152,7 +155,7 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.sink = t.sink;
   params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
   params.dsink = t.dsink;
-  params.turns = adds_in_order(p) ? layout.turns : nullptr;
+  params.turns = layout.turns;
   params.next_tile = layout.next_tile;
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
@@ -190,7 +193,7 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
   }
-  if (status && row_blocks > 0) {
+  if (status && row_blocks > 0 && (sm90::splits_roles(plan.kernel) || plan.grid.count() == 0)) {
     status =
         queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);
   }

@@ -229,7 +229,7 @@ TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const Pla
   const std::int64_t blocks = layout.blocks.count(p.packed, p.rows_q(), p.batch) * p.num_heads;
   layout.statistics = workspace.take<float>("statistics", blocks * 2 * kernel.block_m);
   layout.dq = workspace.take<float>("dq", blocks * kernel.block_m * kernel.head_dim);
-  layout.turns = workspace.take<std::int32_t>("turns", adds_in_order(p) ? 2 * blocks : 0);
+  layout.turns = workspace.take<std::int32_t>("turns", 2 * blocks);
   layout.sink_parts = workspace.take<float>(
       "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
   layout.dbias = workspace.take<float>("dbias", shares_bias(p) ? bias_elements(p) : 0);

@@ -149,9 +149,12 @@ int section_of(const PlanData& plan) {
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
-  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter.
+  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
+  // longest tiles of as many heads as fill all multiprocessors had better begin together.
   if (p.pass == Pass::backward) {
-    return static_cast<int>(core::max<std::int64_t>(1, core::min(heads, fitting)));
+    const std::int64_t filling = plan.device.threads / core::max(1, plan.grid.row_blocks);
+    return static_cast<int>(
+        core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1)));
   }
   return static_cast<int>(fitting < least ? heads : core::min(heads, least));
 }

@@ -59,6 +59,11 @@ __device__ __forceinline__ void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+/// Sleeps for about so long at most.
+__device__ __forceinline__ void sleep(std::uint32_t nanoseconds) {
+  asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds));
+}
+
 /// Registers of every thread of a warpgroup, from here on: a multiple of 8.
 template <int kCount>
 __device__ __forceinline__ void lower_registers() {

@@ -43,9 +43,10 @@ __device__ __forceinline__ void bulk_commit() {
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-/// Waits until this thread's bulk groups are done.
+/// Waits until this thread's bulk groups are done, but for the last kPending.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 __device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
@@ -78,6 +79,9 @@ __device__ __forceinline__ int load_acquire(const std::int32_t* from) {
 __device__ __forceinline__ void store_release(std::int32_t* to, int x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ void add_release(std::int32_t* to, int x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
 /// Stores four 8 x 8 matrices of 16-bit elements: register i of the warp's threads is matrix i, and
 /// lane l names where row l % 8 of matrix l / 8 goes. A thread's word holds columns 2 (lane % 4)
 /// and the next of row lane / 4.
@@ -103,6 +107,12 @@ __device__ __forceinline__ void store_if(bool condition, void* to, std::uint32_t
       "@p st.global.v2.b32 [%1], {%2, %3};\n}\n" ::"r"(static_cast<int>(condition)),
       "l"(to), "r"(a), "r"(b)
       : "memory");
+}
+__device__ __forceinline__ void store_if(bool condition, std::uint32_t* to, std::uint32_t x) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.b32 [%1], %2;\n}\n" ::"r"(
+                   static_cast<int>(condition)),
+               "l"(to), "r"(x)
+               : "memory");
 }
 __device__ __forceinline__ void store_if(bool condition, float* to, float x) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}\n" ::"r"(

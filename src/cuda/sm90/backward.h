@@ -15,49 +15,11 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/backward_buffers.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/backward_pieces.h"
 #include "cuda/sm90/backward_producer.h"
 #include "cuda/sm90/fragment.h"
 
 namespace tessera::cuda::sm90 {
-
-/// Has the copy engine add what a consuming warpgroup hands over to dQ in memory. A thread of the
-/// producing warpgroup does so all the time, so no consumer waits until its stores can be seen.
-struct PieceAdder {
-  const BackwardParams& p;
-  const PieceOrder* orders;  ///< by item
-  std::uint32_t from;        ///< the piece, in shared memory
-  int group;
-
-  __device__ __forceinline__ void run(const Ring<1>& sums) const {
-    for (std::uint32_t item = 0;; ++item) {
-      sums.wait_full(item);
-      if (orders[item % kPieceOrders].index < 0) break;
-      add(item);
-      ptx::bulk_wait_read();
-      sums.release(item);
-    }
-    ptx::bulk_wait();
-  }
-
-  __device__ __forceinline__ void add(std::uint32_t item) const {
-    const std::int64_t index = orders[item % kPieceOrders].index;
-    const int rank = orders[item % kPieceOrders].rank;
-    std::int32_t* const turn = p.turns == nullptr ? nullptr : p.turns + index * 2 + group;
-    if (turn != nullptr) {
-      while (ptx::load_acquire(turn) != rank) {
-      }
-      ptx::fence_proxy_async_global();
-    }
-    ptx::fence_proxy_async();
-    ptx::bulk_add(p.rows.dq + (index * p.rows.pieces + group) * kPieceFloats, from, kSumBytes);
-    ptx::bulk_commit();
-    if (turn != nullptr) {
-      ptx::bulk_wait();
-      ptx::fence_proxy_async_global();
-      ptx::store_release(turn, rank + 1);
-    }
-  }
-};
 
 template <core::Kernel K>
 class BackwardConsumer {
@@ -429,12 +391,15 @@ __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) 
       if (threadIdx.x % 32 == 0) {
         PieceAdder{p, buffers.words->pieces, sums.data, consumer}.run(sums);
       }
+    } else if (warp == 3) {
+      PieceFinisher<K>(p, buffers).run();
     } else if (threadIdx.x < S::kProducers) {
       BackwardProducer<K>(p, buffers).run();
     }
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     BackwardConsumer<K>(p, buffers, group - 1).run();
+    PieceFinisher<K>(p, buffers).run_beside(group - 1);
   }
 }
 

@@ -18,8 +18,8 @@ struct BackwardShape {
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
   static constexpr int kStatisticBytes = K.block_m * 4;
-  static constexpr int kProducerRegisters = K.any_layout ? 56 : 24;
-  static constexpr int kConsumerRegisters = K.any_layout ? 224 : 240;
+  static constexpr int kProducerRegisters = K.any_layout ? 56 : K.head_dim <= 64 ? 40 : 24;
+  static constexpr int kConsumerRegisters = K.any_layout ? 224 : K.head_dim <= 64 ? 232 : 240;
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
@@ -52,6 +52,19 @@ struct PieceOrder {
   int rank = 0;             ///< where sums are ordered: how many key blocks add before
 };
 
+/// A block of rows whose dQ is complete.
+struct FinishedRows {
+  const float* sums = nullptr;
+  std::uint16_t* to = nullptr;  ///< its first row in dQ
+  int rows = 0;                 ///< that exist
+
+  __device__ __forceinline__ void operator=(const FinishedRows& x) volatile {
+    sums = x.sums;
+    to = x.to;
+    rows = x.rows;
+  }
+};
+
 inline constexpr std::uint32_t kPieceOrders = 8;
 
 /// Words that lie in shared memory.
@@ -61,6 +74,9 @@ struct BackwardWords {
   /// add two steps later, when the producer is at most five items further. Where the roles are
   /// split, one of each role's own.
   PieceOrder pieces[kPieceOrders];
+  FinishedRows finishing;  ///< PieceFinisher's
+  int finished = 0;        ///< blocks of rows of this block's share that somebody has taken
+  int taken[2] = {};       ///< the last one that a consumer has
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 
@@ -73,6 +89,7 @@ struct BackwardBuffers {
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
   std::uint32_t weights;          ///< P^T in fp32, where the roles are split; then slopes
   std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
+  Ring<kQuarters> returned;       ///< quarters of pieces of dQ on their way back
   BackwardWords* words;
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
@@ -103,10 +120,15 @@ struct BackwardBuffers {
     scores.full = dout.empty + 8 * dout_stages(K);
     scores.empty = scores.full + 8 * 2;
     sums_full = scores.empty + 8 * 2;
-    words = reinterpret_cast<BackwardWords*>(shared + (sums_full + 8 * 4 - start));
+    returned.data = sums + 2 * kSumBytes;
+    returned.bytes = kQuarterBytes;
+    returned.full = sums_full + 8 * 4;
+    words = reinterpret_cast<BackwardWords*>(
+        shared + (sums_full + 8 * (splits_roles(K) ? 4 : 4 + kQuarters) - start));
   }
 
   __device__ __forceinline__ void initialise() const {
+    words->finished = 0;
     using S = BackwardShape<K>;
     k.initialise(S::kProducers, S::kGroups);
     v.initialise(S::kProducers, S::kGroups);
@@ -114,6 +136,9 @@ struct BackwardBuffers {
     dout.initialise(S::kProducers, S::kGroups);
     scores.initialise(4 * S::kGroups, S::kGroups);  // by warps
     for (int group = 0; group < 2; ++group) sums_of(group).initialise(4, 1);
+    if constexpr (!splits_roles(K)) {
+      for (int i = 0; i < kQuarters; ++i) ptx::mbarrier_init(returned.full + 8 * i, 1);
+    }
     ptx::fence_mbarrier_init();
   }
 

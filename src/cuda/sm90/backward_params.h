@@ -43,9 +43,11 @@ struct BackwardParams {
   Source q_source, k_source, v_source, dout_source;  ///< the same, for rows that take any layout
 
   RowMemory rows;
-  /// [row block][head][2]: key blocks whose first or second consumer has added its dQ; null: they
-  /// add in any order.
+  /// [row block][head][2]: key blocks whose first or second consumer has added its dQ.
   std::int32_t* turns = nullptr;
+  bool in_order = false;  ///< they add in an order that is always the same
+  void* dq = nullptr;     ///< where consumers do not split roles, which finish it themselves
+  Strides dq_strides;
   void* dk = nullptr;
   void* dv = nullptr;
   Strides dk_strides, dv_strides;

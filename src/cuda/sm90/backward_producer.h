@@ -62,8 +62,7 @@ class BackwardProducer {
     // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
     // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
     // before it follow a step behind each other, so hardly anyone waits.
-    const int block =
-        p.turns == nullptr ? p.order.row_blocks - 1 - place.row_block : place.row_block;
+    const int block = !p.in_order ? p.order.row_blocks - 1 - place.row_block : place.row_block;
     const int first_key = block * K.block_n;
     if (first_key >= seqlen_k) return;
 
@@ -119,7 +118,7 @@ class BackwardProducer {
   __device__ __forceinline__ void order_piece(const KeyTile& tile, int query_head, int m) const {
     PieceOrder& order = buffers.words->pieces[item_ % kPieceOrders];
     order.index = p.rows.index_of(tile.first_block + m, query_head);
-    if (p.turns != nullptr) {
+    if (p.in_order) {
       const core::Range rows = {m * K.block_m, core::min((m + 1) * K.block_m, tile.band.seqlen_q)};
       order.rank =
           core::key_blocks(tile.band, rows, K.block_n).seen.end - 1 - tile.first_key / K.block_n;

@@ -3,7 +3,7 @@
 
 #include "core/softmax.h"
 #include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/fragment.h"
+#include "cuda/sm90/piece.h"
 #include "cuda/sm90/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     if (threadIdx.x == 0 && p.sink_parts != nullptr) p.sink_parts[at.part(p)] = 0.0F;
     return;
   }
-  if (p.turns != nullptr && threadIdx.x < 2) {
+  if (threadIdx.x < 2) {
     p.turns[p.rows.index_of(at.block, at.head) * 2 + threadIdx.x] = 0;
   }
   float* const dq = p.rows.dq_of(at.block, at.head);
@@ -152,36 +152,22 @@ template <Dtype kType>
 __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
   const RowPlace at(p);
   if (at.first_query >= at.seqlen_q) return;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const float* const dq = p.rows.dq_of(at.block, at.head);
+  const float* const sums = p.rows.dq_of(at.block, at.head);
   const int pieces_of_columns = p.rows.pieces * 64 / p.rows.blocks.block_m;
   for (int piece = 0; piece < p.rows.pieces; ++piece) {
-    const int first_row = piece / pieces_of_columns * 64;
-    const int first_column = piece % pieces_of_columns * 64;
-    if (first_column >= p.head_dim) continue;
-    float x[32];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 four =
-          *reinterpret_cast<const float4*>(dq + piece * kPieceFloats + piece_place(thread, i));
-      x[4 * i] = four.x;
-      x[4 * i + 1] = four.y;
-      x[4 * i + 2] = four.z;
-      x[4 * i + 3] = four.w;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = at.first_query + first_row + fragment_row(warp, lane, half);
-      std::uint16_t* const to = static_cast<std::uint16_t*>(p.dq) +
-                                at.offset(p, p.dq_strides, query) + first_column +
-                                store_column(lane);
-      const bool exists = query < at.seqlen_q;
-      const int columns = p.head_dim - first_column;
-      if (p.aligned) {
-        store_row<kType, false>(x, half, p.softmax_scale, exists, lane, columns, to);
-      } else {
-        store_row<kType, true>(x, half, p.softmax_scale, exists, lane, columns, to);
-      }
+    const int query = at.first_query + piece / pieces_of_columns * 64;
+    const int column = piece % pieces_of_columns * 64;
+    if (column >= p.head_dim) continue;
+    std::uint16_t* const to =
+        static_cast<std::uint16_t*>(p.dq) + at.offset(p, p.dq_strides, query) + column;
+    const float* const from = sums + piece * kPieceFloats;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int rows = at.seqlen_q - query, columns = p.head_dim - column;
+    const std::int64_t stride = p.dq_strides.seqlen;
+    if (p.aligned) {
+      finish_piece<kType, false>(from, thread, p.softmax_scale, rows, columns, to, stride);
+    } else {
+      finish_piece<kType, true>(from, thread, p.softmax_scale, rows, columns, to, stride);
     }
   }
 }

@@ -78,7 +78,7 @@ class WideConsumer {
       if (agreed(!tile().queries.seen.empty())) {
         if constexpr (kExtras) {
           walk_with_extras();
-        } else if (agreed(p.turns != nullptr)) {
+        } else if (agreed(p.in_order)) {
           walk<true>();
         } else {
           walk<false>();
@@ -263,7 +263,7 @@ class WideConsumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(sum_);
     if (leads_) summed().release(item_);
-    if (p.turns != nullptr) {
+    if (p.in_order) {
       note_turn(head, m);
       take_turn();
     }
@@ -277,7 +277,7 @@ class WideConsumer {
       add_queries(to);
       to += kPieceFloats;
     }
-    if (p.turns != nullptr) pass_turn();
+    if (p.in_order) pass_turn();
     ++item_;
   }
 

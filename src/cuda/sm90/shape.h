@@ -13,8 +13,10 @@ inline constexpr int kCopyingThreads = 128;     ///< of a producer without the c
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
-inline constexpr int kWordBytes = 256;  ///< room for what the backward's warps tell each other
+inline constexpr int kWordBytes = 288;  ///< room for what the backward's warps tell each other
 inline constexpr int kSumBytes = 64 * 64 * 4;  ///< of a piece of dQ (backward_params.h)
+inline constexpr int kQuarterBytes = kSumBytes / 4;
+inline constexpr int kQuarters = 4;      ///< of a piece, and as many on their way back
 inline constexpr int kRowThreads = 128;  ///< of the kernels around the backward's (backward_rows.h)
 
 // Of the yardstick's kernels (peak.h).
@@ -51,10 +53,11 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
          8 * barriers(row) + 1024;
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
-/// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory.
+/// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
   const int slopes = row.extra == core::Extra::all ? 2 : 0;
-  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes) : consumers(row) * kSumBytes;
+  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes)
+                           : consumers(row) * kSumBytes + kQuarters * kQuarterBytes;
 }
 /// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it.
 TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
@@ -66,7 +69,8 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
          row.q_stages * (buffer_bytes(row.head_dim, row.block_m) + 4 * row.block_m) +
          dout_stages(row) * (buffer_bytes(row.head_dim_v, row.block_m) + 4 * row.block_m) +
          2 * row.block_n * row.block_m * 2 + exchange_bytes(row) +
-         8 * (12 + 2 * row.q_stages + 2 * dout_stages(row)) + kWordBytes + 1024;
+         8 * ((splits_roles(row) ? 12 : 12 + kQuarters) + 2 * row.q_stages + 2 * dout_stages(row)) +
+         kWordBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);

@@ -1,0 +1,33 @@
+// From the sums of a piece of dQ to its gradient.
+#pragma once
+
+#include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/fragment.h"
+
+namespace tessera::cuda::sm90 {
+
+/// The gradient of a piece, by one of 128 threads. rows, columns: how many exist from `to` on,
+/// which is the address of the first; stride: elements from one row to the next.
+template <Dtype kType, bool kAnyLayout>
+__device__ __forceinline__ void finish_piece(const float* sums, int thread, float scale, int rows,
+                                             int columns, std::uint16_t* to, std::int64_t stride) {
+  const int warp = thread / 32;
+  const std::uint32_t lane = static_cast<std::uint32_t>(thread) % 32;
+  float x[32];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 four = *reinterpret_cast<const float4*>(sums + piece_place(thread, i));
+    x[4 * i] = four.x;
+    x[4 * i + 1] = four.y;
+    x[4 * i + 2] = four.z;
+    x[4 * i + 3] = four.w;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = fragment_row(warp, lane, half);
+    store_row<kType, kAnyLayout>(x, half, scale, row < rows, lane, columns,
+                                 to + row * stride + store_column(lane));
+  }
+}
+
+}  // namespace tessera::cuda::sm90
