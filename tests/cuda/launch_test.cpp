@@ -253,6 +253,20 @@ TEST_F(Launches, WhatTheCopyEngineCannotAddressIsRefusedOrTakenByAnotherRow) {
   EXPECT_EQ(calls("cuTensorMapEncodeTiled"), 0);
 }
 
+// Sequences of one row are not one row.
+TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
+  for (const char* text : {"fwd bf16 b=3 h=2 q=1 k=64 d=64 packed=3,192",
+                           "bwd bf16 b=3 h=2 q=1 k=64 d=64 packed=3,192"}) {
+    const Problem problem = problem_of(text);
+    Tensors tensors = tensors_of(problem);
+    tensors.o.stride_seqlen += 4;
+    const Status status = enqueue(problem, tensors);
+    EXPECT_EQ(status.code, Code::invalid) << text;
+    EXPECT_EQ(status.text.substr(0, 2), "o:") << status.text;
+  }
+  EXPECT_EQ(launched(), "");
+}
+
 // A block for every row block and head before and after; of the kernel between, one a block of
 // keys and key/value head, at most one a multiprocessor.
 TEST_F(Launches, ABackwardIsPreparedAndFinished) {
