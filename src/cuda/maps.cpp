@@ -2,7 +2,6 @@
 // and a program calls with the same tensors again and again: each thread remembers its last maps.
 #include "cuda/maps.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -19,6 +18,8 @@ constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
 /// A tensor's dimensions but the innermost; of a packed one the rows of all sequences.
 struct Sizes {
   std::int64_t batch, seqlen, heads;
+
+  bool empty() const { return batch * seqlen == 0; }
 };
 
 Sizes sizes_of(const Problem& p, bool queries) {
@@ -75,6 +76,10 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
                 bool queries, std::int64_t dim, int rows, int packed_heads) {
   const std::int64_t size = size_of(p.dtype);
   const Sizes sizes = sizes_of(p, queries);
+  if (sizes.empty()) {  // nothing will be fetched, and there may be no address
+    map = {};
+    return {};
+  }
   constexpr std::int64_t kUnit = 16;
   struct Axis {
     const char* name;
@@ -96,7 +101,7 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
           std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
           ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
     }
-    key.sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
+    key.sizes[i + 1] = static_cast<std::uint64_t>(axes[i].size);
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
   key.type = p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16;
@@ -108,6 +113,7 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
 
 Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
   const Sizes sizes = sizes_of(p, queries);
+  if (sizes.empty()) return {};
   const auto unaligned = [](std::int64_t stride, std::int64_t size) {
     return size > 1 && stride % 8 != 0;
   };
