@@ -95,7 +95,7 @@ def hostile(scores, q, k):
 
 
 def run(library, case, seed):
-    """(o, lse, exact o, exact lse, naive o, guards intact) of a case, flattened over sequences."""
+    """A case's forward pass: (plan, its tensors, the memory behind them, whether both guards are intact)."""
     generator = random.Random(seed)
     torch.manual_seed(seed)
     dtype = DTYPES[case.dtype]
@@ -115,7 +115,6 @@ def run(library, case, seed):
         if case.heads_outside and not case.packed:
             x = x.transpose(1, 2).contiguous().transpose(1, 2)
         return x
-
 
     q, k, v = tensor(lq, case.h, case.d), tensor(lk, case.hk, case.d), tensor(lk, case.hk, case.dv)
     q, k = hostile(case.scores, q, k)
@@ -183,7 +182,7 @@ def dropout_scale(case, seed, b, nq, nk):
 
 
 def exact(case, q, k, v, bias, extra, b, nq, nk):
-    """(scores, o, lse) in double of one sequence: (heads, ...)."""
+    """(o, lse, o by three steps, largest score) of one sequence in double: o as stored, lse (heads, seqlen_q)."""
     group = case.h // case.hk
     Q = q.double().transpose(0, 1)
     K, V = (x.double().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
@@ -388,42 +387,51 @@ def on_another_gpu(library):
     return torch.equal(*results) and torch.cuda.current_device() == 0 and not results[0].isnan().any()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command_line(description, cases):
+    """The arguments that the checks of both passes take."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--library", required=True)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--cases", type=int, default=300, help="random ones, besides the edges")
+    parser.add_argument("--cases", type=int, default=cases, help="random ones, besides the edges")
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--reduced", action="store_true", help="a few small problems, for sanitizers")
     parser.add_argument("--verbose", action="store_true")
-    arguments = parser.parse_args()
-    library = libtessera.Library(arguments.library)
-    generator = random.Random(arguments.seed)
+    return parser
+
+
+def sweep(arguments, library, check, direction, reduced, edges, draw):
+    """How many cases fail: the reduced ones, or the edges and random ones that `draw` makes of a generator."""
     print(f"seed {arguments.seed}, {torch.cuda.get_device_name()}", flush=True)
+    generator = random.Random(arguments.seed)
+    cases = reduced if arguments.reduced else itertools.chain(edges, (draw(generator) for _ in range(arguments.cases)))
     failures = total = 0
-    cases = list(reduced_cases()) if arguments.reduced else itertools.chain(
-        edge_cases(), (random_case(generator) for _ in range(arguments.cases)))
-    for case in cases:
-        total += 1
+    for total, case in enumerate(cases, 1):
         try:
             ok, line = check(library, case, arguments.seed + total)
         except libtessera.TesseraError as error:
-            ok, line = False, f"{case.problem()}: {error}"
+            ok, line = False, f"{case.problem(direction=direction)}: {str(error)[:300]}"
         failures += not ok
         if arguments.verbose or not ok:
             print(line, flush=True)
     print(f"{total - failures} passed, {failures} failed", flush=True)
+    return failures
+
+
+def failed(name, same):
+    """Says whether bits were the same; True if not."""
+    print(f"{name}: {'the same bits' if same else 'WRONG'}", flush=True)
+    return not same
+
+
+def main():
+    arguments = command_line(__doc__, cases=300).parse_args()
+    library = libtessera.Library(arguments.library)
+    failures = sweep(arguments, library, check, "fwd", reduced_cases(), edge_cases(), random_case)
     if arguments.repeats and not arguments.reduced:
-        same = repeats(library, arguments.repeats)
-        failures += not same
-        print(f"{arguments.repeats} runs: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
-        same = in_graph(library, 20)
-        failures += not same
-        print(f"in a CUDA graph: {'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+        failures += failed(f"{arguments.repeats} runs", repeats(library, arguments.repeats))
+        failures += failed("in a CUDA graph", in_graph(library, 20))
     if torch.cuda.device_count() > 1:
-        same = on_another_gpu(library)
-        failures += not same
-        print(f"on a GPU that is not current: {'the same bits' if same else 'WRONG'}", flush=True)
+        failures += failed("on a GPU that is not current", on_another_gpu(library))
     sys.exit(failures > 0)
 
 

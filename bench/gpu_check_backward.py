@@ -9,7 +9,6 @@ and the results, nothing else. Then 1,000 runs: dK and dV the same bit for bit, 
 asked for. Needs PyTorch.
 """
 
-import argparse
 import itertools
 import math
 import random
@@ -17,7 +16,8 @@ import sys
 
 import torch
 
-from gpu_check import DTYPES, FEATURES, UNIT, Case, dropout_scale, guarded, libtessera, run
+from gpu_check import (DTYPES, FEATURES, UNIT, Case, command_line, dropout_scale, failed, guarded, libtessera, run,
+                       sweep)
 
 NAMES = ("dq", "dk", "dv", "dbias", "dsink")
 
@@ -54,10 +54,7 @@ def backward(library, case, seed):
 
 
 def gradients(case, q, k, v, dout, dlse, bias, extra, b, rounding):
-    """dq, dk, dv, dbias, dsink of one sequence in double, (heads, ...) inside; P, dS and results rounded as said.
-
-    Also the largest base of dQ and dK: what errors are judged by.
-    """
+    """dq, dk, dv, dbias, dsink of one sequence in double, (heads, ...) inside; P, dS and results rounded as said."""
     nq, nk, group = q.shape[0], k.shape[0], case.h // case.hk
     Q, dO = q.double().transpose(0, 1), dout.double().transpose(0, 1)
     K, V = (x.double().transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
@@ -105,12 +102,12 @@ def gradients(case, q, k, v, dout, dlse, bias, extra, b, rounding):
     return rounding(dq.transpose(0, 1)), rounding(shared(dk)), rounding(shared(dv)), ds, dsink
 
 
-def judge(name, out, exact, naive, unit, factor=3):
+def judge(out, exact, naive, unit):
     """(error, bound)"""
     if exact.numel() == 0:
         return 0.0, 1.0
     error = (out.double() - exact).abs().max().item()
-    bound = max(factor * (naive - exact).abs().max().item() + 3e-5, factor * unit * exact.abs().max().item())
+    bound = max(3 * (naive - exact).abs().max().item() + 3e-5, 3 * unit * exact.abs().max().item())
     return (error if error == error else math.inf), bound
 
 
@@ -142,7 +139,7 @@ def check(library, case, seed):
         exact = gradients(case, *part, bias, extra, b, lambda x: x)
         naive = gradients(case, *part, bias, extra, b, lambda x: x.to(dtype).double())
         for i, n in enumerate(("dq", "dk", "dv")):
-            error, bound = judge(n, mine[n], exact[i], naive[i], unit)
+            error, bound = judge(mine[n], exact[i], naive[i], unit)
             if error / bound > worst[n][0] / worst[n][1]:
                 worst[n] = (error, bound)
         if bias is not None:
@@ -153,7 +150,7 @@ def check(library, case, seed):
     if bias is not None:
         dims = [i for i in range(4) if bias.shape[i] == 1]
         expected, rough = (total.sum(dims, keepdim=True) if dims else total for total in total_dbias)
-        error, bound = judge("dbias", out["dbias"], expected, rough, unit)
+        error, bound = judge(out["dbias"], expected, rough, unit)
         # A sum of many has errors like a random walk's.
         walk = total_dbias[0].square().sum(dims, keepdim=True).sqrt().max().item() if dims else 0.0
         worst["dbias"] = (error, max(bound, 3 * unit * walk))
@@ -264,40 +261,19 @@ def beside_flash2(library):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--cases", type=int, default=200, help="random ones, besides the edges")
-    parser.add_argument("--repeats", type=int, default=1000)
+    parser = command_line(__doc__, cases=200)
     parser.add_argument("--dims", type=int, nargs="+", default=(64, 128))
     parser.add_argument("--without", nargs="*", default=(), help="features to leave out")
     parser.add_argument("--flash2", action="store_true", help="compare errors with FlashAttention-2's")
-    parser.add_argument("--reduced", action="store_true", help="a few small problems, for sanitizers")
-    parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
-    generator = random.Random(arguments.seed)
-    print(f"seed {arguments.seed}, {torch.cuda.get_device_name()}", flush=True)
     features = [f for f in FEATURES if f not in arguments.without]
-    failures = total = 0
-    cases = reduced_cases() if arguments.reduced else itertools.chain(edge_cases(arguments.dims, features), (
-        random_case(generator, arguments.dims, "softcap" in features) for _ in range(arguments.cases)))
-    for case in cases:
-        total += 1
-        try:
-            ok, line = check(library, case, arguments.seed + total)
-        except libtessera.TesseraError as error:
-            ok, line = False, f"{case.problem(direction='bwd')}: {str(error)[:300]}"
-        failures += not ok
-        if arguments.verbose or not ok:
-            print(line, flush=True)
-    print(f"{total - failures} passed, {failures} failed", flush=True)
+    failures = sweep(arguments, library, check, "bwd", reduced_cases(), edge_cases(arguments.dims, features),
+                     lambda generator: random_case(generator, arguments.dims, "softcap" in features))
     for deterministic in (False, True):
         if arguments.repeats and not arguments.reduced and not (deterministic and "deterministic" in arguments.without):
-            same = repeats(library, arguments.repeats, deterministic)
-            failures += not same
-            print(f"{arguments.repeats} runs{', deterministic' * deterministic}: "
-                  f"{'the same bits' if same else 'DIFFERENT BITS'}", flush=True)
+            failures += failed(f"{arguments.repeats} runs{', deterministic' * deterministic}",
+                               repeats(library, arguments.repeats, deterministic))
     if arguments.flash2:
         mean = beside_flash2(library)
         print(f"errors over FlashAttention-2's, mean: {mean:.3f}")

@@ -1,7 +1,6 @@
 // From a backward plan and tensors to its launches: rows are prepared, key blocks walk over them,
 // dQ is finished.
 #include <algorithm>
-#include <string>
 
 #include "cuda/launch.h"
 #include "cuda/maps.h"
@@ -12,42 +11,9 @@
 namespace tessera::cuda {
 namespace {
 
-sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p) {
-  return {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
-}
-sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
-  return {tensor.data, strides_of(tensor, p)};
-}
-
 sm90::RowMemory row_memory_of(const PlanData& plan, const GpuBackwardLayout& layout) {
   return {layout.statistics, layout.dq, layout.blocks, static_cast<int>(plan.problem.num_heads),
           plan.kernel.block_m * plan.kernel.head_dim / sm90::kPieceFloats};
-}
-
-/// Tensors that the copy engine or whole words write and read.
-Status check_alignment(const Problem& p, const Tensors& t) {
-  const struct {
-    const char* name;
-    ConstTensor tensor;
-    std::int64_t seqlen, heads;
-  } all[] = {{"o", t.o, p.seqlen_q, p.num_heads},
-             {"dq", t.dq, p.seqlen_q, p.num_heads},
-             {"dk", t.dk, p.seqlen_k, p.num_heads_k},
-             {"dv", t.dv, p.seqlen_k, p.num_heads_k}};
-  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
-    return size > 1 && stride % 8 != 0;
-  };
-  for (const auto& x : all) {
-    if (reinterpret_cast<std::uintptr_t>(x.tensor.data) % 16 != 0 ||
-        unaligned(x.tensor.stride_seqlen, p.packed ? 2 : x.seqlen) ||
-        unaligned(x.tensor.stride_head, x.heads) ||
-        unaligned(x.tensor.stride_batch, p.packed ? 1 : p.batch)) {
-      return Status::invalid(std::string(x.name) +
-                             ": must be aligned to 16 bytes, its strides multiples of 8 elements" +
-                             kOrUnaligned);
-    }
-  }
-  return {};
 }
 
 sm90::BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
@@ -67,20 +33,10 @@ sm90::BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
   return params;
 }
 
-/// Bias, its gradient and whatever else stands between products and weights.
-void add_extras(sm90::BackwardParams& params, const Problem& p, const Tensors& t,
-                const GpuBackwardLayout& layout) {
-  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
-  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
-  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
-  if (!p.bias) return;
-  params.bias = t.bias.data;
-  params.bias_dtype = p.bias->dtype;
-  params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
-  params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
-  params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
-  params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
-  if (t.dbias.data == nullptr) return;
+/// Where the gradient of a score's bias goes.
+void set_bias_gradient(sm90::BackwardParams& params, const Problem& p, const Tensors& t,
+                       const GpuBackwardLayout& layout) {
+  if (!p.bias || t.dbias.data == nullptr) return;
   const sm90::BackwardBiasParams bias = make_bias_params(p, t, layout);
   std::int64_t* const strides[] = {&params.dbias_batch, &params.dbias_head, &params.dbias_query,
                                    &params.dbias_key};
@@ -93,23 +49,31 @@ void add_extras(sm90::BackwardParams& params, const Problem& p, const Tensors& t
   }
 }
 
+Status make_maps(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  const std::int64_t d = p.head_dim, dv = p.head_dim_v;
+  Status status = check_aligned("o", t.o, p, true);
+  if (status) status = check_aligned("dq", t.dq, p, true);
+  if (status) status = check_aligned("dk", t.dk, p, false);
+  if (status) status = check_aligned("dv", t.dv, p, false);
+  if (status) status = make_map(params.q, "q", t.q, p, true, d, row.block_m, 1);
+  if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
+  if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
+  if (status) status = make_map(params.dout, "dout", t.dout, p, true, dv, row.block_m, 1);
+  return status;
+}
+
 Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t,
                    const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
-  const core::Kernel& row = plan.kernel;
-  if (row.any_layout) {
+  if (plan.kernel.any_layout) {
     params.q_source = source_of(t.q, p);
     params.k_source = source_of(t.k, p);
     params.v_source = source_of(t.v, p);
     params.dout_source = source_of(t.dout, p);
-  } else {
-    const std::int64_t d = p.head_dim, dv = p.head_dim_v;
-    Status s = check_alignment(p, t);
-    if (s) s = make_map(params.q, "q", t.q, p, true, d, row.block_m, 1);
-    if (s) s = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
-    if (s) s = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
-    if (s) s = make_map(params.dout, "dout", t.dout, p, true, dv, row.block_m, 1);
-    if (!s) return s;
+  } else if (Status s = make_maps(params, plan, t); !s) {
+    return s;
   }
   params.rows = row_memory_of(plan, layout);
   params.turns = layout.turns;
@@ -121,21 +85,11 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
   params.dv = t.dv.data;
   params.dk_strides = strides_of(t.dk, p);
   params.dv_strides = strides_of(t.dv, p);
-  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
-  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
-  params.score = plan.score;
-  add_extras(params, p, t, layout);
-  params.window_left = p.window_left;
-  params.window_right = p.window_right;
+  set_problem(params, plan, t);
+  set_bias_gradient(params, p, t, layout);
   params.heads = static_cast<int>(p.num_heads);
   params.heads_k = static_cast<int>(p.num_heads_k);
   params.group = static_cast<int>(p.group());
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
-  params.head_dim = static_cast<int>(p.head_dim);
-  params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.order = plan.order;
-  params.alignment = p.alignment;
   return {};
 }
 

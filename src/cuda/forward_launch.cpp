@@ -1,7 +1,6 @@
 // From a forward plan and tensors to a launch: parameters and tensor maps.
 #include <algorithm>
 #include <bit>
-#include <string>
 
 #include "cuda/launch.h"
 #include "cuda/maps.h"
@@ -17,23 +16,8 @@ Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensor
   Status status = make_map(params.q, "q", t.q, p, true, d, row.block_m, plan.packed_heads);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
   if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
-  if (!status) return status;
-  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
-    return size > 1 && stride % 8 != 0;
-  };
-  if (reinterpret_cast<std::uintptr_t>(t.o.data) % 16 != 0 ||
-      unaligned(t.o.stride_seqlen, p.seqlen_q) || unaligned(t.o.stride_head, p.num_heads) ||
-      unaligned(t.o.stride_batch, p.packed ? 1 : p.batch)) {
-    return Status::invalid(std::string("o: must be aligned to 16 bytes, its strides multiples of 8 "
-                                       "elements") +
-                           kOrUnaligned);
-  }
-  return {};
-}
-
-sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
-  return {tensor.data,
-          {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head}};
+  if (status) status = check_aligned("o", t.o, p, true);
+  return status;
 }
 
 Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
@@ -47,36 +31,15 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
     return s;
   }
   params.o = t.o.data;
-  params.o_strides = {p.packed ? 0 : t.o.stride_batch, t.o.stride_seqlen, t.o.stride_head};
+  params.o_strides = strides_of(t.o, p);
   params.softmax_lse = t.softmax_lse;
-  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
-  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
-  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
-  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
-  params.sink = p.sink ? t.sink : nullptr;
-  if (p.bias) {
-    params.bias = t.bias.data;
-    params.bias_dtype = p.bias->dtype;
-    params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
-    params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
-    params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
-    params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
-  }
-  params.score = plan.score;
-  if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
-  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
-  params.window_left = p.window_left;
-  params.window_right = p.window_right;
-  params.alignment = p.alignment;
   params.lse_head = p.packed ? p.total_q : p.seqlen_q;
+  params.sink = p.sink ? t.sink : nullptr;
+  set_problem(params, plan, t);
+  if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.packed_heads));
   params.heads = static_cast<int>(p.num_heads / plan.packed_heads);
   params.group = static_cast<int>(p.group() / plan.packed_heads);
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
-  params.head_dim = static_cast<int>(p.head_dim);
-  params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.order = plan.order;
   return {};
 }
 

@@ -2,7 +2,6 @@
 // and a program calls with the same tensors again and again: each thread remembers its last maps.
 #include "cuda/maps.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -12,6 +11,24 @@
 
 namespace tessera::cuda {
 namespace {
+
+/// What to do with a tensor that the copy engine cannot address; ends an error's text.
+constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
+
+/// A tensor's dimensions but the innermost; of a packed one the rows of all sequences.
+struct Sizes {
+  std::int64_t batch, seqlen, heads;
+
+  bool empty() const { return batch * seqlen == 0; }
+};
+
+Sizes sizes_of(const Problem& p, bool queries) {
+  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
+  if (p.packed) return {1, queries ? p.total_q : p.total_k, heads};
+  return {p.batch, queries ? p.seqlen_q : p.seqlen_k, heads};
+}
+
+bool misaligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 != 0; }
 
 /// All that a map depends on.
 struct Key {
@@ -58,19 +75,20 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows, int packed_heads) {
   const std::int64_t size = size_of(p.dtype);
-  const std::int64_t seqlen =
-      queries ? (p.packed ? p.total_q : p.seqlen_q) : (p.packed ? p.total_k : p.seqlen_k);
-  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
-  const std::int64_t batch = p.packed ? 1 : p.batch;
+  const Sizes sizes = sizes_of(p, queries);
+  if (sizes.empty()) {  // nothing will be fetched, and there may be no address
+    map = {};
+    return {};
+  }
   constexpr std::int64_t kUnit = 16;
   struct Axis {
     const char* name;
     std::int64_t stride, size;
-  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, seqlen},
-              {".stride_head", tensor.stride_head, heads},
-              {".stride_batch", tensor.stride_batch, batch}};
+  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, sizes.seqlen},
+              {".stride_head", tensor.stride_head, sizes.heads},
+              {".stride_batch", tensor.stride_batch, sizes.batch}};
   if (packed_heads > 1) std::swap(axes[0], axes[1]);
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % kUnit != 0) {
+  if (misaligned(tensor.data)) {
     return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
   }
   Key key;
@@ -83,7 +101,7 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
           std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
           ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
     }
-    key.sizes[i + 1] = static_cast<std::uint64_t>(std::max<std::int64_t>(axes[i].size, 1));
+    key.sizes[i + 1] = static_cast<std::uint64_t>(axes[i].size);
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
   key.type = p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16;
@@ -91,6 +109,29 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   key.box = {sm90::kColumns, length, 1, 1};
   if (packed_heads > 1) key.box = {sm90::kColumns, side, length / side, 1};
   return encode_once(map, key);
+}
+
+Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
+  const Sizes sizes = sizes_of(p, queries);
+  if (sizes.empty()) return {};
+  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
+    return size > 1 && stride % 8 != 0;
+  };
+  if (misaligned(tensor.data) || unaligned(tensor.stride_seqlen, sizes.seqlen) ||
+      unaligned(tensor.stride_head, sizes.heads) || unaligned(tensor.stride_batch, sizes.batch)) {
+    return Status::invalid(std::string(name) +
+                           ": must be aligned to 16 bytes, its strides multiples of 8 elements" +
+                           kOrUnaligned);
+  }
+  return {};
+}
+
+sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p) {
+  return {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
+}
+
+sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
+  return {tensor.data, strides_of(tensor, p)};
 }
 
 }  // namespace tessera::cuda

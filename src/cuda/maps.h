@@ -1,20 +1,53 @@
-// The copy engine's view of a tensor. Called by launch.cpp.
+// A problem and its tensors as kernels are told of them: the copy engine's maps, addresses and
+// strides, and what the parameters of both passes have in common. Called by the passes' launches.
 #pragma once
 
+#include "core/philox.h"
 #include "cuda/ptx/tensor_map.h"
-#include "tessera/problem.hpp"
-#include "tessera/tensors.hpp"
+#include "cuda/sm90/source.h"
+#include "plan/plan.h"
 
 namespace tessera::cuda {
 
-/// What to do with a tensor that the copy engine cannot address; ends an error's text.
-inline constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
-
-/// Makes the map of q (`queries`) or k or v: boxes of 64 of its `dim` columns and `rows` rows,
-/// zeros outside; with packed_heads > 1 rows are those of so many heads, side by side, and in the
-/// map heads come before positions. `name` is the tensor's in errors: invalid (an address or stride
-/// that the copy engine cannot take), device.
+/// Makes the map of a tensor of queries or of keys: boxes of 64 of its `dim` columns and `rows`
+/// rows, zeros outside; with packed_heads > 1 rows are those of so many heads, side by side, and in
+/// the map heads come before positions. `name` is the tensor's in errors: invalid (an address or
+/// stride that the copy engine cannot take), device.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows, int packed_heads);
+
+/// Errors: invalid, unless every row of the tensor begins at a multiple of 16 bytes.
+Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
+
+sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p);
+sm90::Source source_of(const ConstTensor& tensor, const Problem& p);
+
+/// Fills in what kernels of both passes are told alike: sizes, mask, and what stands between
+/// products and weights.
+template <typename Params>
+void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
+  const Problem& p = plan.problem;
+  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
+  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.head_dim = static_cast<int>(p.head_dim);
+  params.head_dim_v = static_cast<int>(p.head_dim_v);
+  params.order = plan.order;
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.alignment = p.alignment;
+  params.score = plan.score;
+  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
+  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
+  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
+  if (!p.bias) return;
+  params.bias = t.bias.data;
+  params.bias_dtype = p.bias->dtype;
+  params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
+  params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
+  params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
+  params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
+}
 
 }  // namespace tessera::cuda

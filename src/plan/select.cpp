@@ -231,8 +231,10 @@ double gpu_cost(const PlanData& plan) {
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
-  // Where the backward's warpgroups have roles, scores go through both of them.
-  const double latency = row.pass == Pass::backward && row.head_dim > 128 ? 1600.0 : 1300.0;
+  // Where the backward's warpgroups have roles (cuda/sm90/shape.h), scores go through both of them.
+  const bool splits_roles =
+      row.pass == Pass::backward && (row.head_dim > 128 || row.extra == core::Extra::all);
+  const double latency = splits_roles ? 1600.0 : 1300.0;
   // Of two that wait for latencies, the one that multiplies less.
   const double step = (core::max(multiply, latency) + 0.01 * multiply) *
                       (row.extra == core::Extra::all ? 4.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);
@@ -288,8 +290,11 @@ Result<Plan> plan(const Problem& problem, const Device& device) {
     if (!refusal(row, problem, device).empty()) continue;
     auto candidate = std::make_shared<const PlanData>(plan_row(row, problem, device));
     const std::int64_t candidate_cost = cost(*candidate);
-    // A later row wins a tie: the catalog lists richer instruction sets last.
-    if (best == nullptr || candidate_cost <= best_cost) {
+    // Ties: the catalog lists richer instruction sets of a CPU last, but first what of a GPU's rows
+    // takes least. Without queries or keys all of them cost the same.
+    const bool wins_tie = !is_gpu(row.arch);
+    if (best == nullptr || candidate_cost < best_cost ||
+        (candidate_cost == best_cost && wins_tie)) {
       best = std::move(candidate);
       best_cost = candidate_cost;
     }

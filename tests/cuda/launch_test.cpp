@@ -89,19 +89,6 @@ class Launches : public testing::Test {
     return text;
   }
 
-  /// The same without the main kernel, whose row is anyone's guess where there are no queries: it
-  /// must be there, with that many blocks.
-  static std::string launched_but_main(unsigned blocks) {
-    auto& launches = fake::state().launches;
-    const auto main = std::find_if(launches.begin(), launches.end(), [](const fake::Launch& x) {
-      return x.kernel.find("_backward_") != std::string::npos;
-    });
-    if (main == launches.end()) return "no main kernel";
-    EXPECT_EQ(main->grid_x, blocks);
-    launches.erase(main);
-    return launched();
-  }
-
   /// dbias of a contiguous tensor.
   void ask_for_bias(const Problem& p, Tensors& t) {
     t.dbias.data = memory_.data() + std::size_t{4} * 4096;
@@ -253,6 +240,20 @@ TEST_F(Launches, WhatTheCopyEngineCannotAddressIsRefusedOrTakenByAnotherRow) {
   EXPECT_EQ(calls("cuTensorMapEncodeTiled"), 0);
 }
 
+// Sequences of one row are not one row.
+TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
+  for (const char* text : {"fwd bf16 b=3 h=2 q=1 k=64 d=64 packed=3,192",
+                           "bwd bf16 b=3 h=2 q=1 k=64 d=64 packed=3,192"}) {
+    const Problem problem = problem_of(text);
+    Tensors tensors = tensors_of(problem);
+    tensors.o.stride_seqlen += 4;
+    const Status status = enqueue(problem, tensors);
+    EXPECT_EQ(status.code, Code::invalid) << text;
+    EXPECT_EQ(status.text.substr(0, 2), "o:") << status.text;
+  }
+  EXPECT_EQ(launched(), "");
+}
+
 // A block for every row block and head before and after; of the kernel between, one a block of
 // keys and key/value head, at most one a multiprocessor.
 TEST_F(Launches, ABackwardIsPreparedAndFinished) {
@@ -289,7 +290,7 @@ TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {
 // is next.
 TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=0 k=64 d=128"));
-  EXPECT_EQ(launched_but_main(2), "prepare_rows_bf16 1\n");
+  EXPECT_EQ(launched(), "prepare_rows_bf16 1\ntessera_sm90_backward_bf16_d128_64x128 2\n");
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=128"));
   EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
   const Problem problem = problem_of("bwd bf16 h=2 q=0 k=0 d=128 sink");
@@ -297,6 +298,26 @@ TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
   tensors.dsink = numbers_.data();
   ASSERT_TRUE(enqueue(problem, tensors));
   EXPECT_EQ(launched(), "prepare_rows_bf16 1\nsum_sinks 2\n");
+}
+
+// Memory of no bytes may have no address, or any.
+TEST_F(Launches, ATensorWithoutRowsNeedsNoMap) {
+  const std::pair<const char*, int> problems[] = {{"fwd bf16 h=2 q=64 k=0 d=128", 1},
+                                                  {"bwd bf16 h=2 q=0 k=64 d=128", 2},
+                                                  {"bwd bf16 h=2 q=0 k=0 d=128", 0}};
+  for (const auto& [text, maps] : problems) {
+    const Problem problem = problem_of(text);
+    Tensors tensors = tensors_of(problem);
+    if (problem.seqlen_k == 0) tensors.k.data = tensors.v.data = nullptr;
+    if (problem.seqlen_q == 0) {
+      tensors.q.data = tensors.dout.data = nullptr;
+      tensors.o.data = tensors.dq.data = memory_.data() + 1;
+    }
+    fake::state().calls.clear();
+    const Status status = enqueue(problem, tensors);
+    EXPECT_TRUE(status) << text << ": " << status.text;
+    EXPECT_LE(calls("cuTensorMapEncodeTiled"), maps) << text;  // fewer: some are remembered
+  }
 }
 
 // It begins as zeros, and ends as sums where several scores share an element.
@@ -325,7 +346,7 @@ TEST_F(Launches, ABiasGradientIsBegunAndFinishedWhereItIsAskedFor) {
   tensors = tensors_of(nothing);
   ask_for_bias(nothing, tensors);
   ASSERT_TRUE(enqueue(nothing, tensors));
-  EXPECT_EQ(launched_but_main(2), "prepare_rows_bf16 1\n");
+  EXPECT_EQ(launched(), "prepare_rows_bf16 1\ntessera_sm90_backward_bf16_d128_64x64_extra 2\n");
 }
 
 // Where no two scores share an element it stores to the gradient itself, otherwise it adds to sums

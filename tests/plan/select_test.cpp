@@ -170,6 +170,26 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
   }
 }
 
+// Where there is nothing to compute somebody writes zeros all the same: the row that would compute.
+TEST(Select, NoQueriesOrKeysTakeTheRowOfTheirHeadDims) {
+  const Result<Device> device = named_device("h200");
+  ASSERT_TRUE(device.ok()) << device.status().text;
+  for (const char* lengths : {"q=0 k=128", "q=128 k=0", "q=0 k=0"}) {
+    const auto row = [&](const std::string& words) -> std::string {
+      const Result<Plan> planned = plan(problem_of((words + " h=8 " + lengths).c_str()), *device);
+      return planned ? std::string(planned->kernel()) : planned.status().text;
+    };
+    EXPECT_EQ(row("fwd bf16 d=64"), "sm90.forward.bf16.d64.128x128") << lengths;
+    EXPECT_EQ(row("fwd f16 d=128 softcap=30"), "sm90.forward.f16.d128.128x128.softcap") << lengths;
+    EXPECT_EQ(row("bwd bf16 d=64"), "sm90.backward.bf16.d64.128x128") << lengths;
+    EXPECT_EQ(row("bwd f16 d=128"), "sm90.backward.f16.d128.64x128") << lengths;
+    EXPECT_EQ(row("bwd bf16 d=192/128"), "sm90.backward.bf16.d192v128.64x64") << lengths;
+    EXPECT_EQ(row("bwd bf16 d=256"), "sm90.backward.bf16.d256.64x64") << lengths;
+    EXPECT_EQ(row("bwd bf16 d=64 alibi=h"), "sm90.backward.bf16.d128.64x64.extra") << lengths;
+    EXPECT_EQ(row("bwd bf16 d=20"), "sm90.backward.bf16.d128.64x64.any") << lengths;
+  }
+}
+
 // Few queries: the heads of a group share tiles. Not where that makes no fewer, nor where a row's
 // kernel or a sequence's bits would not stand it.
 TEST(Select, GroupsArePackedWhereThatMakesFewerTiles_S10) {
