@@ -115,6 +115,12 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.batch = static_cast<int>(p.batch);
   params.heads = static_cast<int>(p.num_heads);
   params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
+  params.window_left = p.window_left;
+  params.window_right = p.window_right;
+  params.alignment = p.alignment;
+  params.first_stores = adds_in_order(p);
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
   params.aligned = !plan.kernel.any_layout;

@@ -28,13 +28,18 @@ __device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, st
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// Adds fp32 of shared memory to those of global memory; `bytes` and addresses as above. Part of
-/// the thread's bulk group.
+/// Adds fp32 of shared memory to those of global memory, or stores them there; `bytes` and
+/// addresses as above. Part of the thread's bulk group.
 __device__ __forceinline__ void bulk_add(float* to, std::uint32_t from, std::uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
       "r"(from), "r"(bytes)
       : "memory");
+}
+__device__ __forceinline__ void bulk_store(float* to, std::uint32_t from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -95,6 +100,17 @@ __device__ __forceinline__ void add_global(float* to, float a, float b, float c,
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
                "f"(b), "f"(c), "f"(d)
                : "memory");
+}
+/// The same, or, where they are not to be kept, stores.
+__device__ __forceinline__ void add_global_or_store(bool store, float* to, float a, float b,
+                                                    float c, float d) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
+      "@p st.global.v4.f32 [%1], {%2, %3, %4, %5};\n"
+      "@!p red.relaxed.gpu.global.add.v4.f32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(
+          static_cast<int>(store)),
+      "l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+      : "memory");
 }
 
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what

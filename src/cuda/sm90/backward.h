@@ -399,7 +399,7 @@ __device__ __forceinline__ void backward(const BackwardParams& p, char* shared) 
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     BackwardConsumer<K>(p, buffers, group - 1).run();
-    PieceFinisher<K>(p, buffers).run_beside(group - 1);
+    PieceFinisher<K>(p, buffers).help(group - 1);
   }
 }
 

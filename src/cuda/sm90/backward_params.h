@@ -93,8 +93,14 @@ struct BackwardRowParams {
   std::int32_t* next_tile = nullptr;  ///< as in BackwardParams
   float softmax_scale = 0.0F;
   int batch = 0, heads = 0;
-  int seqlen_q = 0;  ///< packed: of the longest sequence
+  int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
   int head_dim = 0, head_dim_v = 0;
+  std::int64_t window_left = -1, window_right = -1;
+  const std::int32_t* cu_seqlens_k = nullptr;  ///< packed only
+  Alignment alignment = Alignment::bottom_right;
+  /// Whoever is the first to add to a row block's dQ stores: only where nobody does, it begins as
+  /// 0.
+  bool first_stores = false;
   bool aligned = true;  ///< rows of o, dout and dq begin at multiples of 16 bytes
 };
 

@@ -32,8 +32,13 @@ struct PieceAdder {
         }
         ptx::fence_proxy_async_global();
       }
+      float* const to = p.rows.dq + (index * p.rows.pieces + group) * kPieceFloats;
       ptx::fence_proxy_async();
-      ptx::bulk_add(p.rows.dq + (index * p.rows.pieces + group) * kPieceFloats, from, kSumBytes);
+      if (p.in_order && rank == 0) {
+        ptx::bulk_store(to, from, kSumBytes);  // what is there has not been made 0
+      } else {
+        ptx::bulk_add(to, from, kSumBytes);
+      }
       ptx::bulk_commit();
       ptx::bulk_wait_read();
       sums.release(item);
@@ -88,7 +93,7 @@ class PieceFinisher {
   }
 
   /// A consuming warpgroup.
-  __device__ __forceinline__ void run_beside(int group) {
+  __device__ __forceinline__ void help(int group) {
     for (;;) {
       ptx::barrier_sync(2 + group, 128);
       if (threadIdx.x % 128 == 0) {

@@ -29,6 +29,15 @@ struct RowPlace {
     block = p.rows.blocks.first_of(packed, first_row, batch) + in_sequence;
   }
 
+  /// Does any of the block's rows see a key?
+  __device__ __forceinline__ bool sees_keys(const BackwardRowParams& p) const {
+    const int seqlen_k =
+        p.cu_seqlens_k == nullptr ? p.seqlen_k : p.cu_seqlens_k[batch + 1] - p.cu_seqlens_k[batch];
+    const core::Band band =
+        core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
+    const int end = core::min(first_query + p.rows.blocks.block_m, seqlen_q);
+    return !band.keys_of(core::Range{first_query, end}).empty();
+  }
   /// Where the block's part of dSink lies.
   __device__ __forceinline__ std::int64_t part(const BackwardRowParams& p) const {
     return (std::int64_t{head} * p.batch + batch) * p.rows.blocks.per_sequence +
@@ -80,8 +89,8 @@ __device__ __forceinline__ float dot8(const std::uint16_t* a, const std::uint16_
   return sum;
 }
 
-/// Shifts and deltas of the rows, delta = rowsum(dO * O) - dLSE; dQ's accumulators become 0. At
-/// least one block runs, also where there are no rows.
+/// Shifts and deltas of the rows, delta = rowsum(dO * O) - dLSE; dQ's accumulators become 0, unless
+/// somebody stores there. At least one block runs, also where there are no rows.
 template <Dtype kType>
 __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next_tile = 0;
@@ -96,8 +105,8 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     p.turns[p.rows.index_of(at.block, at.head) * 2 + threadIdx.x] = 0;
   }
   float* const dq = p.rows.dq_of(at.block, at.head);
-  for (int i = static_cast<int>(threadIdx.x); i < p.rows.pieces * kPieceFloats / 4;
-       i += kRowThreads) {
+  const int fours = p.first_stores && at.sees_keys(p) ? 0 : p.rows.pieces * kPieceFloats / 4;
+  for (int i = static_cast<int>(threadIdx.x); i < fours; i += kRowThreads) {
     reinterpret_cast<float4*>(dq)[i] = float4{0.0F, 0.0F, 0.0F, 0.0F};
   }
   float* const statistics = p.rows.statistics_of(at.block, at.head);

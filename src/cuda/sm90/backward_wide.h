@@ -196,7 +196,7 @@ class WideConsumer {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
       if (kOrdered && piece == kFirstPiece + 1) take_turn();
-      add_queries(pending_);
+      add_queries<kOrdered>(pending_);
       pending_ += kPieceFloats;
       issue_queries(piece);
     }
@@ -274,7 +274,7 @@ class WideConsumer {
       issue_queries(piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      add_queries(to);
+      add_queries<true>(to);
       to += kPieceFloats;
     }
     if (p.in_order) pass_turn();
@@ -418,10 +418,19 @@ class WideConsumer {
     for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
   }
 
+  template <bool kOrdered>
   __device__ __forceinline__ void add_queries(float* to) const {
+    const bool first =
+        kOrdered && p.in_order && turn().rank == 0;  // what is there has not been made 0
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      ptx::add_global(to + i * 512, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
+      const float(&x)[32] = dq_;
+      if constexpr (kOrdered) {
+        ptx::add_global_or_store(first, to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2],
+                                 x[4 * i + 3]);
+      } else {
+        ptx::add_global(to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+      }
     }
   }
 
@@ -429,7 +438,7 @@ class WideConsumer {
   template <bool kOrdered>
   __device__ __forceinline__ void add_last() const {
     if constexpr (kOrdered && kFirstPiece == kLastPiece) take_turn();
-    add_queries(pending_);
+    add_queries<kOrdered>(pending_);
     if constexpr (kOrdered) pass_turn();
   }
 
