@@ -63,6 +63,13 @@ T __shfl_xor_sync(unsigned /*mask*/, T x, int lanes) {
   warp.arrive_and_wait();
   return other;
 }
+inline bool __any_sync(unsigned mask, bool x) {
+  std::uint32_t any = x;
+  for (int lanes = 1; lanes < tessera::host::kWarp; lanes *= 2) {
+    any |= __shfl_xor_sync(mask, any, lanes);
+  }
+  return any != 0;
+}
 inline float __uint_as_float(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);

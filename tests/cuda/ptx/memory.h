@@ -13,5 +13,7 @@ inline void store_if(bool condition, void* to, std::uint32_t a, std::uint32_t b)
 inline void store_if(bool condition, std::uint16_t* to, std::uint16_t x) {
   if (condition) *to = x;
 }
+/// Without a body: shared memory has no addresses here.
+void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]);
 
 }  // namespace tessera::cuda::ptx
