@@ -14,7 +14,16 @@ if(files_sources)
   target_link_libraries(tessera_files PUBLIC nlohmann_json::nlohmann_json)
 endif()
 
-file(GLOB tools_sources CONFIGURE_DEPENDS tools/*.cpp tools/check/*.cpp tools/memory/*.cpp)
+# What judges a result, apart from the command: tests of kernels need no more, and nothing of this sees
+# the two large headers.
+file(GLOB check_sources CONFIGURE_DEPENDS tools/check/*.cpp)
+if(check_sources)
+  add_library(tessera_check STATIC ${check_sources})
+  target_include_directories(tessera_check PUBLIC include tools src)
+  target_link_libraries(tessera_check PUBLIC tessera_reference)
+endif()
+
+file(GLOB tools_sources CONFIGURE_DEPENDS tools/*.cpp tools/memory/*.cpp)
 set(tools_main ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
 list(REMOVE_ITEM tools_sources ${tools_main})
 if(tools_sources)
@@ -22,11 +31,14 @@ if(tools_sources)
   # the archive.
   add_library(tessera_tools STATIC ${tools_sources})
   target_include_directories(tessera_tools PUBLIC include tools src)
-  target_link_libraries(tessera_tools PUBLIC tessera_files tessera_reference CLI11::CLI11)
+  target_link_libraries(tessera_tools PUBLIC tessera_check tessera_files CLI11::CLI11)
   # Half of a clean build would go into these two headers otherwise.
   target_precompile_headers(tessera_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp>)
   file(GLOB front_end CONFIGURE_DEPENDS tools/*_command.cpp tools/cli.cpp)
   set_source_files_properties(${front_end} PROPERTIES COMPILE_OPTIONS -O1)
+  # g++ takes seconds to load them, also where they are not used.
+  list(REMOVE_ITEM tools_sources ${front_end})
+  set_source_files_properties(${tools_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()
 
 if(EXISTS ${tools_main} AND TARGET tessera_tools AND TESSERA_BUILD_TOOLS)
