@@ -32,13 +32,11 @@ if(tools_sources)
   add_library(tessera_tools STATIC ${tools_sources})
   target_include_directories(tessera_tools PUBLIC include tools src)
   target_link_libraries(tessera_tools PUBLIC tessera_check tessera_files CLI11::CLI11)
-  # Half of a clean build would go into these two headers otherwise.
-  target_precompile_headers(tessera_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp>)
-  file(GLOB front_end CONFIGURE_DEPENDS tools/*_command.cpp tools/cli.cpp)
-  set_source_files_properties(${front_end} PROPERTIES COMPILE_OPTIONS -O1)
-  # g++ takes seconds to load them, also where they are not used.
-  list(REMOVE_ITEM tools_sources ${front_end})
-  set_source_files_properties(${tools_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  target_compile_options(tessera_tools PRIVATE -O1)
+  # As one file, or each would compile all of CLI11 again; CMAKE_UNITY_BUILD=OFF keeps them apart.
+  if(NOT DEFINED CMAKE_UNITY_BUILD)
+    set_target_properties(tessera_tools PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
 endif()
 
 if(EXISTS ${tools_main} AND TARGET tessera_tools AND TESSERA_BUILD_TOOLS)
