@@ -14,7 +14,16 @@ if(files_sources)
   target_link_libraries(tessera_files PUBLIC nlohmann_json::nlohmann_json)
 endif()
 
-file(GLOB tools_sources CONFIGURE_DEPENDS tools/*.cpp tools/check/*.cpp tools/memory/*.cpp)
+# What judges a result, apart from the command: tests of kernels need no more, and nothing of this sees
+# the two large headers.
+file(GLOB check_sources CONFIGURE_DEPENDS tools/check/*.cpp)
+if(check_sources)
+  add_library(tessera_check STATIC ${check_sources})
+  target_include_directories(tessera_check PUBLIC include tools src)
+  target_link_libraries(tessera_check PUBLIC tessera_reference)
+endif()
+
+file(GLOB tools_sources CONFIGURE_DEPENDS tools/*.cpp tools/memory/*.cpp)
 set(tools_main ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
 list(REMOVE_ITEM tools_sources ${tools_main})
 if(tools_sources)
@@ -22,11 +31,12 @@ if(tools_sources)
   # the archive.
   add_library(tessera_tools STATIC ${tools_sources})
   target_include_directories(tessera_tools PUBLIC include tools src)
-  target_link_libraries(tessera_tools PUBLIC tessera_files tessera_reference CLI11::CLI11)
-  # Half of a clean build would go into these two headers otherwise.
-  target_precompile_headers(tessera_tools PRIVATE <CLI/CLI.hpp> <nlohmann/json.hpp>)
-  file(GLOB front_end CONFIGURE_DEPENDS tools/*_command.cpp tools/cli.cpp)
-  set_source_files_properties(${front_end} PROPERTIES COMPILE_OPTIONS -O1)
+  target_link_libraries(tessera_tools PUBLIC tessera_check tessera_files CLI11::CLI11)
+  target_compile_options(tessera_tools PRIVATE -O1)
+  # As one file, or each would compile all of CLI11 again; CMAKE_UNITY_BUILD=OFF keeps them apart.
+  if(NOT DEFINED CMAKE_UNITY_BUILD)
+    set_target_properties(tessera_tools PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
 endif()
 
 if(EXISTS ${tools_main} AND TARGET tessera_tools AND TESSERA_BUILD_TOOLS)

@@ -1,6 +1,8 @@
-// The instruction sets that tests run on.
+// The instruction sets that tests run on, and what else they try everywhere.
 #pragma once
 
+#include <initializer_list>
+#include <random>
 #include <vector>
 
 #include "tessera/device.hpp"
@@ -20,6 +22,18 @@ inline std::vector<Arch> archs() {
     if (arch <= best_arch() && list.size() < kMost) list.push_back(arch);
   }
   return list;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+/// All of these; with a sanitizer, ten times slower, one by chance, where others try them all.
+inline std::vector<const char*> all_or_one(std::initializer_list<const char*> all) {
+  if (!kSanitized) return all;
+  return {all.begin()[std::random_device{}() % all.size()]};
 }
 
 }  // namespace tessera

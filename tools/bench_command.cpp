@@ -17,7 +17,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct BenchOptions {
   std::vector<std::string> problems;
   std::string file;
   std::string device;
@@ -80,7 +80,7 @@ double three_step_bytes(const Problem& p) {
 /// Inputs in several copies: with --cold each run finds its keys and values in memory, not in
 /// caches.
 std::vector<std::unique_ptr<RunMemory>> make_inputs(const Problem& problem, double kv_bytes,
-                                                    const Options& options) {
+                                                    const BenchOptions& options) {
   constexpr double kColdBytes = 256.0 * 1024 * 1024;
   const int copies =
       options.cold ? static_cast<int>(std::ceil(kColdBytes / std::max(kv_bytes, 1.0))) : 1;
@@ -117,7 +117,7 @@ struct Times {
 using Inputs = std::vector<std::unique_ptr<RunMemory>>;
 
 Result<Times> time_on_cpu(const Plan& plan, const Inputs& inputs, const Buffer& workspace,
-                          const Executor& executor, const Options& options) {
+                          const Executor& executor, const BenchOptions& options) {
   const Execution execution{&executor};
   Times times;
   const double start = clock_seconds();
@@ -137,7 +137,7 @@ Result<Times> time_on_cpu(const Plan& plan, const Inputs& inputs, const Buffer& 
 /// Runs are enqueued in batches of about five milliseconds, so that waiting for them costs nothing;
 /// not so many that the driver's queue of 1024 launches fills and makes a call wait.
 Result<Times> time_on_gpu(const Plan& plan, const Inputs& inputs, const Buffer& workspace,
-                          const Options& options) {
+                          const BenchOptions& options) {
   std::vector<DeviceCopy> copies;
   for (const auto& memory : inputs) {
     Result<DeviceCopy> copy = DeviceCopy::of(*memory, plan.device());
@@ -170,7 +170,8 @@ Result<Times> time_on_gpu(const Plan& plan, const Inputs& inputs, const Buffer& 
   return times;
 }
 
-Result<Measurement> measure(const Problem& problem, const Device& device, const Options& options) {
+Result<Measurement> measure(const Problem& problem, const Device& device,
+                            const BenchOptions& options) {
   const Result<Plan> planned = plan(problem, device);
   if (!planned) return planned.status();
   const double kv_bytes = static_cast<double>(problem.rows_k() * problem.num_heads_k *
@@ -230,7 +231,7 @@ Json to_json(const Measurement& m) {
 }
 
 /// The problems of the command line, then those of the file: one a line, '#' starts a comment.
-Result<std::vector<Problem>> read_problems(const Options& options) {
+Result<std::vector<Problem>> read_problems(const BenchOptions& options) {
   std::vector<std::string> lines = options.problems;
   if (!options.file.empty()) {
     std::ifstream file(options.file);
@@ -251,7 +252,7 @@ Result<std::vector<Problem>> read_problems(const Options& options) {
   return problems;
 }
 
-int run_bench(const Options& options) {
+int run_bench(const BenchOptions& options) {
   const auto problems = read_problems(options);
   if (!problems) return fail(problems.status());
 
@@ -286,7 +287,7 @@ int run_bench(const Options& options) {
 }  // namespace
 
 void add_bench(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand(
       "bench", "Time problems; share of the peak that is measured right before and after");
   command->add_option("problems", options->problems, "problems, one argument each");

@@ -10,7 +10,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct CheckOptions {
   std::string problem;
   std::string device;
   int threads = 0;
@@ -45,7 +45,7 @@ void print_result(const CheckResult& result, std::uint64_t seed) {
   std::fputs(table.text().c_str(), stdout);
 }
 
-int run_check(const Options& options) {
+int run_check(const CheckOptions& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
   Result<Device> device = device_for(options.device, *problem);
@@ -82,7 +82,7 @@ int run_check(const Options& options) {
 }  // namespace
 
 void add_check(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand(
       "check", "Run a problem on random inputs and compare with the double-precision reference");
   command->add_option("problem", options->problem, "the problem, in one line")->required();

@@ -1,22 +1,14 @@
 // The commands of `tessera`. Each adds itself to the CLI11 application and runs when chosen.
-// main.cpp only calls run_cli, so that tests can call it too.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera::tools {
-
-/// Exit codes of the command; documented in --help.
-enum ExitCode : int {
-  kSuccess = 0,
-  kCheckFailed = 1,  ///< `check` found a wrong result
-  kBadInput = 2,     ///< arguments, problem strings or files that make no sense
-  kCannot = 3,       ///< sensible, but this machine or build cannot do it
-};
 
 using Json = nlohmann::ordered_json;
 
@@ -42,8 +34,5 @@ inline constexpr const char* kDeviceHelp =
 
 /// Prints "tessera: TEXT" to stderr and returns the exit code for that kind of failure.
 int fail(const Status& status);
-
-/// Parses the arguments and runs a command.
-int run_cli(int argc, const char* const* argv);
 
 }  // namespace tessera::tools

@@ -10,7 +10,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct InfoOptions {
   bool json = false;
   bool peaks = false;
 };
@@ -114,7 +114,7 @@ void print_info(const Device& cpu, const Peaks* peaks) {
   std::fputs(table.text().c_str(), stdout);
 }
 
-int run_info(const Options& options) {
+int run_info(const InfoOptions& options) {
   const Device cpu = this_cpu();
   Peaks measured;
   if (options.peaks) {
@@ -134,7 +134,7 @@ int run_info(const Options& options) {
 }  // namespace
 
 void add_info(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InfoOptions>();
   CLI::App* command =
       app.add_subcommand("info", "Show this machine, the known devices and every kernel");
   command->add_flag("--peaks", options->peaks, "measure what this machine reaches (0.3 s)");

@@ -1,5 +1,5 @@
 // The tessera command.
-#include "commands.h"
+#include "cli.h"
 #include "files/mapped_file.h"
 
 int main(int argc, char** argv) {

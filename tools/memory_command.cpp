@@ -11,7 +11,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct MemoryOptions {
   std::string model = "llama-3-8b";
   std::string gpu = "h100";
   Usage usage{8192, 1, 2};
@@ -23,7 +23,7 @@ struct Options {
 };
 
 /// The model named, or the shape given by --layers, --heads, ...
-Result<ModelShape> choose_model(const Options& o) {
+Result<ModelShape> choose_model(const MemoryOptions& o) {
   if (o.layers > 0 || o.heads > 0 || o.head_dim > 0) {
     ModelShape shape;
     shape.name = "custom";
@@ -46,7 +46,7 @@ Result<ModelShape> choose_model(const Options& o) {
   return Status::invalid("model = '" + o.model + "': unknown; known: " + names);
 }
 
-Result<std::int64_t> choose_sram(const Options& o) {
+Result<std::int64_t> choose_sram(const MemoryOptions& o) {
   if (o.sram_bytes > 0) return o.sram_bytes;
   const GpuFacts* gpu = find_gpu(o.gpu);
   if (gpu != nullptr) return gpu->sram_bytes;
@@ -67,7 +67,7 @@ struct Answer {
   Traffic forward, backward;
 };
 
-Result<Answer> compute(const Options& o) {
+Result<Answer> compute(const MemoryOptions& o) {
   if (Status s = validate(o.usage); !s) return s;
   const Result<ModelShape> model = choose_model(o);
   if (!model) return model.status();
@@ -167,7 +167,7 @@ void print_known() {
   std::fputs(gpus.text().c_str(), stdout);
 }
 
-int run_memory(const Options& options) {
+int run_memory(const MemoryOptions& options) {
   if (options.list) {
     print_known();
     return kSuccess;
@@ -185,7 +185,7 @@ int run_memory(const Options& options) {
 }  // namespace
 
 void add_memory(CLI::App& app, Context& context) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<MemoryOptions>();
   CLI::App* command = app.add_subcommand(
       "memory", "KV cache and attention memory of a model; bytes moved, standard against tiled");
   command->add_option("--model", o->model, "a model; --list shows them")->capture_default_str();

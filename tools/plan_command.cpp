@@ -7,7 +7,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct PlanOptions {
   std::string problem;
   std::string device;
   int threads = 0;
@@ -28,7 +28,7 @@ Json plan_json(const Plan& plan) {
           {"workspace_regions", regions}};
 }
 
-int run_plan(const Options& options) {
+int run_plan(const PlanOptions& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
   Result<Device> device = device_for(options.device, *problem);
@@ -47,7 +47,7 @@ int run_plan(const Options& options) {
 }  // namespace
 
 void add_plan(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* command =
       app.add_subcommand("plan", "Show which kernel a problem gets, what it costs, and why");
   command->add_option("problem", options->problem, "the problem, in one line")->required();

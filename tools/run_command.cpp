@@ -15,7 +15,7 @@ namespace tessera::tools {
 
 namespace {
 
-struct Options {
+struct RunOptions {
   std::string q, k, v, out, lse;
   std::string layout = "bshd";
   std::string dtype;
@@ -54,7 +54,7 @@ Result<FileTensor> read_as(const std::string& address, Dtype dtype, TwoBytes two
 
 /// The storage type to compute in: the one asked for, else that of q's file; f64 is computed as
 /// f32.
-Result<Dtype> choose_dtype(const Options& options, const FileTensor& q) {
+Result<Dtype> choose_dtype(const RunOptions& options, const FileTensor& q) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     if (options.dtype.empty() ? q.element == element_of(dtype)
                               : options.dtype == to_string(dtype)) {
@@ -66,12 +66,12 @@ Result<Dtype> choose_dtype(const Options& options, const FileTensor& q) {
                          "; attention takes f32, bf16, f16 or f64");
 }
 
-bool is_packed(const Options& options) { return !options.cu_seqlens_q.empty(); }
+bool is_packed(const RunOptions& options) { return !options.cu_seqlens_q.empty(); }
 
 /// bshd: (batch, seqlen, heads, dim) or (seqlen, heads, dim); bhsd: heads before seqlen; packed:
 /// (total, heads, dim) or, bhsd, (heads, total, dim).
 Result<Shape> shape_of(const std::string& address, const FileTensor& tensor,
-                       const Options& options) {
+                       const RunOptions& options) {
   std::vector<std::int64_t> s = tensor.shape;
   const std::size_t most = is_packed(options) ? 3 : 4;
   if (s.size() == 3) s.insert(s.begin(), 1);
@@ -111,7 +111,7 @@ Status read_offsets(const std::string& address, std::vector<std::int32_t>& offse
 }
 
 /// Everything about the run that does not need the optional files.
-Status describe(const Options& options, const Shape& q, const Shape& k, const Shape& v,
+Status describe(const RunOptions& options, const Shape& q, const Shape& k, const Shape& v,
                 const Files& files, Problem& p) {
   if (k.batch != q.batch || v.batch != q.batch || v.seqlen != k.seqlen || v.heads != k.heads ||
       k.dim != q.dim) {
@@ -166,7 +166,7 @@ Status read_per_head(const std::string& address, const Problem& p, bool batch_al
 }
 
 /// A bias of up to four dimensions, each 1 or full, aligned at the last like NumPy's broadcasting.
-Status read_bias(const Options& options, Problem& p, Files& files, Tensors& t) {
+Status read_bias(const RunOptions& options, Problem& p, Files& files, Tensors& t) {
   Result<FileTensor> raw = read_tensor(options.bias);
   if (!raw) return raw.status();
   const Dtype dtype = raw->element == element_of(p.dtype) ? p.dtype : Dtype::f32;
@@ -189,7 +189,7 @@ Status read_bias(const Options& options, Problem& p, Files& files, Tensors& t) {
   return {};
 }
 
-Status read_extras(const Options& options, Problem& p, Files& files, Tensors& t) {
+Status read_extras(const RunOptions& options, Problem& p, Files& files, Tensors& t) {
   if (!options.bias.empty()) {
     if (Status s = read_bias(options, p, files, t); !s) return s;
   }
@@ -219,7 +219,7 @@ struct Results {
 };
 
 /// A .safetensors file takes both results; .npy files one each.
-Result<Results> create_results(const Options& options, const Problem& p,
+Result<Results> create_results(const RunOptions& options, const Problem& p,
                                const std::vector<std::int64_t>& q_shape) {
   TensorSpec o{"o", element_of(p.dtype), q_shape};
   o.shape.back() = p.head_dim_v;
@@ -247,7 +247,7 @@ Result<Results> create_results(const Options& options, const Problem& p,
   return results;
 }
 
-void print_summary(const Options& options, const Plan& plan, double seconds) {
+void print_summary(const RunOptions& options, const Plan& plan, double seconds) {
   if (options.json) {
     std::printf("%s\n", Json{{"problem", to_string(plan.problem())},
                              {"kernel", plan.kernel()},
@@ -265,7 +265,7 @@ void print_summary(const Options& options, const Plan& plan, double seconds) {
 }
 
 /// Reads q, k, v and the sequence boundaries; fills the part of the problem that they decide.
-Status read_inputs(const Options& options, Files& files, Problem& p, Tensors& t) {
+Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors& t) {
   if (options.cu_seqlens_q.empty() != options.cu_seqlens_k.empty()) {
     return Status::invalid("--cu-seqlens-q and --cu-seqlens-k: give both or neither");
   }
@@ -300,7 +300,7 @@ Status read_inputs(const Options& options, Files& files, Problem& p, Tensors& t)
   return read_extras(options, p, files, t);
 }
 
-int run_run(const Options& options) {
+int run_run(const RunOptions& options) {
   Files files;
   Problem p;
   Tensors t;
@@ -342,7 +342,7 @@ int run_run(const Options& options) {
   return kSuccess;
 }
 
-void add_inputs(CLI::App& command, Options& o) {
+void add_inputs(CLI::App& command, RunOptions& o) {
   command.add_option("-q,--q", o.q, "queries: FILE.npy, FILE.safetensors:NAME")->required();
   command.add_option("-k,--k", o.k, "keys")->required();
   command.add_option("-v,--v", o.v, "values")->required();
@@ -360,7 +360,7 @@ void add_inputs(CLI::App& command, Options& o) {
   command.add_option("--cu-seqlens-k", o.cu_seqlens_k, "packed: offsets of the sequences in k");
 }
 
-void add_score_options(CLI::App& command, Options& o) {
+void add_score_options(CLI::App& command, RunOptions& o) {
   command.add_flag("--causal", o.causal, "no query sees a later key");
   command.add_option("--window", o.window, "keys seen to the LEFT and RIGHT; -1: unbounded")
       ->delimiter(',')
@@ -381,7 +381,7 @@ void add_score_options(CLI::App& command, Options& o) {
 }  // namespace
 
 void add_run(CLI::App& app, Context& context) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App* command =
       app.add_subcommand("run", "Attention over tensors in files; writes o and softmax_lse");
   command->footer(

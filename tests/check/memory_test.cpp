@@ -13,12 +13,6 @@
 namespace tessera::tools {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // slow, and its shadow memory counts
-#else
-constexpr bool kSanitized = false;
-#endif
-
 /// Workspace at seqlen 2n less that at n, for n, 2n, 4n, ...: linear if it only doubles.
 TEST(Memory, WorkspaceGrowsLinearlyForEveryCatalogRow) {
   std::set<std::string> seen;
@@ -64,7 +58,7 @@ std::int64_t peak_resident_bytes() {
 
 /// One fp32 score matrix of 16k x 16k takes 1 GiB; the run must stay below a sixteenth of it.
 TEST(Memory, SixteenThousandTokens) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers keep memory of their own";
+  if (kSanitized) GTEST_SKIP() << "sanitizers are slow and keep memory of their own";
   constexpr std::int64_t kTokens = 16384, kDim = 64;
   const std::vector<float> in(kTokens * kDim, 0.01F);
   std::vector<float> lse(kTokens), o(in.size()), dq(in.size()), dk(in.size()), dv(in.size());

@@ -11,16 +11,13 @@
 #include <random>
 #include <string>
 
+#include "archs.h"
 #include "check/check.h"
 
 namespace tessera::tools {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::int64_t kCount = 1200;  // ten times slower
-#else
-constexpr std::int64_t kCount = kFullSweep;
-#endif
+constexpr std::int64_t kCount = kSanitized ? 1200 : kFullSweep;
 
 const char* environment(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);

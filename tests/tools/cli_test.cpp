@@ -5,17 +5,21 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "commands.h"
+#include "cli.h"
 #include "files/tensor_file.h"
 #include "reference/reference.h"
+#include "tessera/device.hpp"
 #include "tools/temporary_folder.h"
 
 namespace tessera::tools {
 namespace {
+
+using Json = nlohmann::json;
 
 struct Ran {
   int code = 0;

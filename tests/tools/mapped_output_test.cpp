@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "commands.h"
+#include "cli.h"
 #include "files/output_file.h"
 #include "files/tensor_file.h"
 #include "tools/temporary_folder.h"

@@ -172,10 +172,7 @@ Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Siz
   blocks_.push_back(std::move(block));
   Block& kept = blocks_.back();
   if (!kept.input) return kept;
-  kept.for_each([&](std::int64_t index, std::int64_t offset) {
-    reference::store(dtype, kept.buffer.data(), offset,
-                     value(kept, static_cast<std::uint64_t>(index)));
-  });
+  fill(kept);
   kept.before.assign(kept.buffer.data(), kept.buffer.data() + kept.buffer.bytes());
   return kept;
 }
@@ -233,30 +230,41 @@ const std::int32_t* RunMemory::add_cu_seqlens(const std::string& name, std::int6
   return offsets;
 }
 
-double RunMemory::value(const Block& block, std::uint64_t index) const {
+void RunMemory::fill(Block& block) const {
   const Random numbers(seed_, hash(block.name));
+  const auto store = [&block](std::int64_t offset, double value) {
+    reference::store(block.dtype, block.buffer.data(), offset, value);
+  };
   const std::string& name = block.name;
-  if (name == "alibi_slopes") return std::exp2(-8.0 * numbers.uniform(index));
-  double factor = 1.0;
-  if (variation_.values == Values::large) {
+  if (name == "alibi_slopes") {
+    block.for_each([&](std::int64_t index, std::int64_t offset) {
+      store(offset, std::exp2(-8.0 * numbers.uniform(static_cast<std::uint64_t>(index))));
+    });
+    return;
+  }
+  const bool large = variation_.values == Values::large, is_k = name == "k";
+  const bool equal_keys = is_k && variation_.values == Values::equal_scores;
+  const bool outliers = variation_.values == Values::outliers, is_bias = name == "bias";
+  const auto row = is_k ? static_cast<std::uint64_t>(block.shape[2] * block.shape[3]) : 1U;
+  const auto keys = is_k ? static_cast<std::uint64_t>(block.shape[1]) : 1U;
+  double usual = 1.0;
+  if (large && name == "q") usual = 16.0;
+  if (large && name == "v") usual = 20.0;
+  block.for_each([&](std::int64_t at, std::int64_t offset) {
+    const auto index = static_cast<std::uint64_t>(at);
+    double factor = usual;
     // Small keys first: the softmax's maximum rises late, by any amount.
-    if (name == "q") factor = 16.0;
-    if (name == "k") {
-      const auto row = static_cast<std::uint64_t>(block.shape[2] * block.shape[3]);
-      const auto keys = static_cast<std::uint64_t>(block.shape[1]);
-      factor = index / row % keys < keys / 2 ? 1.0 : 16.0;
+    if (large && is_k && index / row % keys >= keys / 2) factor = 16.0;
+    if (outliers) {
+      const double chance = numbers.uniform(~index);
+      if (is_bias && chance < 1.0 / 8) {
+        store(offset, -std::numeric_limits<double>::infinity());
+        return;
+      }
+      if (chance < 1.0 / 32) factor = 12.0;
     }
-    if (name == "v") factor = 20.0;
-  }
-  if (variation_.values == Values::outliers) {
-    const double chance = numbers.uniform(~index);
-    if (name == "bias" && chance < 1.0 / 8) return -std::numeric_limits<double>::infinity();
-    if (chance < 1.0 / 32) factor = 12.0;
-  }
-  if (variation_.values == Values::equal_scores && name == "k") {
-    index %= static_cast<std::uint64_t>(block.shape[2] * block.shape[3]);
-  }
-  return factor * numbers.normal(index);
+    store(offset, factor * numbers.normal(equal_keys ? index % row : index));
+  });
 }
 
 const Block* RunMemory::find(const std::string& name) const {

@@ -96,7 +96,7 @@ class RunMemory {
   Sizes lse_shape() const;
   void add_backward();
   Sizes strides_for(const Sizes& shape, bool may_broadcast, bool last_is_one);
-  double value(const Block& block, std::uint64_t index) const;
+  void fill(Block& block) const;
   const Block* find(const std::string& name) const;
 
   Problem problem_;

@@ -181,13 +181,37 @@ constexpr std::int64_t kLargestWork = 5000000;  ///< of a case that a pair deman
 
 /// Two values that cannot occur together.
 struct Contradiction {
-  const char *feature_a, *value_a, *feature_b, *value_b;
+  std::size_t a = 0;
+  int value_a = 0;
+  std::size_t b = 0;
+  int value_b = 0;
 };
-constexpr Contradiction kContradictions[] = {
-    {"pass", "fwd", "dlse", "on"},
-    {"dtype", "f32", "bias dtype", "the problem's 16 bits"},
-    {"bias", "0", "bias dtype", "the problem's 16 bits"},
-};
+
+/// Their indices, found once: they are asked for millions of times.
+std::vector<Contradiction> contradictions() {
+  constexpr struct {
+    const char *feature_a, *value_a, *feature_b, *value_b;
+  } kNamed[] = {
+      {"pass", "fwd", "dlse", "on"},
+      {"dtype", "f32", "bias dtype", "the problem's 16 bits"},
+      {"bias", "0", "bias dtype", "the problem's 16 bits"},
+  };
+  const auto feature = [](const char* name) {
+    const auto found = std::find_if(features().begin(), features().end(),
+                                    [name](const Feature& f) { return f.name == name; });
+    return static_cast<std::size_t>(found - features().begin());
+  };
+  const auto value = [](std::size_t f, const char* name) {
+    const std::vector<std::string>& values = features()[f].values;
+    return static_cast<int>(std::find(values.begin(), values.end(), name) - values.begin());
+  };
+  std::vector<Contradiction> found;
+  for (const auto& c : kNamed) {
+    const std::size_t a = feature(c.feature_a), b = feature(c.feature_b);
+    found.push_back({a, value(a, c.value_a), b, value(b, c.value_b)});
+  }
+  return found;
+}
 
 /// A value of each feature, and the two that must stay.
 struct Draft {
@@ -290,15 +314,11 @@ const std::vector<Feature>& features() {
 }
 
 bool possible(std::size_t a, int value_a, std::size_t b, int value_b) {
-  const auto is = [](std::size_t f, int value, const char* name, const char* text) {
-    return features()[f].name == name &&
-           features()[f].values[static_cast<std::size_t>(value)] == text;
-  };
-  return std::none_of(
-      std::begin(kContradictions), std::end(kContradictions), [&](const Contradiction& c) {
-        return (is(a, value_a, c.feature_a, c.value_a) && is(b, value_b, c.feature_b, c.value_b)) ||
-               (is(b, value_b, c.feature_a, c.value_a) && is(a, value_a, c.feature_b, c.value_b));
-      });
+  static const std::vector<Contradiction> all = contradictions();
+  return std::none_of(all.begin(), all.end(), [&](const Contradiction& c) {
+    return (c.a == a && c.value_a == value_a && c.b == b && c.value_b == value_b) ||
+           (c.a == b && c.value_a == value_b && c.b == a && c.value_b == value_a);
+  });
 }
 
 std::int64_t work_of(const Case& item) {

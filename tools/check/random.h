@@ -26,10 +26,13 @@ class Random {
     return low + static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(high - low + 1));
   }
 
-  /// Normal with mean 0 and variance 1 (Box and Muller).
+  /// Normal with mean 0 and variance 1 (Box and Muller), in fp32: no input is stored in more.
   double normal(std::uint64_t index) const {
-    const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform(2 * index)));
-    return radius * std::cos(6.283185307179586 * uniform(2 * index + 1));
+    const auto uniform24 = [this](std::uint64_t i) {
+      return static_cast<float>(bits(i) >> 40) * 0x1p-24F;
+    };
+    const float radius = std::sqrt(-2.0F * std::log(1.0F - uniform24(2 * index)));
+    return static_cast<double>(radius * std::cos(6.2831853F * uniform24(2 * index + 1)));
   }
 
  private:
