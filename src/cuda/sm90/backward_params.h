@@ -69,7 +69,7 @@ struct BackwardParams {
   int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
   int head_dim = 0, head_dim_v = 0;
   core::TileOrder order;              ///< of blocks of keys
-  std::int32_t* next_tile = nullptr;  ///< of the order, less the first one of every block
+  std::int32_t* next_tile = nullptr;  ///< of the order
   Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
   bool dbias_adds = false;  ///< dbias are fp32 sums: several scores share an element

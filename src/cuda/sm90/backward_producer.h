@@ -19,9 +19,7 @@ class BackwardProducer {
       : p(params), buffers(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (int index = static_cast<int>(blockIdx.x); index < p.order.count(); index = next()) {
-      produce(index);
-    }
+    for (int index = next(); index < p.order.count(); index = next()) produce(index);
     buffers.k.claim(tile_item_);
     if (leads()) {
       buffers.words->tile.first_key = -1;
@@ -32,10 +30,11 @@ class BackwardProducer {
 
  private:
   /// The next tile that nobody has taken: tiles of unequal length are handed out as blocks get
-  /// free.
+  /// free. The first one, too: whoever waits for another block's sums must not wait for one that
+  /// has not begun because somebody else's kernel has its multiprocessor.
   __device__ __forceinline__ int next() const {
     int index = 0;
-    if (leads()) index = static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+    if (leads()) index = atomicAdd(p.next_tile, 1);
     if constexpr (K.any_layout) {
       buffers.k.claim(tile_item_);  // also: everybody has read the last tile's description
       if (leads()) buffers.words->tile.item = index;
