@@ -50,4 +50,11 @@ struct Kernel {
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
+/// GPU, backward: whether the two warpgroups that multiply share the keys of a tile and each has a
+/// role (backward_wide.h), not keys of its own: where dK and dV of 64 keys, or what extras need
+/// besides, do not fit the registers of one warpgroup.
+TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
+  return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == Extra::all);
+}
+
 }  // namespace tessera::core

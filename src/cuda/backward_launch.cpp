@@ -153,7 +153,7 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
   }
-  if (status && row_blocks > 0 && (sm90::splits_roles(plan.kernel) || plan.grid.count() == 0)) {
+  if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.grid.count() == 0)) {
     status =
         queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);
   }

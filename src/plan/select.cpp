@@ -231,10 +231,8 @@ double gpu_cost(const PlanData& plan) {
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double multiply = pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0;
-  // Where the backward's warpgroups have roles (cuda/sm90/shape.h), scores go through both of them.
-  const bool splits_roles =
-      row.pass == Pass::backward && (row.head_dim > 128 || row.extra == core::Extra::all);
-  const double latency = splits_roles ? 1600.0 : 1300.0;
+  // Where the backward's warpgroups have roles, scores go through both of them.
+  const double latency = splits_roles(row) ? 1600.0 : 1300.0;
   // Of two that wait for latencies, the one that multiplies less.
   const double step = (core::max(multiply, latency) + 0.01 * multiply) *
                       (row.extra == core::Extra::all ? 4.0 : 1.0) * (row.any_layout ? 4.0 : 1.0);

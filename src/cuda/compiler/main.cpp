@@ -45,9 +45,9 @@ std::string program_of(int index) {
   const core::Kernel& kernel = kCatalog[index];
   const std::string row = "tessera::kCatalog[" + std::to_string(index) + "]";
   const bool forward = kernel.pass == Pass::forward;
-  const std::string name = forward                      ? "forward"
-                           : sm90::splits_roles(kernel) ? "backward_wide"
-                                                        : "backward";
+  const std::string name = forward                ? "forward"
+                           : splits_roles(kernel) ? "backward_wide"
+                                                  : "backward";
   return "#include \"cuda/sm90/" + name +
          ".h\"\n"
          "#include \"plan/catalog.h\"\n"
@@ -211,7 +211,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
     if (job.row != nullptr) {
       const core::Kernel& row = *job.row;
       for (const int value :
-           {static_cast<int>(row.pass == Pass::backward), static_cast<int>(sm90::splits_roles(row)),
+           {static_cast<int>(row.pass == Pass::backward), static_cast<int>(splits_roles(row)),
             sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.head_dim_v, row.block_m,
             row.block_n, static_cast<int>(row.extra)}) {
         text += " " + std::to_string(value);

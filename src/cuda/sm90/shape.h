@@ -24,12 +24,6 @@ inline constexpr int kPeakThreads = 256;
 inline constexpr int kPeakBytes = (64 + 256) * 128;  ///< of its operands
 inline constexpr int kPeakSharedBytes = kPeakBytes + 1024;
 
-/// Backward: whether the consumers share the keys of a tile and each has a role (backward_wide.h),
-/// not keys of its own: where dK and dV of 64 keys, or what extras need besides, do not fit the
-/// registers of one warpgroup.
-TESSERA_HD constexpr bool splits_roles(const core::Kernel& row) {
-  return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == core::Extra::all);
-}
 /// Consuming warpgroups: each has kRows query rows (forward) or keys (backward).
 TESSERA_HD constexpr int consumers(const core::Kernel& row) {
   if (splits_roles(row)) return 2;
