@@ -196,11 +196,10 @@ TESSERA_HD BackwardLayout layout_backward(Workspace& workspace, const PlanData& 
 
 /// What the GPU's backward keeps between its kernels: see cuda/sm90/backward_params.h.
 struct GpuBackwardLayout {
-  core::RowBlocks blocks;       ///< of rows of queries, of all sequences: B
-  float* statistics = nullptr;  ///< [B][num_heads][2][block_m] what lse and delta become
-  float* dq = nullptr;          ///< [B][num_heads][block_m][row's head_dim] accumulators
-  std::int32_t* turns =
-      nullptr;  ///< [B][num_heads][2] where sums are ordered: key blocks that have added
+  core::RowBlocks blocks;             ///< of rows of queries, of all sequences: B
+  float* statistics = nullptr;        ///< [B][num_heads][2][block_m] what lse and delta become
+  float* dq = nullptr;                ///< [B][num_heads][block_m][row's head_dim] accumulators
+  std::int32_t* turns = nullptr;      ///< [B][num_heads][2] key blocks that have added
   float* sink_parts = nullptr;        ///< [num_heads][batch][blocks of a sequence]
   float* dbias = nullptr;             ///< [stored dimensions] sums, where scores share an element
   std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out

@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <tuple>
+#include <vector>
 
 namespace tessera::core {
 namespace {
@@ -95,6 +96,41 @@ TEST(QueryBlocks, AgreeWithEveryPair_S2_S3) {
                 }
                 ASSERT_GE(blocks.seen.begin, 0);
                 ASSERT_LE(blocks.seen.end, ceil_div(seqlen_q, block_m));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// What finishes a block of rows waits for as many key blocks as key_blocks says, what walks over
+/// rows goes by query_blocks: one more or less, and it would wait for ever, or not long enough.
+/// What begins a block of rows asks the band whether there are any.
+TEST(QueryBlocks, MeetARowBlockAsOftenAsItMeetsKeyBlocks_S2_S3) {
+  for (int seqlen_q = 0; seqlen_q <= 9; ++seqlen_q) {
+    for (int seqlen_k = 0; seqlen_k <= 9; ++seqlen_k) {
+      for (int left = -1; left <= 6; ++left) {
+        for (int right = -1; right <= 6; ++right) {
+          for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
+            const Band band = make_band(seqlen_q, seqlen_k, left, right, alignment);
+            for (const auto& [block_m, block_n] :
+                 {std::pair{1, 1}, {1, 3}, {2, 2}, {2, 4}, {3, 2}, {4, 1}, {4, 4}, {10, 10}}) {
+              std::vector<int> met(static_cast<std::size_t>(ceil_div(seqlen_q, block_m)));
+              for (int first = 0; first < seqlen_k; first += block_n) {
+                const Range seen = query_blocks(band, {first, first + block_n}, block_m).seen;
+                ASSERT_TRUE(seen.empty() || seen.end <= static_cast<int>(met.size()));
+                for (int m = seen.begin; m < seen.end; ++m) ++met[static_cast<std::size_t>(m)];
+              }
+              for (int first = 0; first < seqlen_q; first += block_m) {
+                const Range rows = {first, min(first + block_m, seqlen_q)};
+                ASSERT_EQ(met[static_cast<std::size_t>(first / block_m)],
+                          key_blocks(band, rows, block_n).seen.size())
+                    << seqlen_q << " x " << seqlen_k << " in " << block_m << " x " << block_n
+                    << " window " << left << ", " << right << " rows from " << first;
+                ASSERT_EQ(met[static_cast<std::size_t>(first / block_m)] == 0,
+                          band.keys_of(rows).empty());
               }
             }
           }

@@ -1,18 +1,22 @@
 """The Hopper backward kernel's pipeline as a model, like the forward's (pipeline_test.py).
 
-Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h) and a thread
-for each of these that has its pieces of dQ added to memory (PieceAdder). One buffer each of K and V, three of Q,
-two of dO; two of dS, which both warpgroups write and both read; one for a warpgroup's piece; eight slots, which the
-producer fills before an item's Q, say where its pieces go. A step issues dV and dK, dQ of the step before and S of the next one, in turns with the other
-warpgroup; a piece is handed over two steps late. Tiles are handed out as blocks get free; where sums are ordered,
-a piece waits for those of the key blocks that add before it. There are tiles that no row sees, and the end of
-work.
+Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h), a thread for
+each of these that has its pieces of dQ added to memory (PieceAdder), and a warp that makes dQ from its sums
+(PieceFinisher). One buffer each of K and V, three of Q, two of dO; two of dS, which both warpgroups write and both
+read; one for a warpgroup's piece; eight slots, which the producer fills before an item's Q, say where its pieces
+go; two for what comes back of a row, in four parts. A step issues dV and dK, dQ of the step before and S of the
+next one, in turns with the other warpgroup; a piece is handed over two steps late. Tiles are handed out as blocks
+get free; where sums are ordered, a piece waits for those of the key blocks that add before it, the first of which
+stores. What has been added is counted: at once, or, without an order, when the next piece has been handed over. A
+row is finished when all its pieces have been counted; every block takes its share of rows, and of what is left in
+the end its warpgroups take, too. There are tiles that no row sees, rows that see no tile, and the end of work.
 
 A product reads from when all warps of its warpgroup have issued it until one has waited for it; shifts, deltas
 and what is said of a tile are read by each warp. One warp releases for its warpgroup. No schedule may end with
-everybody waiting, nothing may be filled or written while somebody reads it, or read before it is there, and every
-piece is added once, in its order if there is one. What each of FAULTS breaks must be seen, or the model would
-prove nothing. What is multiplied in vain, dQ before a tile's first step and S after its last, is left out.
+everybody waiting, nothing may be filled or written while somebody reads it, or read before it is there, every
+piece is added once, in its order if there is one, and every row is finished once, when all its pieces have been
+added. What each of FAULTS breaks must be seen, or the model would prove nothing. What is multiplied in vain, dQ
+before a tile's first step and S after its last, is left out.
 
 (dO released too early alone would go unseen, and V: the producer fills them after Q and K, which are kept.)
 """
@@ -26,7 +30,9 @@ from pipeline_test import Mbarrier, Turn
 
 GROUPS, WARPS = 2, 2
 SLOTS = 8
-ENOUGH = 5  # times that a breakage is seen
+RETURNED, PARTS = 2, 4  # buffers for what comes back of a row, and in how many parts that does
+RUNS = 24  # of each list of tiles
+ENOUGH = 3  # times that a breakage is seen
 FAULTS = {  # what is broken, as the model may see it
     "dS is not claimed": ("dS",),
     "dS is not waited for": ("dS",),
@@ -42,12 +48,23 @@ FAULTS = {  # what is broken, as the model may see it
     "two slots for pieces": ("a piece goes elsewhere",),
     "four slots for pieces": ("a piece goes elsewhere",),
     "the end is not claimed": ("a piece", "wait for ever"),
+    "a sum is counted before it is there": ("finished before",),
+    "the last sum is not counted": ("wait for ever",),
+    "nobody waits for the count": ("finished before",),
+    "the first consumer's count is all": ("finished before",),
+    "two take the same share": ("finished twice",),
+    "a share is forgotten": ("never finished",),
+    "a share is taken before all know the last": ("finished twice", "never finished"),
+    "a share is not waited for": ("finished twice", "never finished"),
+    "a part is fetched before the last is read": ("a part",),
+    "a part is not waited for": ("a part",),
 }
 ORDERED_FAULTS = {
     "early keys begin": ("wait for ever",),
     "nobody waits for a turn": ("out of order",),
     "a turn is passed before its sum is there": ("out of order",),
     "a turn is not passed": ("wait for ever",),
+    "the second stores, too": ("out of order", "finished before"),
 }
 
 
@@ -118,29 +135,52 @@ class Exchange:
 
 
 class Device:
-    """What the blocks share: tiles = [[(row, rank)]], who is next, turns and sums of dQ."""
+    """What the blocks share: tiles = [[(row, rank)]], who is next, turns, sums of dQ and dQ."""
 
     def __init__(self, tiles, blocks, ordered, broken):
         self.tiles, self.blocks, self.ordered, self.broken = tiles, blocks, ordered, broken
         self.next_tile = 0
         self.turns = collections.Counter()
-        self.adding, self.added = set(), collections.Counter()
+        self.adding, self.added = collections.Counter(), collections.Counter()
+        self.adders = collections.Counter(row for tile in tiles for row, _ in tile)
+        self.rows = sorted(self.adders, key=str) + ["unseen", "unseen, too"]
+        self.finished = collections.Counter()  # by row and warp of those who share it
         self.faults = []
 
     def next(self):
         self.next_tile += 1
         return self.blocks + self.next_tile - 1
 
+    def counted(self, row):
+        """Whether all pieces of a row have been."""
+        if self.broken == "nobody waits for the count":
+            return True
+        groups = 1 if self.broken == "the first consumer's count is all" else GROUPS
+        return all(self.turns[row, group] == self.adders[row] for group in range(groups))
+
+    def finish(self, row, warps):
+        """Parts of a row's sums become dQ."""
+        if any(self.added[row, group] != self.adders[row] for group in range(GROUPS)):
+            self.faults.append(f"row {row} is finished before its sums are there")
+        for warp in warps:
+            self.finished[row, warp] += 1
+            if self.finished[row, warp] > 1:
+                self.faults.append(f"row {row} is finished twice")
+
     def missing(self):
         wanted = collections.Counter((row, group) for tile in self.tiles for row, _ in tile for group in range(GROUPS))
-        return wanted != self.added
+        if wanted != self.added:
+            return "dQ is not the sum of its pieces"
+        if len(self.finished) != len(self.rows) * WARPS:
+            return "a row is never finished"
+        return ""
 
 
 class Block:
-    """Shared memory of a block."""
+    """Shared memory of a block, and its copy engine's queues."""
 
-    def __init__(self, device):
-        self.device, self.faults = device, device.faults
+    def __init__(self, device, index):
+        self.device, self.faults, self.index = device, device.faults, index
         self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
         self.q, self.dout = Ring(3, self.faults), Ring(2, self.faults)
         everyone = [(group, warp) for group in range(GROUPS) for warp in range(WARPS)]
@@ -151,6 +191,14 @@ class Block:
         self.turns = [Turn(GROUPS * WARPS) for _ in range(GROUPS)]
         self.group = [Turn(WARPS) for _ in range(GROUPS)]
         self.issued = collections.Counter()
+        self.pieces = [collections.deque() for _ in range(GROUPS)]  # to be read and added
+        self.pieces_read, self.pieces_added = [0] * GROUPS, [0] * GROUPS
+        self.shares = 0  # that have been taken
+        self.taken = [None] * GROUPS  # the last one of a warpgroup
+        self.parts = collections.deque()  # to be fetched
+        self.returned = [None] * RETURNED
+        self.returned_full = [Mbarrier(1) for _ in range(RETURNED)]
+        self.running = 2 + GROUPS * (1 + WARPS)  # all but the copy engine
 
     def slot(self, item):
         return item % {"two slots for pieces": 2, "four slots for pieces": 4}.get(self.device.broken, SLOTS)
@@ -194,39 +242,152 @@ def produce(first, block):
     yield from block.k.fill(tile, None)  # there are no more
 
 
+def copy_pieces(group, block):
+    """The copy engine, as it adds the pieces of a warpgroup."""
+    device = block.device
+    while block.running:
+        if not block.pieces[group]:
+            yield
+            continue
+        row, rank, item = block.pieces[group].popleft()
+        place = (row, group)
+        if device.ordered and (device.added[place] != rank or device.adding[place]):
+            device.faults.append(f"row {row}: a sum of rank {rank} is added out of order")
+        device.adding[place] += 1
+        if block.sums[group].read("adder", item) != row:
+            device.faults.append(f"a piece goes elsewhere: to row {row}")
+        yield
+        block.sums[group].done("adder", item)
+        block.pieces_read[group] += 1
+        yield
+        device.adding[place] -= 1
+        stores = device.ordered and rank <= (device.broken == "the second stores, too")
+        device.added[place] = 1 if stores else device.added[place] + 1
+        block.pieces_added[group] += 1
+
+
 def add_pieces(group, block):
     """PieceAdder: has the pieces of a warpgroup added to memory."""
-    device, sums, item = block.device, block.sums[group], 0
-    broken = device.broken
+    device, sums, broken = block.device, block.sums[group], block.device.broken
+    before, item = None, 0
     while True:
         yield from sums.wait_full(item)
         order = block.slots[block.slot(item)]
         if order is None:
-            return
+            break
         row, rank = order
         turn = (row, group)
         if device.ordered and broken != "nobody waits for a turn":
             while device.turns[turn] != rank:
                 yield
-        if device.ordered and (device.added[turn] != rank or turn in device.adding):
-            device.faults.append(f"row {row}: a sum of rank {rank} is added out of order")
-        device.adding.add(turn)
-        if sums.read("adder", item) != row:
-            device.faults.append(f"a piece goes elsewhere: to row {row}")
-        if broken == "a piece is released before its copy has read":
-            sums.release(item)
-        yield
-        sums.done("adder", item)
-        if broken == "a turn is passed before its sum is there":
-            device.turns[turn] = rank + 1
-        yield
-        device.added[turn] += 1
-        device.adding.discard(turn)
-        if device.ordered and broken != "a turn is not passed":
-            device.turns[turn] = rank + 1
+        block.pieces[group].append((row, rank, item))
+        if broken == "a turn is passed before its sum is there" or broken == "a sum is counted before it is there":
+            device.turns[turn] += 1
         if broken != "a piece is released before its copy has read":
-            sums.release(item)
+            while block.pieces_read[group] <= item:
+                yield
+        sums.release(item)
         item += 1
+        if not device.ordered:
+            while block.pieces_added[group] < item - 1:
+                yield
+            if before is not None and broken != "a sum is counted before it is there":
+                device.turns[before] += 1
+            before = turn
+        else:
+            while block.pieces_added[group] < item:
+                yield
+            if "a turn is" not in broken:
+                device.turns[turn] += 1
+    while block.pieces_added[group] < item:
+        yield
+    if before is not None and broken not in ("the last sum is not counted", "a sum is counted before it is there"):
+        device.turns[before] += 1
+
+
+class Finisher:
+    """PieceFinisher: sums become dQ, each block's share of rows."""
+
+    def __init__(self, block):
+        self.block, self.device, self.broken = block, block.device, block.device.broken
+
+    def take(self):
+        taken = self.block.shares
+        if self.broken == "two take the same share":
+            yield
+            self.block.shares = taken + 1
+        else:
+            self.block.shares += 2 if self.broken == "a share is forgotten" and taken == 0 else 1
+        return taken
+
+    def row_of(self, taken):
+        """None: there are no more."""
+        index = self.block.index + taken * self.device.blocks
+        return self.device.rows[index] if index < len(self.device.rows) else None
+
+    def wait(self, row):
+        while not self.device.counted(row):
+            yield
+
+    def run(self):
+        """A warp, beside the products."""
+        while (row := self.row_of((yield from self.take()))) is not None:
+            yield from self.wait(row)
+            yield from self.write(row)
+
+    def write(self, row):
+        b, early = self.block, self.broken == "a part is fetched before the last is read"
+        b.parts += [(row, i) for i in range(RETURNED)]
+        for i in range(PARTS):
+            if self.broken != "a part is not waited for":
+                while not b.returned_full[i % RETURNED].done(i // RETURNED % 2):
+                    yield
+            if early and i < RETURNED:
+                b.parts.append((row, i + RETURNED))
+                yield
+            if b.returned[i % RETURNED] != (row, i):
+                b.faults.append(f"a part of row {row} is not there")
+            yield
+            if b.returned[i % RETURNED] != (row, i):
+                b.faults.append(f"a part of row {row} is overwritten")
+            if not early and i < RETURNED:
+                b.parts.append((row, i + RETURNED))
+        self.device.finish(row, range(WARPS))
+
+    def copy(self):
+        """The copy engine, as it fetches parts."""
+        b = self.block
+        while b.running:
+            if b.parts:
+                row, i = b.parts.popleft()
+                yield
+                b.returned[i % RETURNED] = (row, i)
+                b.returned_full[i % RETURNED].arrive()
+            yield
+
+    def help(self, group, warp):
+        """A warp of those that consumed."""
+        b = self.block
+        while True:
+            if self.broken != "a share is taken before all know the last":
+                yield from b.group[group].take()
+            if warp == 0:
+                b.taken[group] = yield from self.take()
+            if self.broken != "a share is not waited for":
+                yield from b.group[group].take()
+            taken = b.taken[group]
+            row = None if taken is None else self.row_of(taken)
+            if row is None:
+                break
+            yield from self.wait(row)
+            yield
+            self.device.finish(row, [warp])
+
+
+def until_done(block, steps):
+    """The copy engine of a block stops when nobody is left to ask for anything."""
+    yield from steps
+    block.running -= 1
 
 
 class Consumer:
@@ -357,6 +518,7 @@ class Consumer:
             yield from b.sums[self.group].claim(self.item)
         yield
         b.sums[self.group].full[0].arrive()
+        yield from Finisher(b).help(*self.me)
 
 
 def fault(seed, tiles, blocks, ordered, broken=""):
@@ -365,20 +527,22 @@ def fault(seed, tiles, blocks, ordered, broken=""):
     device = Device(tiles, blocks, ordered, broken)
     running = []
     for first in range(blocks):
-        block = Block(device)
-        running.append(produce(first, block))
+        block = Block(device, first)
+        working = [produce(first, block), Finisher(block).run()]
         for group in range(GROUPS):
-            running.append(add_pieces(group, block))
-            running += [Consumer(group, warp, block).run() for warp in range(WARPS)]
+            working.append(add_pieces(group, block))
+            working += [Consumer(group, warp, block).run() for warp in range(WARPS)]
+        running += [until_done(block, steps) for steps in working]
+        running += [copy_pieces(group, block) for group in range(GROUPS)] + [Finisher(block).copy()]
     weights = [schedule.choice((1, 1, 5, 25)) for _ in running]  # some are slow
-    for _ in range(6000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)):
+    for _ in range(5000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)):
         at = schedule.choices(range(len(running)), weights)[0]
         if next(running[at], "over") == "over":
             del running[at], weights[at]
         if device.faults:
             return device.faults[0]
         if not running:
-            return "dQ is not the sum of its pieces" if device.missing() else ""
+            return device.missing()
     return f"{len(running)} wait for ever"
 
 
@@ -398,8 +562,9 @@ def in_order(blocks, sees, heads=1):
     return tiles
 
 
-ANY = [any_order(*lengths) for lengths in ([4] * 4, [1] * 6, [2, 3, 1, 5, 2], [0, 2, 0, 0, 0, 3, 1, 0], [0, 0, 0],
+ANY = [any_order(*lengths) for lengths in ([0, 2, 0, 0, 0, 3, 1, 0], [4] * 4, [1] * 6, [2, 3, 1, 5, 2], [0, 0, 0],
                                            [7], [])]
+ANY += [in_order(4, lambda keys, row: True), in_order(4, lambda keys, row: keys <= row)[::-1]]
 ORDERED = [in_order(4, lambda keys, row: True), in_order(5, lambda keys, row: keys <= row),
            in_order(6, lambda keys, row: row - 2 <= keys <= row), in_order(3, lambda keys, row: keys <= row, heads=2),
            in_order(4, lambda keys, row: keys == row)]
@@ -426,12 +591,12 @@ def main():
     print(f"seed {first}")
     seen = collections.Counter()
     for tiles in ANY:
-        check(tiles, False, first, 30, FAULTS, seen)
+        check(tiles, False, first, RUNS, FAULTS, seen)
     for tiles in ORDERED:
-        check(tiles, True, first, 30, ORDERED_FAULTS, seen)
+        check(tiles, True, first, RUNS, ORDERED_FAULTS, seen)
     if unseen := (FAULTS | ORDERED_FAULTS).keys() - (+seen).keys():
         sys.exit(f"went unseen: {unseen}")
-    print(f"{30 * (len(ANY) + len(ORDERED))} schedules; seen: {dict(seen)}")
+    print(f"{RUNS * (len(ANY) + len(ORDERED))} schedules; seen: {dict(seen)}")
 
 
 if __name__ == "__main__":

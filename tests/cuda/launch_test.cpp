@@ -103,7 +103,7 @@ class Launches : public testing::Test {
   struct BackwardLaunches {
     Status status;
     cuda::sm90::BackwardParams main;
-    cuda::sm90::BackwardRowParams prepare;
+    cuda::sm90::BackwardRowParams prepare, finish_rows;
     cuda::sm90::BackwardBiasParams begin, finish;
   };
   BackwardLaunches watch(const Problem& problem, const Tensors& tensors) {
@@ -114,6 +114,7 @@ class Launches : public testing::Test {
       };
       if (launch.kernel.find("_backward_") != std::string::npos) copy(seen.main);
       if (launch.kernel.starts_with("prepare_rows")) copy(seen.prepare);
+      if (launch.kernel.starts_with("finish_rows")) copy(seen.finish_rows);
       if (launch.kernel == "begin_bias") copy(seen.begin);
       if (launch.kernel == "finish_bias") copy(seen.finish);
     };
@@ -254,31 +255,39 @@ TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
   EXPECT_EQ(launched(), "");
 }
 
-// A block for every row block and head before and after; of the kernel between, one a block of
-// keys and key/value head, at most one a multiprocessor.
-TEST_F(Launches, ABackwardIsPreparedAndFinished) {
+// A block for every row block and head before; then one a block of keys and key/value head, at most
+// one a multiprocessor. These finish dQ themselves.
+TEST_F(Launches, ABackwardIsPrepared) {
   ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=128 causal"));
   EXPECT_EQ(launched(),
             "prepare_rows_bf16 48\n"  // four blocks of 64 rows
-            "tessera_sm90_backward_bf16_d128_64x128 18\n"
-            "finish_rows_bf16 48\n");
+            "tessera_sm90_backward_bf16_d128_64x128 18\n");
   ASSERT_TRUE(enqueue("bwd f16 b=40 h=6/3 q=200 k=300 d=64"));
   EXPECT_EQ(launched(),
             "prepare_rows_f16 480\n"  // two of 128
-            "tessera_sm90_backward_f16_d64_128x128 132\n"
-            "finish_rows_f16 480\n");
-  ASSERT_TRUE(enqueue("bwd bf16 b=3 h=4 q=200 k=300 d=128 packed=300,500"));
+            "tessera_sm90_backward_f16_d64_128x128 132\n");
+  ASSERT_TRUE(enqueue("bwd bf16 b=3 h=4 q=200 k=300 d=128 packed=300,500 deterministic"));
   EXPECT_EQ(launched(),
             "prepare_rows_bf16 48\n"  // as many a sequence as the longest has
-            "tessera_sm90_backward_bf16_d128_64x128 36\n"
+            "tessera_sm90_backward_bf16_d128_64x128 36\n");
+}
+
+// A kernel after it finishes dQ where consumers have roles.
+TEST_F(Launches, ABackwardInRolesIsFinished) {
+  ASSERT_TRUE(enqueue("bwd f16 b=2 h=6/3 q=200 k=300 d=192/128"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_f16 48\ntessera_sm90_backward_f16_d192v128_64x64 30\n"
+            "finish_rows_f16 48\n");
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=64 softcap=30"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 48\ntessera_sm90_backward_bf16_d128_64x64_extra 30\n"
             "finish_rows_bf16 48\n");
 }
 
 TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {
   const Problem problem = problem_of("bwd bf16 h=4 q=64 k=64 d=128 sink");
   Tensors tensors = tensors_of(problem);
-  const std::string others =
-      "prepare_rows_bf16 4\ntessera_sm90_backward_bf16_d128_64x128 4\nfinish_rows_bf16 4\n";
+  const std::string others = "prepare_rows_bf16 4\ntessera_sm90_backward_bf16_d128_64x128 4\n";
   ASSERT_TRUE(enqueue(problem, tensors));
   EXPECT_EQ(launched(), others);
   tensors.dsink = numbers_.data();
@@ -286,12 +295,16 @@ TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {
   EXPECT_EQ(launched(), others + "sum_sinks 4\n");
 }
 
-// dk and dv become 0 without queries, dq without keys, and dsink, too. Somebody must say which tile
-// is next.
+// dk and dv become 0 without queries, dq without keys, where no block of the main kernel could do
+// it, and dsink, too. Somebody must say which tile is next.
 TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=0 k=64 d=128"));
   EXPECT_EQ(launched(), "prepare_rows_bf16 1\ntessera_sm90_backward_bf16_d128_64x128 2\n");
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=128"));
+  EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
+  ASSERT_TRUE(enqueue("bwd bf16 h=2 q=0 k=64 d=256"));
+  EXPECT_EQ(launched(), "prepare_rows_bf16 1\ntessera_sm90_backward_bf16_d256_64x64 2\n");
+  ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=256"));
   EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
   const Problem problem = problem_of("bwd bf16 h=2 q=0 k=0 d=128 sink");
   Tensors tensors = tensors_of(problem);
@@ -378,12 +391,13 @@ TEST_F(Launches, ABackwardKnowsWhereAScoresBiasGradientGoes) {
   EXPECT_EQ(watched("bias=hq"), std::pair(true, Strides{0, 30, 1, 0}));
 }
 
-// Null where sums have no order, though a workspace hands out an address for no bytes, too: the
-// kernel would wait for turns that nobody sets.
+// Turns are counted everywhere, but waited for only where sums have an order. There the first key
+// block stores, and it is said beforehand which rows have one.
 TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
   for (const std::string words :
        {"bf16 h=4/2 q=200 k=300 d=64", "f16 h=2 q=64 k=64 d=128 causal", "bf16 h=2 q=64 k=64 d=256",
-        "bf16 h=2 q=64 k=64 d=20 softcap=30", "f16 b=2 h=2 q=40 k=40 d=64 packed=60,70"}) {
+        "bf16 h=2 q=64 k=64 d=20 softcap=30 window=5,7 align=tl",
+        "f16 b=2 h=2 q=40 k=40 d=64 packed=60,70"}) {
     for (const std::string order : {"", " deterministic", " batch_invariant"}) {
       const Problem problem = problem_of(("bwd " + words + order).c_str());
       const Result<Plan> planned = plan(problem, gpu_);
@@ -396,12 +410,44 @@ TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
                                          [name](const auto& r) { return name == r.name; });
         return region == regions.end() ? nullptr : workspace_.data() + region->offset;
       };
-      EXPECT_EQ(seen.main.turns != nullptr, !order.empty()) << words << order;
+      EXPECT_EQ(seen.main.in_order, !order.empty()) << words << order;
+      EXPECT_EQ(seen.prepare.first_stores, seen.main.in_order) << words << order;
+      EXPECT_EQ(seen.prepare.seqlen_q, seen.main.seqlen_q) << words << order;
+      EXPECT_EQ(seen.prepare.seqlen_k, seen.main.seqlen_k) << words << order;
+      EXPECT_EQ(seen.prepare.cu_seqlens_q, seen.main.cu_seqlens_q) << words << order;
+      EXPECT_EQ(seen.prepare.cu_seqlens_k, seen.main.cu_seqlens_k) << words << order;
+      EXPECT_EQ(seen.prepare.window_left, seen.main.window_left) << words << order;
+      EXPECT_EQ(seen.prepare.window_right, seen.main.window_right) << words << order;
+      EXPECT_EQ(seen.prepare.alignment, seen.main.alignment) << words << order;
+      ASSERT_NE(address_of("turns"), nullptr) << words << order;
       EXPECT_EQ(seen.main.turns, address_of("turns")) << words << order;
       EXPECT_EQ(seen.prepare.turns, seen.main.turns) << words << order;
       EXPECT_EQ(seen.main.next_tile, address_of("next_tile")) << words << order;
       EXPECT_EQ(seen.prepare.next_tile, seen.main.next_tile) << words << order;
     }
+  }
+}
+
+// Whoever finishes it.
+TEST_F(Launches, ABackwardKnowsWhereItsQueryGradientGoes) {
+  for (const std::string words : {"bf16 h=4/2 q=200 k=300 d=64", "f16 h=2 q=64 k=64 d=256",
+                                  "f16 b=2 h=2 q=40 k=40 d=128 packed=60,70"}) {
+    const Problem problem = problem_of(("bwd " + words).c_str());
+    Tensors tensors = tensors_of(problem);
+    tensors.dq.stride_head += 8;
+    tensors.dq.stride_seqlen += 80;
+    tensors.dq.stride_batch += 80000;
+    const BackwardLaunches seen = watch(problem, tensors);
+    ASSERT_TRUE(seen.status) << seen.status.text;
+    const auto goes_there = [&](const auto& params) {
+      EXPECT_EQ(params.dq, tensors.dq.data) << words;
+      EXPECT_EQ(params.dq_strides.batch, problem.packed ? 0 : tensors.dq.stride_batch) << words;
+      EXPECT_EQ(params.dq_strides.head, tensors.dq.stride_head) << words;
+      EXPECT_EQ(params.dq_strides.seqlen, tensors.dq.stride_seqlen) << words;
+      EXPECT_EQ(params.rows.dq, seen.prepare.rows.dq) << words;
+    };
+    goes_there(seen.main);
+    if (problem.head_dim > 128) goes_there(seen.finish_rows);
   }
 }
 
@@ -492,7 +538,7 @@ TEST_F(Launches, EveryOtherBackwardHasARow) {
   const auto kernel_of = [&](const std::string& words) {
     EXPECT_TRUE(enqueue(("bwd bf16 h=2 q=512 k=512 " + words).c_str())) << words;
     const auto& all = fake::state().launches;
-    const std::string kernel = all.size() == 3 ? all[1].kernel : launched();
+    const std::string kernel = all.size() == 2 || all.size() == 3 ? all[1].kernel : launched();
     fake::state().launches.clear();
     return kernel;
   };

@@ -22,7 +22,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 /// Rows of queries with what the kernels read and write; whatever they do not, says so.
 struct Rows {
   cuda::sm90::BackwardRowParams p;
-  std::vector<std::int32_t> offsets = {0};
+  std::vector<std::int32_t> offsets = {0}, key_offsets = {0};
   std::vector<std::uint16_t> o, dout, dq;
   std::vector<float> lse, dlse, sink, statistics, accumulators, parts, dsink;
   std::vector<std::int32_t> turns;
@@ -40,6 +40,7 @@ struct Rows {
     for (int b = 0; b < p.batch; ++b) {
       const int lengths[] = {150, 0, 70};
       offsets.push_back(offsets.back() + (packed ? lengths[b] : p.seqlen_q));
+      key_offsets.push_back(key_offsets.back() + (b == 0 ? 20 : 70));
     }
     const std::int64_t rows = offsets.back(), stride = aligned ? dim + 8 : dim + 3;
     p.rows.blocks = {row.block_m, core::ceil_div(p.seqlen_q, row.block_m)};
@@ -76,8 +77,12 @@ struct Rows {
     p.softmax_lse = lse.data();
     p.lse_head = packed ? rows : p.seqlen_q;
     p.cu_seqlens_q = packed ? offsets.data() : nullptr;
+    p.cu_seqlens_k = packed ? key_offsets.data() : nullptr;
+    p.seqlen_k = packed ? 70 : 20;
+    p.window_right = 0;
     p.rows.statistics = statistics.data();
     p.rows.dq = accumulators.data();
+    p.turns = turns.data();
     p.next_tile = &next_tile;
   }
 
@@ -133,8 +138,9 @@ void for_all_rows(const Body& body) {
   }
 }
 
-// Shifts, deltas and the sink's gradient are those of their definitions; every accumulator and turn
-// of a block that has rows is 0, and no other block is touched.
+// Shifts, deltas and the sink's gradient are those of their definitions; every turn of a block that
+// has rows is 0, and every accumulator, unless rows see keys, the first of which store; and no
+// other block is touched.
 TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
   for_all_rows([](Rows& rows, const core::Kernel& row, const std::string& what) {
     const bool all = rows.packed();  // the options, too
@@ -142,17 +148,19 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
     if (all) rows.p.sink = rows.sink.data();
     if (all) rows.p.sink_parts = rows.parts.data();
     if (all) rows.p.dsink = rows.dsink.data();
-    if (all) rows.p.turns = rows.turns.data();
+    rows.p.first_stores = rows.p.aligned;
     host::launch(rows.grid, [&] { cuda::sm90::prepare_rows<Dtype::bf16>(rows.p); });
     const auto m = static_cast<std::size_t>(row.block_m);
     std::vector<float> shifts(rows.statistics.size() / 2, core::kInfinity);
     std::vector<double> deltas(shifts.size(), 0.0), dsink(2, 0.0);
-    std::vector<bool> used(shifts.size() / m);
+    std::vector<bool> used(shifts.size() / m), stored(used.size());
     rows.for_each_query([&](int b, int head, int query) {
       const std::size_t block = Rows::at(rows.block_of(b, query) * rows.p.heads + head);
       const std::size_t at = block * m + Rows::at(query % row.block_m);
       const float lse = rows.lse[rows.lse_of(b, head, query)];
       used[block] = true;
+      const int keys = all ? rows.key_offsets[Rows::at(b) + 1] - rows.key_offsets[Rows::at(b)] : 20;
+      if (rows.p.first_stores && query + keys >= rows.seqlen(b)) stored[block] = true;
       shifts[at] = core::backward_shift(lse);
       if (all) deltas[at] -= rows.dlse[rows.lse_of(b, head, query)];
       for (int c = 0; c < rows.p.head_dim_v; ++c) {
@@ -173,11 +181,15 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
     }
     for (std::size_t i = 0; i < rows.accumulators.size(); ++i) {
       const float x = rows.accumulators[i];
-      ASSERT_TRUE(used[i / (m * Rows::at(row.head_dim))] ? x == 0.0F : std::isnan(x)) << what;
+      const std::size_t block = i / (m * Rows::at(row.head_dim));
+      ASSERT_TRUE(used[block] && !stored[block] ? x == 0.0F : std::isnan(x)) << what;
     }
+    const auto stores = std::count(stored.begin(), stored.end(), true);
+    ASSERT_EQ(stores > 0, rows.p.first_stores) << what;
+    ASSERT_LT(stores, std::count(used.begin(), used.end(), true)) << what;
     EXPECT_EQ(rows.next_tile, 0) << what;
     for (std::size_t i = 0; i < rows.turns.size(); ++i) {
-      ASSERT_EQ(rows.turns[i], all && used[i / 2] ? 0 : 7) << what;
+      ASSERT_EQ(rows.turns[i], used[i / 2] ? 0 : 7) << what;
     }
     if (!all) return;
     host::launch(2, [&] { cuda::sm90::sum_sinks(rows.p); });

@@ -131,39 +131,41 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
       }
       return text;
     };
-    EXPECT_EQ(
-        planned("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"),
-        "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 next_tile 4");
-    EXPECT_EQ(
-        planned("bwd f16 h=32 q=16384 k=16384 d=64"),
-        "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728 next_tile 4");
-    EXPECT_EQ(
-        planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
-        "sm90.backward.bf16.d128.64x128 8 x 64/8 statistics 2097152 dq 134217728 next_tile 4");
+    EXPECT_EQ(planned("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"),
+              "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 "
+              "turns 32768 next_tile 4");
+    EXPECT_EQ(planned("bwd f16 h=32 q=16384 k=16384 d=64"),
+              "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728 "
+              "turns 32768 next_tile 4");
+    EXPECT_EQ(planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
+              "sm90.backward.bf16.d128.64x128 8 x 64/16 statistics 2097152 dq 134217728 "
+              "turns 32768 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=3 h=8 q=500 k=700 d=128 causal packed=900,1300"),
-              "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448 next_tile 4");
-    EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),
-              "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 sink_parts 64 "
+              "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448 turns 1088 "
               "next_tile 4");
-    EXPECT_EQ(
-        planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
-        "sm90.backward.bf16.d64.128x128 4 x 512/133 statistics 2097152 dq 67108864 next_tile 4");
-    // Two turns a block of rows and head where sums have an order.
+    EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),
+              "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 turns 128 "
+              "sink_parts 64 next_tile 4");
+    EXPECT_EQ(planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
+              "sm90.backward.bf16.d64.128x128 4 x 512/133 statistics 2097152 dq 67108864 "
+              "turns 16384 next_tile 4");
+    EXPECT_EQ(planned("bwd f16 b=2 h=4 q=500 k=700 d=200"),
+              "sm90.backward.f16.d256.64x64 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
+              "next_tile 4");
+    // An order of sums changes nothing.
     for (const std::string order : {"deterministic", "batch_invariant"}) {
-      EXPECT_EQ(planned(("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal " + order).c_str()),
-                "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 "
-                "turns 32768 next_tile 4");
-      EXPECT_EQ(planned(("bwd f16 b=2 h=4 q=500 k=700 d=200 " + order).c_str()),
-                "sm90.backward.f16.d256.64x64 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
-                "next_tile 4");
+      for (const std::string problem :
+           {"bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal", "bwd f16 b=2 h=4 q=500 k=700 d=200"}) {
+        EXPECT_EQ(planned((problem + " " + order).c_str()), planned(problem.c_str()));
+      }
     }
     // Sums of a bias' gradient where scores share an element of it.
     EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=64 bias=bhqk"),
               "sm90.backward.bf16.d128.64x64.extra 11 x 8/1 statistics 32768 dq 2097152 "
-              "next_tile 4");
+              "turns 512 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=64 bias=hqk"),
               "sm90.backward.bf16.d128.64x64.extra 11 x 8/1 statistics 32768 dq 2097152 "
-              "dbias 5600000 next_tile 4");
+              "turns 512 dbias 5600000 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=2 h=4 q=500 k=700 d=256 bias=bk deterministic unaligned"),
               "sm90.backward.bf16.d256.64x64.any 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
               "dbias 5600 next_tile 4");
@@ -249,6 +251,29 @@ TEST(Select, SectionsFitTheCacheAndEndWithARound) {
   EXPECT_EQ(section("fwd bf16 b=8 h=16 q=2048 k=2048 d=128 causal"), 33);   // 16
   EXPECT_EQ(section("fwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"), 64);   // 66 MiB: all heads
   EXPECT_EQ(section("fwd bf16 h=16 q=1024 k=1024 d=128 causal"), 16);       // no more there
+}
+
+// The backward's: as many heads as fit the cache, rows and sums of dQ, or as fill the
+// multiprocessors, whichever are more.
+TEST(Select, SectionsOfTheBackwardFitTheCacheOrFillTheMultiprocessors) {
+  const Result<Device> device = named_device("h200");
+  ASSERT_TRUE(device.ok()) << device.status().text;
+  const auto section = [&](const std::string& problem) {
+    const Result<Plan> planned = plan(problem_of(("bwd bf16 " + problem).c_str()), *device);
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    return planned ? planned->data().order.section : 0;
+  };
+  EXPECT_EQ(section("b=4 h=16 q=4096 k=4096 d=128"), 1);
+  // 4 MiB a head: eight fit. 32, 8, 2 key blocks and then one.
+  EXPECT_EQ(section("b=4 h=16 q=4096 k=4096 d=128 causal"), 8);
+  EXPECT_EQ(section("b=4 h=16 q=4096 k=1024 d=128 causal"), 16);
+  EXPECT_EQ(section("b=8 h=16 q=4096 k=256 d=128 causal"), 66);
+  EXPECT_EQ(section("b=12 h=16 q=4096 k=1 d=128 causal"), 132);
+  EXPECT_EQ(section("b=4 h=16 q=4096 k=256 d=128 causal"), 64);    // no more there
+  EXPECT_EQ(section("h=16 q=65536 k=65536 d=128 causal"), 1);      // neither
+  EXPECT_EQ(section("b=2 h=16 q=16384 k=4096 d=128 causal"), 4);   // two fit
+  EXPECT_EQ(section("b=4 h=16/4 q=4096 k=4096 d=128 causal"), 4);  // of four heads' rows two fit
+  EXPECT_EQ(section("b=3 h=8 q=4096 k=4096 d=128 packed=5000,5000"), 8);
 }
 
 TEST(Select, EveryRefusalHasAReason) {

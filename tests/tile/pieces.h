@@ -37,13 +37,25 @@ inline PieceElement added(const core::Kernel& row, int piece, int thread, int i)
   return x;
 }
 
-/// What the thread that finishes a block takes as accumulator i of a piece (finish_rows).
+/// What the thread that finishes a block takes as accumulator i of a piece (finish_piece).
 inline PieceElement finished(const core::Kernel& row, int pieces, int piece, int thread, int i) {
   PieceElement x = accumulator(thread, i);
   const int pieces_of_columns = pieces * 64 / row.block_m;
   x.row += piece / pieces_of_columns * 64;
   x.column += piece % pieces_of_columns * 64;
   x.at = piece * cuda::sm90::kPieceFloats + cuda::sm90::piece_place(thread, i / 4) + i % 4;
+  return x;
+}
+
+/// The same of a warp that finishes a block beside the products, a quarter of a piece at a time:
+/// its four turns stand for the warps of `thread`, i < 8 (PieceFinisher::write, write_quarter).
+inline PieceElement finished_beside(const core::Kernel& row, int quarter, int thread, int i) {
+  PieceElement x = accumulator(thread, i);
+  const bool by_rows = row.block_m == 128;
+  x.row += by_rows ? quarter / cuda::sm90::kQuarters * 64 : 0;
+  x.column += (by_rows ? quarter % cuda::sm90::kQuarters : quarter) * 16;
+  x.at = quarter * (cuda::sm90::kPieceFloats / cuda::sm90::kQuarters) + i / 4 * 512 + thread * 4 +
+         i % 4;
   return x;
 }
 

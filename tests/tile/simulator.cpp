@@ -268,9 +268,10 @@ float delta_of(const Head& head, const Problem& p, std::int64_t row) {
   return delta;
 }
 
-/// The GPU's backward: rows are prepared, blocks of keys walk over them, dQ is finished. Its memory
-/// and all results are NaN before; what is written twice becomes infinite, and what is added when
-/// it is another one's turn.
+/// The GPU's backward: rows are prepared, blocks of keys walk over them, dQ is finished, by a
+/// kernel of its own where consumers have roles and otherwise as rows get complete. Its memory and
+/// all results are NaN before; what is written twice becomes infinite, and what is added when it is
+/// another one's turn. Rows that nobody finds complete stay NaN.
 class GpuBackward {
  public:
   GpuBackward(const PlanData& plan, const Tensors& tensors)
@@ -295,8 +296,15 @@ class GpuBackward {
     begin_bias();
     for_each_row_block([this](const Head& head, int m, int member) { prepare(head, m, member); });
     // One tile after another as they are handed out: nothing may wait for a later one.
-    for (int i = 0; i < plan_.order.count(); ++i) walk_tile(plan_.order.at(i));
-    for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
+    finishers_.resize(
+        static_cast<std::size_t>(std::min<std::int64_t>(plan_.grid.count(), plan_.device.threads)));
+    for (int i = 0; i < plan_.order.count(); ++i) {
+      walk_tile(plan_.order.at(i));
+      if (!roles_) finish_complete(i + 1 < plan_.order.count());
+    }
+    if (roles_ || plan_.order.count() == 0) {
+      for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
+    }
     finish_bias();
     if (p_.sink) sum_sinks();
     return std::move(out_);
@@ -345,9 +353,11 @@ class GpuBackward {
     const int first = m * row_.block_m, seqlen_q = head.sequence().seqlen_q;
     if (p_.sink) sink_part(head, m, member) = 0.0F;
     if (first >= seqlen_q) return;
-    if (ordered_) std::fill(turns_of(head, m, member), turns_of(head, m, member) + 2, 0);
-    float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
-    std::fill(dq, dq + std::ptrdiff_t{rows_.pieces} * cuda::sm90::kPieceFloats, 0.0F);
+    std::fill(turns_of(head, m, member), turns_of(head, m, member) + 2, 0);
+    if (!ordered_ || keys_of(head, m).empty()) {
+      float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
+      std::fill(dq, dq + std::ptrdiff_t{rows_.pieces} * cuda::sm90::kPieceFloats, 0.0F);
+    }
     float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
     for (int r = 0; r < row_.block_m; ++r) {
       const bool exists = first + r < seqlen_q;
@@ -423,10 +433,11 @@ class GpuBackward {
     }
   }
 
-  /// dQ += dS K, each consumer its pieces.
+  /// dQ += dS K, each consumer its pieces; in an order, the first = dS K.
   void add_queries(const Head& head, int first_key, int m, int member) {
     float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
     const int keys = head.band().seqlen_k - first_key;
+    const bool stores = ordered_ && turns_of(head, m, member)[0] == 0;
     const float fault = my_turn(head, first_key, m, member) ? 0.0F : core::kInfinity;
     for (int piece = 0; piece < rows_.pieces; ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
@@ -437,21 +448,29 @@ class GpuBackward {
           for (int j = 0; j < row_.block_n; ++j) {
             sum += ds_of(x.row, j) * (j < keys ? head.k(first_key + j)[x.column] : 0.0F);
           }
-          dq[x.at] += sum;
+          dq[x.at] = stores ? sum : dq[x.at] + sum;
         }
       }
     }
   }
 
-  /// Whether all key blocks that add before have done so; takes the turn.
-  bool my_turn(const Head& head, int first_key, int m, int member) const {
-    if (!ordered_) return true;
+  /// Key blocks that meet a block of rows.
+  Range keys_of(const Head& head, int m) const {
     const Range rows = {m * row_.block_m,
                         core::min((m + 1) * row_.block_m, head.sequence().seqlen_q)};
-    const int rank =
-        core::key_blocks(head.band(), rows, row_.block_n).seen.end - 1 - first_key / row_.block_n;
+    return core::key_blocks(head.band(), rows, row_.block_n).seen;
+  }
+
+  /// Whether all key blocks that add before have done so; takes the turn of both consumers, which
+  /// nobody counts where they have roles and sums no order.
+  bool my_turn(const Head& head, int first_key, int m, int member) const {
+    if (roles_ && !ordered_) return true;
+    const int rank = keys_of(head, m).end - 1 - first_key / row_.block_n;
     std::int32_t* const turns = turns_of(head, m, member);
-    return turns[0]++ == rank && turns[1]++ == rank;
+    const bool mine = turns[0] == rank && turns[1] == rank;
+    ++turns[0];
+    ++turns[1];
+    return mine || !ordered_;
   }
 
   void begin_bias() {
@@ -494,22 +513,61 @@ class GpuBackward {
     }
   }
 
-  void finish(const Head& head, int m, int member) {
-    if (m * row_.block_m >= head.sequence().seqlen_q) return;
-    const float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
-    for (int piece = 0; piece < rows_.pieces; ++piece) {
-      for (int thread = 0; thread < 128; ++thread) {
-        for (int i = 0; i < 32; ++i) {
-          const PieceElement x = finished(row_, rows_.pieces, piece, thread, i);
-          const int query = m * row_.block_m + x.row;
-          if (query >= head.sequence().seqlen_q || x.column >= p_.head_dim) continue;
-          const std::size_t row = head.flat(row_of(head, query, member));
-          const auto d = static_cast<std::size_t>(p_.head_dim);
-          write_once(out_.dq[row * d + static_cast<std::size_t>(x.column)],
-                     dq[x.at] * plan_.score.scale);
+  /// Every block of threads finishes its share of row blocks in turn, as far as they are complete.
+  /// beside: as the warp does that does so while there are tiles; otherwise as the consumers do.
+  void finish_complete(bool beside) {
+    const auto group = static_cast<int>(p_.group());
+    const core::TileOrder order = {layout_.blocks.per_sequence, plan_.order.heads * group,
+                                   plan_.order.section * group};
+    const auto blocks = static_cast<int>(finishers_.size());
+    for (int block = 0; block < blocks; ++block) {
+      for (int& taken = finishers_[static_cast<std::size_t>(block)];; ++taken) {
+        const int index = block + taken * blocks;
+        if (index >= order.count()) break;
+        const core::TileOrder::Tile place = order.at(index);
+        const int m = order.row_blocks - 1 - place.row_block;
+        const auto heads = static_cast<int>(p_.num_heads);
+        const Head head(plan_, t_, place.head / heads, place.head % heads / group);
+        if (m * row_.block_m >= head.sequence().seqlen_q) continue;
+        const int member = place.head % group, adders = keys_of(head, m).size();
+        const std::int32_t* const turns = turns_of(head, m, member);
+        if (turns[0] != adders || turns[1] != adders) break;
+        if (beside) {
+          finish_beside(head, m, member);
+        } else {
+          finish(head, m, member);
         }
       }
     }
+  }
+
+  void finish(const Head& head, int m, int member) {
+    if (m * row_.block_m >= head.sequence().seqlen_q) return;
+    for (int piece = 0; piece < rows_.pieces; ++piece) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 32; ++i) {
+          write_query(head, m, member, finished(row_, rows_.pieces, piece, thread, i));
+        }
+      }
+    }
+  }
+  void finish_beside(const Head& head, int m, int member) {
+    for (int quarter = 0; quarter < 2 * cuda::sm90::kQuarters; ++quarter) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 8; ++i) {
+          write_query(head, m, member, finished_beside(row_, quarter, thread, i));
+        }
+      }
+    }
+  }
+  /// An element of dQ from its sum.
+  void write_query(const Head& head, int m, int member, const PieceElement& x) {
+    const int query = m * row_.block_m + x.row;
+    if (query >= head.sequence().seqlen_q || x.column >= p_.head_dim) return;
+    const float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
+    const std::size_t row = head.flat(row_of(head, query, member));
+    const auto d = static_cast<std::size_t>(p_.head_dim);
+    write_once(out_.dq[row * d + static_cast<std::size_t>(x.column)], dq[x.at] * plan_.score.scale);
   }
 
   void sum_sinks() {
@@ -526,11 +584,13 @@ class GpuBackward {
   const Tensors& t_;
   const core::Kernel& row_;
   const bool ordered_ = adds_in_order(p_);
+  const bool roles_ = cuda::sm90::splits_roles(row_);
   std::vector<float> memory_;
   GpuBackwardLayout layout_;
   cuda::sm90::RowMemory rows_;
   std::vector<float> dk_, dv_, ds_;  ///< of a tile; of a step
   std::vector<bool> stored_;         ///< elements of dbias that have no sums
+  std::vector<int> finishers_;       ///< row blocks of its share that each block has finished
   Simulated out_;
 };
 

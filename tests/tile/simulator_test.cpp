@@ -337,6 +337,18 @@ TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
       }
     }
     ++rows;
+    if (cuda::sm90::splits_roles(row)) continue;
+    std::set<int> beside;
+    for (int quarter = 0; quarter < 2 * cuda::sm90::kQuarters; ++quarter) {
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int i = 0; i < 8; ++i) {
+          const PieceElement x = finished_beside(row, quarter, thread, i);
+          ASSERT_EQ(places.at(x.at), std::pair(x.row, x.column)) << name_of(row);
+          ASSERT_TRUE(beside.insert(x.at).second) << name_of(row);
+        }
+      }
+    }
+    ASSERT_EQ(beside.size(), places.size()) << name_of(row);
   }
   EXPECT_GT(rows, 0);
 }
