@@ -24,7 +24,7 @@ inline PieceElement accumulator(int thread, int i) {
 /// Which of the two consumers adds a piece: each has its own, or, where they have roles, the values
 /// the first half, rounded down, and the keys the others (WideConsumer::kFirstPiece).
 inline int consumer_of(const core::Kernel& row, int piece) {
-  if (!cuda::sm90::splits_roles(row)) return piece;
+  if (!core::splits_roles(row)) return piece;
   return piece < row.head_dim / 64 / 2 ? 0 : 1;
 }
 

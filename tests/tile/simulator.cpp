@@ -584,7 +584,7 @@ class GpuBackward {
   const Tensors& t_;
   const core::Kernel& row_;
   const bool ordered_ = adds_in_order(p_);
-  const bool roles_ = cuda::sm90::splits_roles(row_);
+  const bool roles_ = core::splits_roles(row_);
   std::vector<float> memory_;
   GpuBackwardLayout layout_;
   cuda::sm90::RowMemory rows_;

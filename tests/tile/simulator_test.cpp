@@ -311,7 +311,7 @@ TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
     for (int piece = 0; piece < pieces; ++piece) ++of_consumer[consumer_of(row, piece)];
     ASSERT_EQ(of_consumer[0], pieces / 2) << name_of(row);
     ASSERT_EQ(of_consumer[1], pieces - pieces / 2) << name_of(row);
-    if (!cuda::sm90::splits_roles(row)) {
+    if (!core::splits_roles(row)) {
       ASSERT_EQ(pieces, 2) << name_of(row);
     }
     std::set<std::pair<int, int>> elements;
@@ -337,7 +337,7 @@ TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
       }
     }
     ++rows;
-    if (cuda::sm90::splits_roles(row)) continue;
+    if (core::splits_roles(row)) continue;
     std::set<int> beside;
     for (int quarter = 0; quarter < 2 * cuda::sm90::kQuarters; ++quarter) {
       for (int thread = 0; thread < 128; ++thread) {
