@@ -9,7 +9,8 @@ next one, in turns with the other warpgroup; a piece is handed over two steps la
 get free; where sums are ordered, a piece waits for those of the key blocks that add before it, the first of which
 stores. What has been added is counted: at once, or, without an order, when the next piece has been handed over. A
 row is finished when all its pieces have been counted; every block takes its share of rows, and of what is left in
-the end its warpgroups take, too. There are tiles that no row sees, rows that see no tile, and the end of work.
+the end its warpgroups take, too. There are tiles that no row sees, rows that see no tile, blocks that begin when
+another one has ended, and the end of work.
 
 A product reads from when all warps of its warpgroup have issued it until one has waited for it; shifts, deltas
 and what is said of a tile are read by each warp. One warp releases for its warpgroup. No schedule may end with
@@ -31,7 +32,7 @@ from pipeline_test import Mbarrier, Turn
 GROUPS, WARPS = 2, 2
 SLOTS = 8
 RETURNED, PARTS = 2, 4  # buffers for what comes back of a row, and in how many parts that does
-RUNS = 24  # of each list of tiles
+RUNS = 18  # of each list of tiles
 ENOUGH = 3  # times that a breakage is seen
 FAULTS = {  # what is broken, as the model may see it
     "dS is not claimed": ("dS",),
@@ -48,6 +49,7 @@ FAULTS = {  # what is broken, as the model may see it
     "two slots for pieces": ("a piece goes elsewhere",),
     "four slots for pieces": ("a piece goes elsewhere",),
     "the end is not claimed": ("a piece", "wait for ever"),
+    "the first tile is its block's": ("wait for ever",),
     "a sum is counted before it is there": ("finished before",),
     "the last sum is not counted": ("wait for ever",),
     "nobody waits for the count": ("finished before",),
@@ -139,7 +141,8 @@ class Device:
 
     def __init__(self, tiles, blocks, ordered, broken):
         self.tiles, self.blocks, self.ordered, self.broken = tiles, blocks, ordered, broken
-        self.next_tile = 0
+        self.next_tile = blocks if broken == "the first tile is its block's" else 0
+        self.ended = 0  # blocks
         self.turns = collections.Counter()
         self.adding, self.added = collections.Counter(), collections.Counter()
         self.adders = collections.Counter(row for tile in tiles for row, _ in tile)
@@ -149,7 +152,7 @@ class Device:
 
     def next(self):
         self.next_tile += 1
-        return self.blocks + self.next_tile - 1
+        return self.next_tile - 1
 
     def counted(self, row):
         """Whether all pieces of a row have been."""
@@ -217,9 +220,9 @@ class Block:
             ring.done((group, name), i)
 
 
-def produce(first, block):
-    device = block.device
-    index, tile, item = first, 0, 0
+def produce(block):
+    device, tile, item = block.device, 0, 0
+    index = block.index if device.broken == "the first tile is its block's" else device.next()
     while index < len(device.tiles):
         rows = device.tiles[index]
         yield from block.k.fill(tile, rows)
@@ -384,10 +387,13 @@ class Finisher:
             self.device.finish(row, [warp])
 
 
-def until_done(block, steps):
-    """The copy engine of a block stops when nobody is left to ask for anything."""
+def run_in(block, together, steps):
+    """Only so many blocks run together; the copy engine of one stops when nobody is left to ask for anything."""
+    while block.device.ended <= block.index - together:
+        yield
     yield from steps
     block.running -= 1
+    block.device.ended += block.running == 0
 
 
 class Consumer:
@@ -525,14 +531,14 @@ def fault(seed, tiles, blocks, ordered, broken=""):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
     device = Device(tiles, blocks, ordered, broken)
-    running = []
-    for first in range(blocks):
-        block = Block(device, first)
-        working = [produce(first, block), Finisher(block).run()]
+    running, together = [], schedule.choice((1, blocks, blocks))
+    for index in range(blocks):
+        block = Block(device, index)
+        working = [produce(block), Finisher(block).run()]
         for group in range(GROUPS):
             working.append(add_pieces(group, block))
             working += [Consumer(group, warp, block).run() for warp in range(WARPS)]
-        running += [until_done(block, steps) for steps in working]
+        running += [run_in(block, together, steps) for steps in working]
         running += [copy_pieces(group, block) for group in range(GROUPS)] + [Finisher(block).copy()]
     weights = [schedule.choice((1, 1, 5, 25)) for _ in running]  # some are slow
     for _ in range(5000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)):
