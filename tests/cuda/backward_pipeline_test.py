@@ -23,6 +23,7 @@ before a tile's first step and S after its last, is left out.
 """
 
 import collections
+import itertools
 import random
 import sys
 
@@ -527,6 +528,22 @@ class Consumer:
         yield from Finisher(b).help(*self.me)
 
 
+def run(schedule, running, steps, faults):
+    """Lets all go on by turns, some of them slow; what goes wrong, empty: nothing."""
+    weights = [schedule.choice((1, 1, 5, 25)) for _ in running]
+    sums = list(itertools.accumulate(weights))
+    for _ in range(steps):
+        at = schedule.choices(range(len(running)), cum_weights=sums)[0]
+        if next(running[at], "over") == "over":
+            del running[at], weights[at]
+            sums = list(itertools.accumulate(weights))
+        if faults:
+            return faults[0]
+        if not running:
+            return ""
+    return f"{len(running)} wait for ever"
+
+
 def fault(seed, tiles, blocks, ordered, broken=""):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
@@ -540,16 +557,8 @@ def fault(seed, tiles, blocks, ordered, broken=""):
             working += [Consumer(group, warp, block).run() for warp in range(WARPS)]
         running += [run_in(block, together, steps) for steps in working]
         running += [copy_pieces(group, block) for group in range(GROUPS)] + [Finisher(block).copy()]
-    weights = [schedule.choice((1, 1, 5, 25)) for _ in running]  # some are slow
-    for _ in range(5000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)):
-        at = schedule.choices(range(len(running)), weights)[0]
-        if next(running[at], "over") == "over":
-            del running[at], weights[at]
-        if device.faults:
-            return device.faults[0]
-        if not running:
-            return device.missing()
-    return f"{len(running)} wait for ever"
+    steps = 5000 * blocks * (sum(map(len, tiles)) + len(tiles) + 1)
+    return run(schedule, running, steps, device.faults) or device.missing()
 
 
 def any_order(*lengths):

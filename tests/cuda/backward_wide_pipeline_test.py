@@ -18,7 +18,7 @@ import collections
 import random
 import sys
 
-from backward_pipeline_test import Exchange, Ring
+from backward_pipeline_test import Exchange, Ring, run
 from pipeline_test import Turn
 
 VALUES, KEYS = 0, 1
@@ -199,16 +199,7 @@ def fault(seed, tiles, stages, broken=""):
     block = Block(stages, broken)
     running = [produce(tiles, block)]
     running += [Warp(role, warp, block).run() for role in (VALUES, KEYS) for warp in range(WARPS)]
-    weights = [schedule.choice((1, 1, 5, 25)) for _ in running]  # some are slow
-    for _ in range(3000 * (sum(tiles) + len(tiles) + 1)):
-        at = schedule.choices(range(len(running)), weights)[0]
-        if next(running[at], "over") == "over":
-            del running[at], weights[at]
-        if block.faults:
-            return block.faults[0]
-        if not running:
-            return ""
-    return f"{len(running)} wait for ever"
+    return run(schedule, running, 3000 * (sum(tiles) + len(tiles) + 1), block.faults)
 
 
 TILES = [[4, 4], [1, 1, 1, 1], [2, 3, 1, 5], [0, 2, 0, 0, 3, 1, 0], [0, 0], [7], []]
