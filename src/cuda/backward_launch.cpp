@@ -1,5 +1,5 @@
 // From a backward plan and tensors to its launches: rows are prepared, key blocks walk over them,
-// dQ is finished.
+// and where these have not done so, dQ is finished.
 #include <algorithm>
 
 #include "cuda/launch.h"
@@ -153,6 +153,7 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
   }
+  // Elsewhere the main kernel has made dQ from its sums.
   if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.grid.count() == 0)) {
     status =
         queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);

@@ -180,10 +180,32 @@ class Device:
         return ""
 
 
-class Block:
+class Products:
+    """What warpgroups multiply: a product reads from when so many warps have issued it until one has waited for it."""
+
+    def __init__(self, start):
+        self.start = start
+        self.issued = collections.Counter()
+
+    def issue(self, group, name, reads):
+        """A warp issues its part of a product: reads = [(ring, item)]."""
+        self.issued[group, name] += 1
+        if self.issued[group, name] == self.start:
+            for ring, i in reads:
+                ring.read((group, name), i)
+
+    def wait(self, group, name, reads):
+        while self.issued[group, name] < WARPS:
+            yield
+        for ring, i in reads:
+            ring.done((group, name), i)
+
+
+class Block(Products):
     """Shared memory of a block, and its copy engine's queues."""
 
     def __init__(self, device, index):
+        super().__init__(start=WARPS)
         self.device, self.faults, self.index = device, device.faults, index
         self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
         self.q, self.dout = Ring(3, self.faults), Ring(2, self.faults)
@@ -194,7 +216,6 @@ class Block:
         self.slots = [None] * SLOTS
         self.turns = [Turn(GROUPS * WARPS) for _ in range(GROUPS)]
         self.group = [Turn(WARPS) for _ in range(GROUPS)]
-        self.issued = collections.Counter()
         self.pieces = [collections.deque() for _ in range(GROUPS)]  # to be read and added
         self.pieces_read, self.pieces_added = [0] * GROUPS, [0] * GROUPS
         self.shares = 0  # that have been taken
@@ -206,19 +227,6 @@ class Block:
 
     def slot(self, item):
         return item % {"two slots for pieces": 2, "four slots for pieces": 4}.get(self.device.broken, SLOTS)
-
-    def issue(self, group, name, reads):
-        """A warp issues its part of a product: reads = [(ring, item)]."""
-        self.issued[group, name] += 1
-        if self.issued[group, name] == WARPS:
-            for ring, i in reads:
-                ring.read((group, name), i)
-
-    def wait(self, group, name, reads):
-        while self.issued[group, name] < WARPS:
-            yield
-        for ring, i in reads:
-            ring.done((group, name), i)
 
 
 def produce(block):

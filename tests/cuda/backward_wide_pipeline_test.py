@@ -18,11 +18,10 @@ import collections
 import random
 import sys
 
-from backward_pipeline_test import Exchange, Ring, run
+from backward_pipeline_test import WARPS, Exchange, Products, Ring, run
 from pipeline_test import Turn
 
 VALUES, KEYS = 0, 1
-WARPS = 2
 ENOUGH = 5  # times that a breakage is seen
 FAULTS = {  # what is broken, as the model may see it
     "P is not waited for": ("P is not whole", "wait for ever"),
@@ -37,8 +36,9 @@ FAULTS = {  # what is broken, as the model may see it
 }
 
 
-class Block:
+class Block(Products):
     def __init__(self, stages, broken):
+        super().__init__(start=1)
         self.broken, self.faults = broken, []
         self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
         self.q, self.dout = Ring(stages, self.faults), Ring(stages, self.faults)
@@ -48,20 +48,6 @@ class Block:
         self.scores = Exchange("dS", 1 if broken == "one buffer of dS" else 2, warps[KEYS], 2, self.faults)
         self.weights_ready, self.scores_ready = Turn(2 * WARPS), Turn(2 * WARPS)
         self.own = [Turn(WARPS), Turn(WARPS)]
-        self.issued = collections.Counter()
-
-    def issue(self, role, name, reads):
-        """A warp issues its part of a product: reads = [(ring, item)]."""
-        self.issued[role, name] += 1
-        if self.issued[role, name] == 1:
-            for ring, i in reads:
-                ring.read((role, name), i)
-
-    def wait(self, role, name, reads):
-        while self.issued[role, name] < WARPS:
-            yield
-        for ring, i in reads:
-            ring.done((role, name), i)
 
 
 def produce(tiles, block):

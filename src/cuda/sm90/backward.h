@@ -6,7 +6,7 @@
 // that they sum have keys as rows, so that weights are register operands as they lie:
 //   S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
 // and dS^T goes through shared memory, where both meet, for dQ += dS K, each half of it. dQ is
-// summed in fp32 in global memory.
+// summed in fp32 in global memory, and made from its sums, beside the products (backward_pieces.h).
 #pragma once
 
 #include "core/softmax.h"

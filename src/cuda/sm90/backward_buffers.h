@@ -128,8 +128,8 @@ struct BackwardBuffers {
   }
 
   __device__ __forceinline__ void initialise() const {
-    words->finished = 0;
     using S = BackwardShape<K>;
+    words->finished = 0;
     k.initialise(S::kProducers, S::kGroups);
     v.initialise(S::kProducers, S::kGroups);
     q.initialise(S::kProducers, S::kGroups);

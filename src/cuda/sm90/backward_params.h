@@ -46,7 +46,7 @@ struct BackwardParams {
   /// [row block][head][2]: key blocks whose first or second consumer has added its dQ.
   std::int32_t* turns = nullptr;
   bool in_order = false;  ///< they add in an order that is always the same
-  void* dq = nullptr;     ///< where consumers do not split roles, which finish it themselves
+  void* dq = nullptr;     ///< written here (backward_pieces.h) unless consumers split roles
   Strides dq_strides;
   void* dk = nullptr;
   void* dv = nullptr;

@@ -69,7 +69,6 @@ struct PieceAdder {
 template <core::Kernel K>
 class PieceFinisher {
   using S = BackwardShape<K>;
-  using Quarter = float[kPieceFloats / kQuarters];
   static constexpr bool kByRows = K.block_m == 128;  ///< a piece is half the rows, not the columns
 
  public:

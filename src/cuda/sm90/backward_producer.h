@@ -61,7 +61,7 @@ class BackwardProducer {
     // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
     // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
     // before it follow a step behind each other, so hardly anyone waits.
-    const int block = !p.in_order ? p.order.row_blocks - 1 - place.row_block : place.row_block;
+    const int block = p.in_order ? place.row_block : p.order.row_blocks - 1 - place.row_block;
     const int first_key = block * K.block_n;
     if (first_key >= seqlen_k) return;
 

@@ -156,7 +156,7 @@ __device__ __forceinline__ void sum_sinks(const BackwardRowParams& p) {
   if (threadIdx.x == 0) p.dsink[blockIdx.x] = sum;
 }
 
-/// dQ from its accumulators.
+/// dQ from its accumulators, where the main kernel splits roles or has not run.
 template <Dtype kType>
 __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
   const RowPlace at(p);
