@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .. import _native
 from ..arguments import Options, band, is_top_left, require_packed
@@ -253,41 +254,95 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     )  # fmt: skip
 
 
+def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_dv: int) -> int:
+    """Of products with head_dim and head_dim_v columns, as torch counts its own attention: masks disregarded, and so
+    the boundaries of packed sequences."""
+    rows, keys = q_shape.numel() // q_shape[-1], k_shape[-3]
+    return 2 * rows * keys * (products_d * q_shape[-1] + products_dv * v_shape[-1])
+
+
+@register_flop_formula(torch.ops.tessera.forward, get_raw=False)  # type: ignore[untyped-decorator]
+def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 1, 1)
+
+
+@register_flop_formula(torch.ops.tessera.backward, get_raw=False)  # type: ignore[untyped-decorator]
+def _backward_flops(_: Any, __: Any, q_shape: Any, k_shape: Any, v_shape: Any, *___: Any, **____: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 3, 2)
+
+
+def _refuse_second_derivatives(*_: Any) -> Any:
+    raise NotImplementedError("tessera.attention has no second derivatives: its gradients cannot be differentiated")
+
+
 torch.library.register_autograd("tessera::forward", _differentiate, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("tessera::backward", _refuse_second_derivatives, lib=_library)
+
+
+def _refuse_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    raise NotImplementedError(
+        "tessera.attention under torch.vmap: fold the mapped dimension into the batch dimension instead, "
+        "e.g. q.flatten(0, 1), and unflatten the result"
+    )
+
+
+torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
 
 
 # ---- autograd without the dispatcher
 
 
-class _Attention(torch.autograd.Function):
-    """The same as the ops' autograd, at a fraction of its cost on the host."""
+class _Forward(torch.autograd.Function):
+    """The same as the ops' autograd at a fraction of its cost on the host, and under torch.func's transforms."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, options: Options, rng_state: Tensor | None, *inputs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         o, lse = _outputs(inputs[0], inputs[2])
         _run_forward(inputs, options, rng_state, o, lse)  # type: ignore[arg-type]
-        ctx.save_for_backward(*inputs, o, lse)
-        ctx.options, ctx.rng_state = options, rng_state
-        ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options, ctx.rng_state, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, o, lse = ctx.saved_tensors
         if dout is None:
             if dlse is None:
                 return (None,) * 10
             dout = torch.zeros_like(o)
-        needs_dbias, needs_dsink = ctx.needs_input_grad[5], ctx.needs_input_grad[7]
-        dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)  # type: ignore[arg-type]
-        _run_backward(
-            inputs, ctx.options, ctx.rng_state, o, lse, dout, dlse, dq, dk, dv,  # type: ignore[arg-type]
-            dbias if needs_dbias else None, dsink if needs_dsink else None,
-        )  # fmt: skip
-        return None, None, dq, dk, dv, dbias if needs_dbias else None, None, dsink if needs_dsink else None, None, None
+        needs = ctx.needs_input_grad[5], ctx.needs_input_grad[7]
+        # A graph of the gradients is asked for (create_graph, torch.func): it gets a node that refuses.
+        compute = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
+        dq, dk, dv, dbias, dsink = compute(ctx.options, ctx.rng_state, needs, dout, dlse, o, lse, *inputs)
+        return None, None, dq, dk, dv, dbias, None, dsink, None, None
+
+    vmap = staticmethod(_refuse_vmap)
+
+
+class _Backward(torch.autograd.Function):
+    """dq, dk, dv, and dbias and dsink or None; not differentiable."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        options: Options, rng_state: Tensor | None, needs: tuple[bool, bool], dout: Tensor, dlse: Tensor | None,
+        o: Tensor, lse: Tensor, *inputs: Any,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)  # type: ignore[arg-type]
+        dbias, dsink = all_dbias if needs[0] else None, all_dsink if needs[1] else None
+        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)  # type: ignore[arg-type]
+        return dq, dk, dv, dbias, dsink
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    backward = staticmethod(_refuse_second_derivatives)
+    vmap = staticmethod(_refuse_vmap)
 
 
 def _needs_dispatcher(q: Tensor) -> bool:
@@ -295,7 +350,6 @@ def _needs_dispatcher(q: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
         or type(q).__torch_dispatch__ is not _NO_DISPATCH
     )
 
@@ -321,8 +375,10 @@ def attention(
     state = _draw(dropout_p, rng_state)
     if _needs_dispatcher(q):
         o, lse = torch.ops.tessera.forward(*inputs, state, *options[:8], *options[10:])
-    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        o, lse = _Attention.apply(options, state, *inputs)
+    elif torch._C._are_functorch_transforms_active() or (
+        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    ):
+        o, lse = _Forward.apply(options, state, *inputs)
     else:
         q, _, v, *_ = inputs
         _check_rows(q, v)
