@@ -132,6 +132,11 @@ def test_fake_tensors(qkv: tuple[Tensor, Tensor, Tensor], device: str) -> None:
         o, lse = tessera.attention(q, k, v, return_lse=True)
         assert o.shape == q.shape and lse.shape == (2, 4, 33) and o.device.type == device
 
+def test_meta_tensors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    o = tessera.attention(*(x.detach().to("meta") for x in qkv))
+    assert o.is_meta and o.shape == qkv[0].shape
+
+
 def test_flops_are_counted(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     """As torch counts its own attention: 4 per pair of query and key and element of a head, masks disregarded."""
     with FlopCounterMode(display=False) as counter:
