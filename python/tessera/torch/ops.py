@@ -351,6 +351,7 @@ def _needs_dispatcher(q: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or type(q).__torch_dispatch__ is not _NO_DISPATCH
+        or q.is_meta
     )
 
 
