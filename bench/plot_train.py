@@ -13,27 +13,25 @@ from plot import INK, ROOT, STYLE, bare, plt, seqlen_label
 from plot_gpu import save
 from train import Cell, cells, curves, read
 
-# Attention in the file: label, colour, marker, width and dashes of its curve. Drawn in this order, thinner and
-# thinner, so that curves which lie on each other all show.
-STYLES = {"math": ("three steps of PyTorch", "#9a6700", "s", 5.0, "-"),
-          "sdpa": ("PyTorch SDPA", "#57606a", "^", 2.6, "-"),
-          "cudnn": ("PyTorch SDPA, cuDNN", "#1a7f37", "D", 2.6, "-"),
-          "tessera": ("Tessera", "#0969da", "o", 1.3, "--")}
+# Attention in the file: label, colour, marker, width of its curve. Drawn in this order, thinner and thinner, so that
+# curves which lie on each other all show.
+STYLES = {"math": ("three steps of PyTorch", "#9a6700", "s", 5.0), "sdpa": ("PyTorch SDPA", "#57606a", "^", 2.8),
+          "cudnn": ("PyTorch SDPA, cuDNN", "#1a7f37", "D", 2.0), "tessera": ("Tessera", "#0969da", "o", 1.0)}
 
 
 def draw_curves(axis, losses: dict[str, list[float]]) -> None:
     for name in STYLES:
         if values := losses.get(name):
-            _, colour, _, width, dashes = STYLES[name]
-            axis.plot(range(1, len(values) + 1), values, color=colour, linewidth=width, linestyle=dashes)
+            _, colour, _, width = STYLES[name]
+            axis.plot(range(1, len(values) + 1), values, color=colour, linewidth=width)
     axis.set_xlabel("step", fontsize=10, color=INK)
     bare(axis)
 
 
 def draw_cells(axis, found: dict[tuple[str, int], Cell], value: Callable[[Cell], float]) -> None:
-    """One line an attention; a cross beside its last point says that the next context ran out of memory."""
+    """One line an attention; words beside its last point say if the next context ran out of memory."""
     contexts = sorted({context for _, context in found})
-    for name, (label, colour, marker, _, _) in STYLES.items():
+    for name, (label, colour, marker, _) in STYLES.items():
         fits = [(context, value(found[name, context])) for context in contexts
                 if (name, context) in found and found[name, context].tokens_per_s]
         if fits:
@@ -68,8 +66,8 @@ def main() -> None:
         axis.set_title(title, fontsize=10.5, color=INK, loc="left")
     head_dim = int(first["width"]) // int(first["heads"])
     tokens = int(first["batch"]) * int(first["context"])
-    title = (f"Training a GPT on one H200: {first['layers']} layers of {first['heads']} heads of {head_dim}, bf16, "
-             f"{tokens:,} tokens a step")
+    title = (f"Training a GPT on one H200: {first['layers']} layers of {first['heads']} heads of {head_dim}, "
+             f"{first['dtype']}, {tokens:,} tokens a step")
     figure.suptitle(title, fontsize=12.5, x=0.012, ha="left", y=0.985)
     handles, labels = axes[1].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="upper left", ncols=4, frameon=False, fontsize=10,

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAME = "h200_train.csv"
-COLUMNS = ("date", "commit", "driver", "torch", "attention", "layers", "heads", "width", "context", "batch", "round",
-           "step", "loss", "tokens_per_s", "peak_bytes")
+COLUMNS = ("date", "commit", "driver", "torch", "attention", "dtype", "layers", "heads", "width", "context", "batch",
+           "round", "step", "loss", "tokens_per_s", "peak_bytes")
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -141,7 +141,10 @@ def measure(options: argparse.Namespace, attention: str, context: int, steps: in
         # Forked: PyTorch is imported, which takes longer than many a run, but the GPU is untouched as yet.
         process = multiprocessing.get_context("fork").Process(target=run, args=(arguments,))
         process.start()
-        process.join()
+        process.join(options.limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
         if process.exitcode == train_gpt.OUT_OF_MEMORY:
             return [{"step": "0", "loss": OUT_OF_MEMORY, "tokens_per_s": "", "peak_bytes": ""}]
         if process.exitcode != 0:
@@ -166,7 +169,8 @@ def everything(options: argparse.Namespace, path: pathlib.Path) -> int:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         common = {"date": datetime.date.today().isoformat(), "commit": options.commit, "driver": driver(),
-                  "torch": torch.__version__, "layers": options.layers, "heads": options.heads, "width": options.width}
+                  "torch": torch.__version__, "dtype": options.dtype, "layers": options.layers, "heads": options.heads,
+                  "width": options.width}
         for number, (turn, attention, context, steps) in enumerate(runs, 1):
             if (attention, context) in hopeless:
                 continue
@@ -183,7 +187,7 @@ def everything(options: argparse.Namespace, path: pathlib.Path) -> int:
             writer.writerows(common | {"attention": attention, "context": context, "batch": options.tokens // context,
                                        "round": turn} | row for row in rows)
             file.flush()
-    print(f"\n{time.monotonic() - began:.0f} s; of {len(runs)} runs {failed} failed, {skipped} found no time\n\n{path}:\n")
+    print(f"\n{time.monotonic() - began:.0f} s; of {len(runs)} runs {failed} failed, {skipped} found no time\n")
     return failed
 
 
@@ -199,7 +203,8 @@ def main() -> int:
     add("--steps", nargs="+", default=[300, 30, 20], help="of each context; default: %(default)s")
     add("--tokens", default=32768, help="a step; default: %(default)s")
     add("--rounds", default=2, help="default: %(default)s")
-    add("--limit", default=220, help="seconds after which no further run starts; default: %(default)s")
+    add("--limit", default=220,
+        help="seconds that one run may take, and after which no further one starts; default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: %(default)s")
     add("--layers", default=8, help="default: %(default)s")

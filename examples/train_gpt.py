@@ -42,13 +42,13 @@ def tessera_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The kernel that PyTorch picks."""
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[2] != k.shape[2])
-    return out.transpose(1, 2)
+    grouped = q.shape[2] != k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The fastest kernel that PyTorch has on Hopper GPUs, which it does not pick by itself."""
+    """The fastest that PyTorch has on Hopper GPUs, whether it would have picked it or not."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return sdpa_attention(q, k, v)
 
