@@ -59,9 +59,25 @@ def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
 
 
 def prepare(
-    q: Any, k: Any, v: Any, causal: bool, window: tuple[int, int], alignment: str, softmax_scale: float | None,
-    softcap: float, alibi_slopes: Any, bias: Any, sink: Any, dropout_p: float, rng_state: Any, cu_seqlens_q: Any,
-    cu_seqlens_k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool, batch_invariant: bool,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Any,
+    bias: Any,
+    sink: Any,
+    dropout_p: float,
+    rng_state: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
+    batch_invariant: bool,
 ) -> tuple[list[np.ndarray | None], Options]:
     """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`."""
     if cu_seqlens_q is None:
@@ -80,9 +96,25 @@ def prepare(
 
 
 def attention(
-    q: Any, k: Any, v: Any, causal: bool, window: tuple[int, int], alignment: str, softmax_scale: float | None,
-    softcap: float, alibi_slopes: Any, bias: Any, sink: Any, dropout_p: float, rng_state: Any, cu_seqlens_q: Any,
-    cu_seqlens_k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool, batch_invariant: bool,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Any,
+    bias: Any,
+    sink: Any,
+    dropout_p: float,
+    rng_state: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
+    batch_invariant: bool,
     return_lse: bool,
 ) -> Any:
     """As `tessera.attention`. JAX arrays in, JAX arrays out."""

@@ -1,5 +1,5 @@
-"""tessera.attention on NumPy and JAX arrays: the same bits as torch tensors with the same memory. Needs no torch but for
-that comparison."""
+"""tessera.attention on NumPy and JAX arrays: the same bits as torch tensors with the same memory. Needs no torch but
+for that comparison."""
 
 from typing import Any
 

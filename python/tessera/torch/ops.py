@@ -14,7 +14,6 @@ from torch.utils.flop_counter import register_flop_formula
 from .. import _native
 from ..arguments import Options, band, is_top_left, require_packed
 
-
 # The eight input tensors in the library's order: q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k.
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -43,7 +42,8 @@ def _draw(rng_state: Tensor | None) -> Tensor:
 def _seed(rng_state: Tensor, device: torch.device) -> tuple[int, int]:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; capture without dropout"
+            "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; "
+            "capture without dropout"
         )
     seed, offset = rng_state.tolist()
     return seed, offset
@@ -62,10 +62,24 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int], alignment: str,
-    softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None,
-    sink: Tensor | None, dropout_p: float, rng_state: Tensor | None, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    dropout_p: float,
+    rng_state: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
     batch_invariant: bool,
 ) -> tuple[Inputs, Options]:
     """The tensors and the rest, for `_native`; without the state of the dropout."""
@@ -142,8 +156,18 @@ def _run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: 
 
 
 def _run_backward(
-    inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor, dout: Tensor,
-    dlse: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor | None, dsink: Tensor | None,
+    inputs: Inputs,
+    options: Options,
+    rng_state: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor | None,
+    dsink: Tensor | None,
 ) -> None:
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
@@ -187,9 +211,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor
     return _outputs(q, v)
 
 
-def _gradients(
-    inputs: Inputs, needs_dbias: bool, needs_dsink: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gradients(inputs: Inputs, needs_dbias: bool, needs_dsink: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised dq, dk, dv, and dbias and dsink, which are of no elements if not needed."""
     q, k, v, bias, _, sink, *_ = inputs
     return (
@@ -205,11 +227,11 @@ def _gradients(
 def _backward_op(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *shared, needs_dbias, needs_dsink = shared  # type: ignore[assignment]
-    inputs = (q, k, v, *shared[:5])
+    inputs, rng_state, options = (q, k, v, *shared[:5]), shared[5], shared[6:-2]
+    needs_dbias, needs_dsink = shared[-2:]
     dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)
     _run_backward(
-        inputs, tuple(shared[6:]), shared[5], o, lse, dout, dlse, dq, dk, dv,
+        inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv,
         dbias if needs_dbias else None, dsink if needs_dsink else None,
     )  # fmt: skip
     return dq, dk, dv, dbias, dsink
@@ -224,9 +246,7 @@ def _backward_fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state, *numbers = inputs
-    ctx.save_for_backward(
-        q, k, v, *output, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state
-    )
+    ctx.save_for_backward(q, k, v, *output, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state)
     ctx.numbers = numbers
     ctx.set_materialize_grads(False)
 
@@ -251,20 +271,20 @@ def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_d
     """Of products with head_dim and head_dim_v columns, as torch counts its own attention: masks disregarded, and so
     the boundaries of packed sequences."""
     rows, keys = q_shape.numel() // q_shape[-1], k_shape[-3]
-    return 2 * rows * keys * (products_d * q_shape[-1] + products_dv * v_shape[-1])
+    return int(2 * rows * keys * (products_d * q_shape[-1] + products_dv * v_shape[-1]))
 
 
-@register_flop_formula(torch.ops.tessera.forward, get_raw=False)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.tessera.forward, get_raw=False)
 def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
     return _flops(q_shape, k_shape, v_shape, 1, 1)
 
 
-@register_flop_formula(torch.ops.tessera.backward, get_raw=False)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.tessera.backward, get_raw=False)
 def _backward_flops(_: Any, __: Any, q_shape: Any, k_shape: Any, v_shape: Any, *___: Any, **____: Any) -> int:
     return _flops(q_shape, k_shape, v_shape, 3, 2)
 
 
-def _refuse_second_derivatives(*_: Any) -> Any:
+def _refuse_second_derivatives(ctx: Any, *_: Any) -> Any:
     raise NotImplementedError("tessera.attention has no second derivatives: its gradients cannot be differentiated")
 
 
@@ -290,9 +310,9 @@ class _Forward(torch.autograd.Function):
     """The same as the ops' autograd at a fraction of its cost on the host, and under torch.func's transforms."""
 
     @staticmethod
-    def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
         o, lse = _outputs(inputs[0], inputs[2])
-        _run_forward(inputs, options, rng_state, o, lse)  # type: ignore[arg-type]
+        _run_forward(inputs, options, rng_state, o, lse)
         return o, lse
 
     @staticmethod
@@ -321,7 +341,7 @@ class _Eager(torch.autograd.Function):
     """The same in the older style, without which torch inspects signatures on every call; not for torch.func."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         output = _Forward.forward(*arguments)
         _Forward.setup_context(ctx, arguments, output)
         return output
@@ -333,13 +353,13 @@ class _Backward(torch.autograd.Function):
     """dq, dk, dv, and dbias and dsink or None; not differentiable."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         options: Options, rng_state: Tensor | None, needs: tuple[bool, bool], dout: Tensor, dlse: Tensor | None,
         o: Tensor, lse: Tensor, *inputs: Any,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)  # type: ignore[arg-type]
+        dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)
         dbias, dsink = all_dbias if needs[0] else None, all_dsink if needs[1] else None
-        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)  # type: ignore[arg-type]
+        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
         return dq, dk, dv, dbias, dsink
 
     @staticmethod
@@ -398,12 +418,27 @@ def attention(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
-    dropout_p: float = 0.0, rng_state: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, out: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, lse, rng_state) of `tessera.attention`, outside autograd.
 
@@ -423,13 +458,34 @@ def forward(
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, dlse: Tensor | None = None,
-    causal: bool = False, window: tuple[int, int] = (-1, -1), alignment: str = "bottom_right",
-    softmax_scale: float | None = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None, sink: Tensor | None = None, dropout_p: float = 0.0, rng_state: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None, deterministic: bool = False, batch_invariant: bool = False,
-    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
     dsink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of what `forward` computed, outside autograd.
