@@ -42,6 +42,12 @@ class Arguments {
     return number;
   }
 
+  void* address(const char* name) {
+    void* const number = PyLong_AsVoidPtr(next());
+    if (number == nullptr && PyErr_Occurred() != nullptr) fail(name, "a CUDA stream's handle");
+    return number;
+  }
+
   float real(const char* name) {
     const double number = PyFloat_AsDouble(next());
     if (number == -1.0 && PyErr_Occurred() != nullptr) fail(name, "a number");
@@ -216,9 +222,9 @@ PyObject* forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     Options options;
     read_inputs(arguments, views, in, true);
     read_options(arguments, options);
-    const auto stream = static_cast<std::uintptr_t>(arguments.bits("stream"));
+    void* const stream = arguments.address("stream");
     if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
-    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next(), objects[0]);
+    return execute(in, options, stream, arguments.next(), objects[0]);
   });
 }
 
@@ -232,7 +238,7 @@ PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     read_inputs(arguments, views, in, false);
     read_options(arguments, options);
     read_gradients(arguments, views, in);
-    const auto stream = static_cast<std::uintptr_t>(arguments.bits("stream"));
+    void* const stream = arguments.address("stream");
     for (const auto& [name, view] : {std::pair{"o", &in.o},
                                      {"lse", &in.softmax_lse},
                                      {"dout", &in.dout},
@@ -242,7 +248,7 @@ PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
       if (!*view)
         throw Raise{PyExc_ValueError, std::string(name) + " is None: a tensor is required"};
     }
-    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next(), objects[0]);
+    return execute(in, options, stream, arguments.next(), objects[0]);
   });
 }
 
@@ -338,6 +344,7 @@ PyMethodDef* methods() {
 
 }  // namespace tessera::python
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier, readability-identifier-naming): Python's choice
 PyMODINIT_FUNC PyInit__native() {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT,
                                "tessera._native",
