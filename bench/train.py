@@ -200,10 +200,10 @@ def main() -> int:
     parser.add_argument("--attentions", nargs="+", default=["tessera", "cudnn", "sdpa", "math"], metavar="NAME",
                         help="default: %(default)s")
     add("--contexts", nargs="+", default=[2048, 8192, 32768], help="default: %(default)s")
-    add("--steps", nargs="+", default=[300, 30, 20], help="of each context; default: %(default)s")
+    add("--steps", nargs="+", default=[240, 24, 16], help="of each context; default: %(default)s")
     add("--tokens", default=32768, help="a step; default: %(default)s")
     add("--rounds", default=2, help="default: %(default)s")
-    add("--limit", default=220,
+    add("--limit", default=240,
         help="seconds that one run may take, and after which no further one starts; default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: %(default)s")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: %(default)s")
