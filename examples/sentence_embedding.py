@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
 import tessera
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
