@@ -210,7 +210,7 @@ def main() -> int:
     add("--layers", default=8, help="default: %(default)s")
     add("--heads", default=8, help="default: %(default)s")
     add("--width", default=1024, help="default: %(default)s")
-    parser.add_argument("--lr", metavar="RATE", type=float, default=6e-4, help="default: %(default)s")
+    parser.add_argument("--lr", metavar="RATE", type=float, default=2e-4, help="default: %(default)s")
     add("--seed", default=1, help="default: %(default)s")
     add("--warmup", default=5, help="steps that tokens/s leaves out; default: %(default)s")
     options = parser.parse_args()
