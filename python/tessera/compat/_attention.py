@@ -45,6 +45,8 @@ def score_keywords(
 
 
 def packed_keywords(
+    q: Tensor,
+    k: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
@@ -63,6 +65,7 @@ def packed_keywords(
     exists only with `seqused_q`, the third only with `seqused_k`.
 
     Args:
+        q, k: (total, ...). On a GPU they may have tokens at the end that belong to no sequence and are left alone.
         cu_seqlens_q, cu_seqlens_k: int32 (batch + 1).
         max_seqlen_q, max_seqlen_k: upper bounds of the sequences' lengths.
         seqused_q, seqused_k: int32 (batch), at most the sequences' lengths.
@@ -80,11 +83,13 @@ def packed_keywords(
             starts_k.append(used_k)
         cu_seqlens_q = torch.cat((torch.stack(starts_q, dim=1).flatten(), cu_seqlens_q[-1:]))
         cu_seqlens_k = torch.cat((torch.stack(starts_k, dim=1).flatten(), cu_seqlens_k[-1:]))
+    batch = max(cu_seqlens_q.shape[0] - 1, 1)
     return {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
+        # Tokens of no sequence, if any, must fit into the bounds as well.
+        "max_seqlen_q": max(max_seqlen_q, -(-q.shape[0] // batch)),
+        "max_seqlen_k": max(max_seqlen_k, -(-k.shape[0] // batch)),
     }
 
 

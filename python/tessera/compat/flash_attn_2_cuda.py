@@ -95,7 +95,7 @@ def varlen_fwd(
         refuse("varlen_fwd with seqused_k", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     window = window_size_left, window_size_right
     keywords = attention_keywords(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
-    keywords |= packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k)
     if zero_tensors:
         out = q.new_zeros(q.shape[:-1] + v.shape[-1:]) if out is None else out.zero_()
     return _forward(q, k, v, out, keywords, return_softmax, generator)
@@ -178,7 +178,7 @@ def varlen_bwd(
     """
     window = window_size_left, window_size_right
     keywords = attention_keywords(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic)
-    keywords |= packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keywords["rng_state"] = rng_state
     if zero_tensors:
         dq, dk, dv = (

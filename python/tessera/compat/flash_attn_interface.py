@@ -148,7 +148,7 @@ def flash_attn_varlen_func(
         attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
-    keywords |= packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
     out, lse = attend(q, k, v, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
@@ -310,7 +310,7 @@ def _flash_attn_forward(
         v_descale=v_descale, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
-    keywords |= _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
     with without_autocast(q):
         q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
         out, lse, _ = tessera.torch.forward(q, k, v, **keywords)
@@ -356,7 +356,7 @@ def _flash_attn_backward(
         upstream's it is not padded, whose padding depends on the tiles of its kernels.
     """
     keywords = score_keywords(softmax_scale, is_causal, (window_size_left, window_size_right), softcap, deterministic)
-    keywords |= _lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k)
+    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k)
     with without_autocast(q):
         q, k, v, out = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v), contiguous_columns(out)
         tessera.torch.backward(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **keywords)
@@ -370,6 +370,8 @@ def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object) -> Tenso
 
 
 def _lengths(
+    q: Tensor,
+    k: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None,
@@ -381,4 +383,4 @@ def _lengths(
     if cu_seqlens_q is None or cu_seqlens_k is None:
         refuse("dense tensors", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k)
         return {}
-    return packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    return packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)

@@ -133,7 +133,7 @@ def flash_attn_varlen_func(
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    keywords |= packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     out, lse = attend(q, k, v, keywords, return_attn_probs)
     return out if lse is None else (out, *_probabilities(q, k, lse, keywords))
 
@@ -158,7 +158,7 @@ def flash_attn_varlen_kvpacked_func(
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    keywords |= packed_keywords(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    keywords |= packed_keywords(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     out, lse = attend_packed(q, kv, _unbind, keywords, return_attn_probs)
     return out if lse is None else (out, *_probabilities(q, kv[..., 0, :, :], lse, keywords))
 
@@ -180,7 +180,7 @@ def flash_attn_varlen_qkvpacked_func(
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    keywords |= packed_keywords(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    keywords |= packed_keywords(qkv, qkv, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     out, lse = attend_packed(None, qkv, _unbind, keywords, return_attn_probs)
     return out if lse is None else (out, *_probabilities(qkv[..., 0, :, :], qkv[..., 1, :, :], lse, keywords))
 
