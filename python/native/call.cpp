@@ -1,0 +1,358 @@
+#include "call.h"
+
+#include <mutex>
+#include <unordered_map>
+
+namespace tessera::python {
+
+namespace {
+
+[[noreturn]] void invalid(std::string text) { throw Raise{PyExc_ValueError, std::move(text)}; }
+
+std::string value(const char* name, const char* property, std::int64_t number) {
+  return std::string(name) + property + " = " + std::to_string(number);
+}
+
+bool same(const DLType& a, const DLType& b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
+constexpr DLType kFloat32 = {kDLFloat, 32, 1}, kFloat16 = {kDLFloat, 16, 1},
+                 kBfloat16 = {kDLBfloat, 16, 1};
+constexpr DLType kInt32 = {kDLInt, 32, 1};
+/// What tessera/arrays.py passes for bfloat16, which NumPy does not export. torch's uint16 never
+/// gets here.
+constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
+
+Dtype storage_type(const View& q) {
+  if (same(q.dtype, kFloat32)) return Dtype::f32;
+  if (same(q.dtype, kBfloat16) || same(q.dtype, kBfloat16Bits)) return Dtype::bf16;
+  if (same(q.dtype, kFloat16)) return Dtype::f16;
+  invalid("q.dtype = " + name_of(q.dtype) + ": must be float32, bfloat16 or float16");
+}
+
+/// Where the numbers of (batch, seqlen, heads, head_dim) stand in a shape; packed tensors have no
+/// batch.
+struct Axes {
+  std::size_t rows, heads, dim;
+  explicit Axes(bool packed) : rows(packed ? 0 : 1), heads(rows + 1), dim(rows + 2) {}
+};
+
+void check_device(const char* name, const View& view, const View& q) {
+  const bool same_place =
+      view.on_gpu() == q.on_gpu() && (!q.on_gpu() || view.device.id == q.device.id);
+  if (!same_place) {
+    invalid(std::string(name) + " is on " + name_of(view.device) + ", but q is on " +
+            name_of(q.device) + ": all tensors must be on one device");
+  }
+}
+
+/// A tensor of rows of q's type: its dimensions, its type, its device, and that head_dim is
+/// contiguous.
+void check_rows(const char* name, const View& view, const View& q,
+                std::array<std::int64_t, 4> shape, bool packed) {
+  if (!view) invalid(std::string(name) + " is None: a tensor is required");
+  const int ndim = packed ? 3 : 4;
+  const char* layout =
+      packed ? "(total, heads, head_dim), since cu_seqlens_q is given"
+             : "(batch, seqlen, heads, head_dim); with cu_seqlens_q (total, heads, head_dim)";
+  if (view.ndim != ndim) {
+    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + layout);
+  }
+  if (!same(view.dtype, q.dtype)) {
+    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) +
+            ", but q.dtype = " + name_of(q.dtype) + ": they must be the same");
+  }
+  check_device(name, view, q);
+  const std::size_t first = packed ? 1 : 0;
+  for (std::size_t i = first; i < 4; ++i) {
+    if (view.shape[i - first] == shape[i]) continue;
+    std::string expected = "(";
+    for (std::size_t j = first; j < 4; ++j)
+      expected += (j > first ? ", " : "") + std::to_string(shape[j]);
+    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + expected + ")");
+  }
+  const auto last = static_cast<std::size_t>(ndim - 1);
+  if (view.strides[last] != 1 && view.shape[last] > 1 && view.size() > 0) {
+    invalid(value(name, ": stride of the last dimension", view.strides[last]) +
+            ": must be 1; make it so with .contiguous()");
+  }
+}
+
+/// A contiguous array of one type.
+void check_array(const char* name, const View& view, const View& q, DLType dtype, const char* shape,
+                 bool fits) {
+  if (!same(view.dtype, dtype)) {
+    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be " + name_of(dtype));
+  }
+  if (!fits) invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + shape);
+  if (!view.contiguous()) invalid(std::string(name) + " must be contiguous");
+  check_device(name, view, q);
+}
+
+/// Number of sequences of a packed batch.
+std::int64_t check_cu_seqlens(const Inputs& in) {
+  if (!in.cu_seqlens_k) invalid("cu_seqlens_k is None, but cu_seqlens_q is given: both or neither");
+  check_array("cu_seqlens_q", in.cu_seqlens_q, in.q, kInt32, "(batch + 1,)",
+              in.cu_seqlens_q.ndim == 1 && in.cu_seqlens_q.shape[0] >= 1);
+  check_array("cu_seqlens_k", in.cu_seqlens_k, in.q, kInt32, "(batch + 1,), like cu_seqlens_q",
+              in.cu_seqlens_k.ndim == 1 && in.cu_seqlens_k.shape[0] == in.cu_seqlens_q.shape[0]);
+  return in.cu_seqlens_q.shape[0] - 1;
+}
+
+/// Size of dimension i of (batch, num_heads, seqlen_q, seqlen_k); missing leading ones are 1.
+std::int64_t bias_size(const View& bias, std::size_t i) {
+  const auto missing = static_cast<std::size_t>(4 - bias.ndim);
+  return i < missing ? 1 : bias.shape[i - missing];
+}
+
+std::int64_t bias_stride(const View& bias, std::size_t i) {
+  const auto missing = static_cast<std::size_t>(4 - bias.ndim);
+  return i < missing ? 0 : bias.strides[i - missing];
+}
+
+BiasShape bias_shape(const Inputs& in, const Problem& p) {
+  const View& bias = in.bias;
+  const std::int64_t full[4] = {p.batch, p.num_heads, p.seqlen_q, p.seqlen_k};
+  bool stored[4] = {};
+  bool fits = bias.ndim <= 4;
+  for (std::size_t i = 0; fits && i < 4; ++i) {
+    stored[i] = bias_size(bias, i) == full[i];
+    fits = stored[i] || bias_size(bias, i) == 1;
+  }
+  if (!fits) {
+    invalid("bias has shape " + shape_text(bias) + ": must be (" + std::to_string(full[0]) +
+            " or 1, " + std::to_string(full[1]) + " or 1, " + std::to_string(full[2]) + " or 1, " +
+            std::to_string(full[3]) + " or 1)");
+  }
+  if (!same(bias.dtype, kFloat32) && !same(bias.dtype, in.q.dtype)) {
+    invalid("bias.dtype = " + name_of(bias.dtype) + ": must be float32 or q's type, " +
+            name_of(in.q.dtype));
+  }
+  check_device("bias", bias, in.q);
+  return {stored[0], stored[1], stored[2], stored[3],
+          same(bias.dtype, kFloat32) ? Dtype::f32 : storage_type(in.q)};
+}
+
+PerHead alibi_shape(const Inputs& in, const Problem& p) {
+  const View& slopes = in.alibi_slopes;
+  const bool per_head = slopes.ndim == 1 && slopes.shape[0] == p.num_heads;
+  const bool per_batch =
+      slopes.ndim == 2 && slopes.shape[0] == p.batch && slopes.shape[1] == p.num_heads;
+  check_array("alibi_slopes", slopes, in.q, kFloat32, "(num_heads,) or (batch, num_heads)",
+              per_head || per_batch);
+  return per_head ? PerHead::heads : PerHead::batch_heads;
+}
+
+void check_lse(const char* name, const View& lse, const Inputs& in, const Problem& p) {
+  const bool fits = p.packed
+                        ? lse.ndim == 2 && lse.shape[0] == p.num_heads && lse.shape[1] == p.total_q
+                        : lse.ndim == 3 && lse.shape[0] == p.batch && lse.shape[1] == p.num_heads &&
+                              lse.shape[2] == p.seqlen_q;
+  check_array(name, lse, in.q, kFloat32,
+              p.packed ? "(num_heads, total_q)" : "(batch, num_heads, seqlen_q)", fits);
+}
+
+/// What the copy engine of a GPU cannot address: rows that begin at no multiple of 16 bytes,
+/// broadcast dimensions.
+bool unaligned(const View& view) {
+  if (!view || view.size() == 0) return false;
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return true;
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(view.ndim); ++i) {
+    if (view.shape[i] > 1 && (view.strides[i] <= 0 || view.strides[i] % 8 != 0)) return true;
+  }
+  return false;
+}
+
+ConstTensor rows_of(const View& view, bool packed) {
+  const Axes axes(packed);
+  return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
+          view.strides[axes.heads]};
+}
+
+Tensor written_rows(const View& view, bool packed) {
+  const Axes axes(packed);
+  return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
+          view.strides[axes.heads]};
+}
+
+template <class T>
+T* pointer(const View& view) {
+  return reinterpret_cast<T*>(view.data);
+}
+
+}  // namespace
+
+Problem problem_of(const Inputs& in, const Options& options) {
+  const View& q = in.q;
+  if (!q) invalid("q is None: a tensor is required");
+  if (!in.k) invalid("k is None: a tensor is required");
+  if (!in.v) invalid("v is None: a tensor is required");
+  Problem p;
+  p.pass = options.pass;
+  p.dtype = storage_type(q);
+  p.packed = static_cast<bool>(in.cu_seqlens_q);
+  if (!p.packed && in.cu_seqlens_k)
+    invalid("cu_seqlens_q is None, but cu_seqlens_k is given: both or neither");
+  const Axes axes(p.packed);
+  const int ndim = p.packed ? 3 : 4;
+  // Sizes are read from here, so dimensions come first; check_rows says what is wrong with them.
+  for (const auto& [name, view] : {std::pair{"q", &q}, {"k", &in.k}, {"v", &in.v}}) {
+    if (view->ndim != ndim) check_rows(name, *view, q, {}, p.packed);
+  }
+  p.batch = p.packed ? check_cu_seqlens(in) : q.shape[0];
+  p.num_heads = q.shape[axes.heads];
+  p.num_heads_k = in.k.shape[axes.heads];
+  p.head_dim = q.shape[axes.dim];
+  p.head_dim_v = in.v.shape[axes.dim];
+  const std::int64_t rows_q = q.shape[axes.rows], rows_k = in.k.shape[axes.rows];
+  p.seqlen_q = p.packed ? options.max_seqlen_q : rows_q;
+  p.seqlen_k = p.packed ? options.max_seqlen_k : rows_k;
+  if (p.packed) {
+    p.total_q = rows_q;
+    p.total_k = rows_k;
+  }
+  const std::array q_shape = {p.batch, rows_q, p.num_heads, p.head_dim};
+  const std::array k_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim};
+  const std::array v_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim_v};
+  const std::array o_shape = {p.batch, rows_q, p.num_heads, p.head_dim_v};
+  check_rows("q", q, q, q_shape, p.packed);
+  check_rows("k", in.k, q, k_shape, p.packed);
+  check_rows("v", in.v, q, v_shape, p.packed);
+  const auto check_given = [&](const char* name, const View& view,
+                               const std::array<std::int64_t, 4>& shape) {
+    if (view) check_rows(name, view, q, shape, p.packed);
+  };
+  check_given("o", in.o, o_shape);
+  check_given("dout", in.dout, o_shape);
+  check_given("dq", in.dq, q_shape);
+  check_given("dk", in.dk, k_shape);
+  check_given("dv", in.dv, v_shape);
+  if (in.softmax_lse) check_lse("lse", in.softmax_lse, in, p);
+  if (in.dsoftmax_lse) check_lse("dlse", in.dsoftmax_lse, in, p);
+
+  p.softmax_scale = options.softmax_scale;
+  p.softcap = options.softcap;
+  p.window_left = options.window_left;
+  p.window_right = options.window_right;
+  p.alignment = options.top_left ? Alignment::top_left : Alignment::bottom_right;
+  p.dropout_p = options.dropout_p;
+  p.deterministic = options.deterministic;
+  p.batch_invariant = options.batch_invariant;
+  if (in.alibi_slopes) p.alibi = alibi_shape(in, p);
+  if (in.bias) p.bias = bias_shape(in, p);
+  if (in.sink) {
+    p.sink = true;
+    check_array("sink", in.sink, q, kFloat32, "(num_heads,)",
+                in.sink.ndim == 1 && in.sink.shape[0] == p.num_heads);
+  }
+  if (in.dbias) {
+    if (!in.bias) invalid("dbias is given, but bias is None");
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (in.dbias.ndim <= 4 && same(in.dbias.dtype, in.bias.dtype) &&
+          bias_size(in.dbias, i) == bias_size(in.bias, i)) {
+        continue;
+      }
+      invalid("dbias has shape " + shape_text(in.dbias) + " and type " + name_of(in.dbias.dtype) +
+              ": must be like bias, " + shape_text(in.bias) + " and " + name_of(in.bias.dtype));
+    }
+    check_device("dbias", in.dbias, q);
+  }
+  if (in.dsink) {
+    if (!in.sink) invalid("dsink is given, but sink is None");
+    check_array("dsink", in.dsink, q, kFloat32, "(num_heads,)",
+                in.dsink.ndim == 1 && in.dsink.shape[0] == p.num_heads);
+  }
+  if (q.on_gpu()) {
+    if (p.dtype == Dtype::f32) {
+      throw Raise{
+          PyExc_NotImplementedError,
+          "q.dtype = float32: on a GPU it must be bfloat16 or float16 (a CPU takes float32, too)"};
+    }
+    p.unaligned = unaligned(q) || unaligned(in.k) || unaligned(in.v) || unaligned(in.o) ||
+                  unaligned(in.dout) || unaligned(in.dq) || unaligned(in.dk) || unaligned(in.dv);
+  }
+  return p;
+}
+
+Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
+  Tensors t;
+  t.q = rows_of(in.q, p.packed);
+  t.k = rows_of(in.k, p.packed);
+  t.v = rows_of(in.v, p.packed);
+  t.o = written_rows(in.o, p.packed);
+  t.softmax_lse = pointer<float>(in.softmax_lse);
+  if (in.bias) {
+    t.bias = {in.bias.data, bias_stride(in.bias, 0), bias_stride(in.bias, 1),
+              bias_stride(in.bias, 2), bias_stride(in.bias, 3)};
+  }
+  t.alibi_slopes = pointer<const float>(in.alibi_slopes);
+  t.sink = pointer<const float>(in.sink);
+  t.cu_seqlens_q = pointer<const std::int32_t>(in.cu_seqlens_q);
+  t.cu_seqlens_k = pointer<const std::int32_t>(in.cu_seqlens_k);
+  t.philox_seed = options.seed;
+  t.philox_offset = options.offset;
+  if (p.pass == Pass::forward) return t;
+  t.dout = rows_of(in.dout, p.packed);
+  t.dsoftmax_lse = pointer<const float>(in.dsoftmax_lse);
+  t.dq = written_rows(in.dq, p.packed);
+  t.dk = written_rows(in.dk, p.packed);
+  t.dv = written_rows(in.dv, p.packed);
+  if (in.dbias) {
+    t.dbias = {in.dbias.data, bias_stride(in.dbias, 0), bias_stride(in.dbias, 1),
+               bias_stride(in.dbias, 2), bias_stride(in.dbias, 3)};
+  }
+  t.dsink = pointer<float>(in.dsink);
+  return t;
+}
+
+void check(const Status& status) {
+  switch (status.code) {
+    case Code::ok: return;
+    case Code::invalid: throw Raise{PyExc_ValueError, status.text};
+    case Code::unsupported: throw Raise{PyExc_NotImplementedError, status.text};
+    case Code::workspace:
+    case Code::device: break;
+  }
+  throw Raise{PyExc_RuntimeError, status.text};
+}
+
+Device device_of(const View& q) {
+  if (!q.on_gpu()) {
+    if (q.device.type != kDLCPU && q.device.type != kDLCUDAHost) {
+      invalid("q is on " + name_of(q.device) + ": must be on the CPU or a CUDA device");
+    }
+    static const Device cpu = this_cpu();
+    return cpu;
+  }
+  static std::unordered_map<int, Device> gpus;  // the interpreter's lock is held
+  if (const auto found = gpus.find(q.device.id); found != gpus.end()) return found->second;
+  const Result<Device> gpu = this_gpu(q.device.id);
+  check(gpu.status());
+  return gpus.emplace(q.device.id, *gpu).first->second;
+}
+
+Plan plan_for(const Problem& problem, const Device& device) {
+  struct Key {
+    Problem problem;
+    Arch arch;
+    int ordinal;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::hash<Problem>{}(key.problem) * 31 + static_cast<std::size_t>(key.ordinal);
+    }
+  };
+  // Sequences of ever new lengths would fill it; a plan costs some 10 microseconds to make again.
+  constexpr std::size_t kMostPlans = 4096;
+  static std::unordered_map<Key, Plan, Hash> plans;  // the interpreter's lock is held
+  const Key key{problem, device.arch, device.ordinal};
+  if (const auto found = plans.find(key); found != plans.end()) return found->second;
+  const Result<Plan> made = plan(problem, device);
+  check(made.status());
+  if (plans.size() >= kMostPlans) plans.clear();
+  return plans.emplace(key, *made).first->second;
+}
+
+}  // namespace tessera::python

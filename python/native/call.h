@@ -1,0 +1,47 @@
+// A call from Python: its tensors and numbers become a Problem and Tensors, are planned once, and
+// run.
+#pragma once
+
+#include "view.h"
+
+#include <array>
+#include <optional>
+
+#include "tessera/tessera.hpp"
+
+namespace tessera::python {
+
+/// The tensors of a call, in the order in which module.cpp gets them. The names are those of
+/// `tessera.attention`, which errors use.
+struct Inputs {
+  View q, k, v, o, softmax_lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k;
+  View dout, dsoftmax_lse, dq, dk, dv, dbias, dsink;
+};
+
+/// What is not a tensor.
+struct Options {
+  Pass pass = Pass::forward;
+  std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;  ///< packed only
+  std::optional<float> softmax_scale;
+  float softcap = 0.0F;
+  std::int64_t window_left = -1, window_right = -1;
+  bool top_left = false;
+  float dropout_p = 0.0F;
+  std::uint64_t seed = 0, offset = 0;
+  bool deterministic = false, batch_invariant = false;
+};
+
+/// Throws Raise(ValueError, NotImplementedError) if shapes, types or devices do not go together.
+Problem problem_of(const Inputs& inputs, const Options& options);
+Tensors tensors_of(const Inputs& inputs, const Options& options, const Problem& problem);
+
+/// The processor that the tensors lie on. Throws Raise(RuntimeError: no driver, no kernels for it).
+Device device_of(const View& q);
+
+/// The plan for a problem there, made once. Throws as `check`.
+Plan plan_for(const Problem& problem, const Device& device);
+
+/// Raises a failed Status: ValueError, NotImplementedError or RuntimeError.
+void check(const Status& status);
+
+}  // namespace tessera::python

@@ -1,0 +1,349 @@
+// The module tessera._native: two calls that compute, one that explains, and the threads. Written
+// against CPython's limited API, so that one binary serves every Python from 3.10 on, and DLPack,
+// so that it serves every framework.
+//
+// Called by tessera/arrays.py and tessera/torch/ops.py only; python/tessera/_native.pyi has the
+// signatures.
+#include <cmath>
+#include <exception>
+#include <memory>
+#include <new>
+
+#include "call.h"
+
+namespace tessera::python {
+
+namespace {
+
+/// Arguments of a call by position.
+class Arguments {
+ public:
+  Arguments(const char* function, PyObject* const* objects, Py_ssize_t count, Py_ssize_t expected)
+      : objects_(objects) {
+    if (count != expected) {
+      throw Raise{PyExc_TypeError, std::string(function) + " takes " + std::to_string(expected) +
+                                       " arguments, not " + std::to_string(count)};
+    }
+  }
+
+  PyObject* next() { return *objects_++; }
+
+  std::int64_t integer(const char* name) {
+    PyObject* object = next();
+    const auto number = static_cast<std::int64_t>(PyLong_AsLongLong(object));
+    if (number == -1 && PyErr_Occurred() != nullptr) fail(name, "an integer");
+    return number;
+  }
+
+  std::uint64_t bits(const char* name) {
+    PyObject* object = next();
+    const auto number = static_cast<std::uint64_t>(PyLong_AsUnsignedLongLongMask(object));
+    if (PyErr_Occurred() != nullptr) fail(name, "an integer");
+    return number;
+  }
+
+  float real(const char* name) {
+    const double number = PyFloat_AsDouble(next());
+    if (number == -1.0 && PyErr_Occurred() != nullptr) fail(name, "a number");
+    return static_cast<float>(number);
+  }
+
+  std::optional<float> optional_real(const char* name) {
+    if (*objects_ != Py_None) return real(name);
+    ++objects_;
+    return std::nullopt;
+  }
+
+  bool flag(const char* name) {
+    const int truth = PyObject_IsTrue(next());
+    if (truth < 0) fail(name, "True or False");
+    return truth != 0;
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* name, const char* expected) {
+    PyErr_Clear();
+    throw Raise{PyExc_TypeError, std::string(name) + ": must be " + expected};
+  }
+
+  PyObject* const* objects_;
+};
+
+/// Runs the body of a function of the module; a failure becomes a Python exception.
+template <class Body>
+PyObject* guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const PythonError&) {
+    return nullptr;
+  } catch (const Raise& raise) {
+    PyErr_SetString(raise.type, raise.text.c_str());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* none() { return Py_NewRef(Py_None); }
+
+/// Other Python threads run meanwhile.
+class WithoutLock {
+ public:
+  WithoutLock() : state_(PyEval_SaveThread()) {}
+  WithoutLock(const WithoutLock&) = delete;
+  WithoutLock& operator=(const WithoutLock&) = delete;
+  ~WithoutLock() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState* state_;
+};
+
+/// Threads of runs on the CPU; null: the library's own pool.
+std::shared_ptr<ThreadPool>& pool() {
+  static std::shared_ptr<ThreadPool> pool;
+  return pool;
+}
+
+/// q, k, v, o, softmax_lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k
+void read_inputs(Arguments& arguments, Views& views, Inputs& in, bool writes_o) {
+  in.q = views.view("q", arguments.next());
+  in.k = views.view("k", arguments.next());
+  in.v = views.view("v", arguments.next());
+  in.o = views.view("o", arguments.next(), writes_o);
+  in.softmax_lse = views.view("lse", arguments.next(), writes_o);
+  in.bias = views.view("bias", arguments.next());
+  in.alibi_slopes = views.view("alibi_slopes", arguments.next());
+  in.sink = views.view("sink", arguments.next());
+  in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
+  in.cu_seqlens_k = views.view("cu_seqlens_k", arguments.next());
+}
+
+/// max_seqlen_q ... batch_invariant, in the order of Options.
+void read_options(Arguments& arguments, Options& options) {
+  options.max_seqlen_q = arguments.integer("max_seqlen_q");
+  options.max_seqlen_k = arguments.integer("max_seqlen_k");
+  options.softmax_scale = arguments.optional_real("softmax_scale");
+  options.softcap = arguments.real("softcap");
+  options.window_left = arguments.integer("window[0]");
+  options.window_right = arguments.integer("window[1]");
+  options.top_left = arguments.flag("alignment");
+  options.dropout_p = arguments.real("dropout_p");
+  options.seed = arguments.bits("rng_state[0]");
+  options.offset = arguments.bits("rng_state[1]");
+  options.deterministic = arguments.flag("deterministic");
+  options.batch_invariant = arguments.flag("batch_invariant");
+}
+
+/// dout, dsoftmax_lse, dq, dk, dv, dbias, dsink
+void read_gradients(Arguments& arguments, Views& views, Inputs& in) {
+  in.dout = views.view("dout", arguments.next());
+  in.dsoftmax_lse = views.view("dlse", arguments.next());
+  in.dq = views.view("dq", arguments.next(), true);
+  in.dk = views.view("dk", arguments.next(), true);
+  in.dv = views.view("dv", arguments.next(), true);
+  in.dbias = views.view("dbias", arguments.next(), true);
+  in.dsink = views.view("dsink", arguments.next(), true);
+}
+
+/// Memory of a run that Python does not see; aligned as the library asks.
+struct HostMemory {
+  static constexpr auto kAlignment = std::align_val_t{Plan::workspace_alignment};
+  void* data;
+  explicit HostMemory(std::size_t bytes) : data(::operator new(bytes, kAlignment)) {}
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  ~HostMemory() { ::operator delete(data, kAlignment); }
+};
+
+void run_on_cpu(const Plan& plan, const Tensors& tensors) {
+  const std::shared_ptr<ThreadPool> own = pool();
+  const WithoutLock unlocked;
+  const HostMemory workspace(plan.workspace_bytes());
+  const Executor executor = own ? own->executor() : default_executor();
+  check(run(plan, tensors, workspace.data, plan.workspace_bytes(), {.executor = &executor}));
+}
+
+/// `allocate(bytes)` returns a tensor of that many bytes in the memory of the plan's GPU. It may be
+/// handed back as soon as this returns: whoever gets it next uses it after us on the same stream.
+void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject* allocate) {
+  const std::size_t bytes = plan.workspace_bytes();
+  PyObject* memory = nullptr;
+  Views views;
+  View workspace;
+  if (bytes > 0) {
+    memory = PyObject_CallFunction(allocate, "n", static_cast<Py_ssize_t>(bytes));
+    if (memory == nullptr) throw PythonError{};
+    try {
+      workspace = views.view("workspace", memory, true);
+    } catch (...) {
+      Py_DECREF(memory);
+      throw;
+    }
+  }
+  Status status;
+  {
+    const WithoutLock unlocked;
+    status = run(plan, tensors, workspace.data, bytes, {.stream = stream});
+  }
+  Py_XDECREF(memory);
+  check(status);
+}
+
+PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate) {
+  const Problem problem = problem_of(in, options);
+  const Plan plan = plan_for(problem, device_of(in.q));
+  const Tensors tensors = tensors_of(in, options, problem);
+  if (in.q.on_gpu()) {
+    run_on_gpu(plan, tensors, stream, allocate);
+  } else {
+    run_on_cpu(plan, tensors);
+  }
+  return none();
+}
+
+constexpr Py_ssize_t kInputs = 10, kOptions = 12, kGradients = 7, kExecution = 2;
+
+PyObject* forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("forward", objects, count, kInputs + kOptions + kExecution);
+    Views views;
+    Inputs in;
+    Options options;
+    read_inputs(arguments, views, in, true);
+    read_options(arguments, options);
+    const auto stream = static_cast<std::uintptr_t>(arguments.bits("stream"));
+    if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
+    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next());
+  });
+}
+
+PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("backward", objects, count, kInputs + kOptions + kGradients + kExecution);
+    Views views;
+    Inputs in;
+    Options options;
+    options.pass = Pass::backward;
+    read_inputs(arguments, views, in, false);
+    read_options(arguments, options);
+    read_gradients(arguments, views, in);
+    const auto stream = static_cast<std::uintptr_t>(arguments.bits("stream"));
+    for (const auto& [name, view] : {std::pair{"o", &in.o},
+                                     {"lse", &in.softmax_lse},
+                                     {"dout", &in.dout},
+                                     {"dq", &in.dq},
+                                     {"dk", &in.dk},
+                                     {"dv", &in.dv}}) {
+      if (!*view)
+        throw Raise{PyExc_ValueError, std::string(name) + " is None: a tensor is required"};
+    }
+    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next());
+  });
+}
+
+/// The device that a name means, or the one the tensors are on.
+Device device_named(PyObject* name, const View& q) {
+  if (name == Py_None) return device_of(q);
+  const char* text = PyUnicode_AsUTF8AndSize(name, nullptr);
+  if (text == nullptr) throw PythonError{};
+  const Result<Device> device = named_device(text);
+  check(device.status());
+  return *device;
+}
+
+PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("explain", objects, count, kInputs + kOptions + 2);
+    Views views;
+    Inputs in;
+    Options options;
+    read_inputs(arguments, views, in, false);
+    read_options(arguments, options);
+    if (arguments.flag("backward")) options.pass = Pass::backward;
+    const Problem problem = problem_of(in, options);
+    check(validate(problem));
+    const std::string text = explain(problem, device_named(arguments.next(), in.q));
+    return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+  });
+}
+
+PyObject* set_num_threads(PyObject*, PyObject* number) {
+  return guarded([&] {
+    const long threads = PyLong_AsLong(number);
+    if (threads == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+    if (threads < 1 || threads > 4096) {
+      throw Raise{PyExc_ValueError,
+                  "num_threads = " + std::to_string(threads) + ": must lie in [1, 4096]"};
+    }
+    pool() = std::make_shared<ThreadPool>(static_cast<int>(threads));
+    return none();
+  });
+}
+
+PyObject* get_num_threads(PyObject*, PyObject*) {
+  return guarded([] {
+    const Executor executor = pool() ? pool()->executor() : default_executor();
+    return PyLong_FromLong(executor.num_threads);
+  });
+}
+
+/// A forked child has none of its parent's threads: it gets a pool of its own, and the parent's is
+/// never touched again.
+PyObject* after_fork(PyObject*, PyObject*) {
+  return guarded([] {
+    if (pool()) (void)new std::shared_ptr<ThreadPool>(pool());
+    pool() = std::make_shared<ThreadPool>();
+    return none();
+  });
+}
+
+PyObject* version_text(PyObject*, PyObject*) { return PyUnicode_FromString(version()); }
+
+/// (name, "") of GPU `ordinal`, or (None, why there is none).
+PyObject* gpu(PyObject*, PyObject* ordinal) {
+  return guarded([&]() -> PyObject* {
+    const long number = PyLong_AsLong(ordinal);
+    if (number == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+    const Result<Device> device = this_gpu(static_cast<int>(number));
+    if (!device) return Py_BuildValue("Os", Py_None, device.status().text.c_str());
+    return Py_BuildValue("ss", device->name.c_str(), "");
+  });
+}
+
+PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef* methods() {
+  static PyMethodDef table[] = {
+      {"forward", fast(forward), METH_FASTCALL, nullptr},
+      {"backward", fast(backward), METH_FASTCALL, nullptr},
+      {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
+      {"set_num_threads", set_num_threads, METH_O, nullptr},
+      {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},
+      {"after_fork", after_fork, METH_NOARGS, nullptr},
+      {"version", version_text, METH_NOARGS, nullptr},
+      {"gpu", gpu, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  return table;
+}
+
+}  // namespace
+
+}  // namespace tessera::python
+
+PyMODINIT_FUNC PyInit__native() {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                               "tessera._native",
+                               nullptr,
+                               -1,
+                               tessera::python::methods(),
+                               nullptr,
+                               nullptr,
+                               nullptr,
+                               nullptr};
+  return PyModule_Create(&module);
+}

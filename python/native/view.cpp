@@ -1,0 +1,198 @@
+#include "view.h"
+
+namespace tessera::python {
+
+namespace {
+
+/// A new reference that is given up at the end of the scope.
+struct Reference {
+  PyObject* object;
+  explicit Reference(PyObject* o) : object(o) {}
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+  ~Reference() { Py_XDECREF(object); }
+};
+
+/// A type of tensors and what it offers; null: nothing.
+struct KnownType {
+  PyTypeObject* type;
+  const DLExchange* exchange;
+};
+
+const DLExchange* look_up(PyTypeObject* type) {
+  const Reference capsule(
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
+  if (capsule.object == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (PyCapsule_IsValid(capsule.object, "dlpack_exchange_api") == 0) return nullptr;
+  const auto* exchange =
+      static_cast<const DLExchange*>(PyCapsule_GetPointer(capsule.object, "dlpack_exchange_api"));
+  while (exchange != nullptr && exchange->version.major != 1) exchange = exchange->previous;
+  return exchange != nullptr && exchange->borrow != nullptr ? exchange : nullptr;
+}
+
+/// Every type is asked once. They are few, and held for ever, so that no other gets the address of
+/// one; the interpreter's lock is held.
+const DLExchange* exchange_of(PyTypeObject* type) {
+  static std::vector<KnownType> known;
+  for (const KnownType& k : known) {
+    if (k.type == type) return k.exchange;
+  }
+  Py_INCREF(type);
+  known.push_back({type, look_up(type)});
+  return known.back().exchange;
+}
+
+/// Raises what the framework said of a tensor that it does not hand over, without its stack trace.
+[[noreturn]] void unreadable(const char* name) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  const Reference owned_type(type), owned_value(value), owned_trace(trace);
+  const Reference text(value != nullptr ? PyObject_Str(value) : nullptr);
+  const char* bytes =
+      text.object != nullptr ? PyUnicode_AsUTF8AndSize(text.object, nullptr) : nullptr;
+  const std::string said = bytes != nullptr ? bytes : "no reason given";
+  PyErr_Clear();
+  throw Raise{PyExc_ValueError,
+              std::string(name) + " cannot be read: " + said.substr(0, said.find('\n'))};
+}
+
+/// object.__dlpack__(max_version=(1, 0)); without arguments where an old framework knows none.
+PyObject* export_capsule(PyObject* object) {
+  const Reference method(PyObject_GetAttrString(object, "__dlpack__"));
+  if (method.object == nullptr) throw PythonError{};
+  const Reference none(PyTuple_New(0));
+  const Reference keywords(Py_BuildValue("{s:(ii)}", "max_version", 1, 0));
+  if (none.object == nullptr || keywords.object == nullptr) throw PythonError{};
+  PyObject* capsule = PyObject_Call(method.object, none.object, keywords.object);
+  if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
+    PyErr_Clear();
+    capsule = PyObject_Call(method.object, none.object, nullptr);
+  }
+  if (capsule == nullptr) throw PythonError{};
+  return capsule;
+}
+
+/// torch refuses to export what requires a gradient.
+PyObject* detached(PyObject* object) {
+  if (PyObject_HasAttrString(object, "detach") == 0) {
+    Py_INCREF(object);
+    return object;
+  }
+  PyObject* result = PyObject_CallMethod(object, "detach", nullptr);
+  if (result == nullptr) throw PythonError{};
+  return result;
+}
+
+}  // namespace
+
+std::int64_t View::size() const {
+  std::int64_t product = 1;
+  for (int i = 0; i < ndim; ++i) product *= shape[static_cast<std::size_t>(i)];
+  return product;
+}
+
+bool View::contiguous() const {
+  if (size() == 0) return true;
+  std::int64_t expected = 1;
+  for (auto i = static_cast<std::size_t>(ndim); i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+std::string name_of(DLType dtype) {
+  const std::string bits = std::to_string(dtype.bits);
+  switch (dtype.code) {
+    case kDLInt: return "int" + bits;
+    case kDLUInt: return "uint" + bits;
+    case kDLFloat: return "float" + bits;
+    case kDLBfloat: return "bfloat" + bits;
+    case kDLBool: return "bool";
+    default: return "type " + std::to_string(dtype.code) + " of " + bits + " bits";
+  }
+}
+
+std::string name_of(DLDevice device) {
+  switch (device.type) {
+    case kDLCPU:
+    case kDLCUDAHost: return "cpu";
+    case kDLCUDA:
+    case kDLCUDAManaged: return "cuda:" + std::to_string(device.id);
+    default: return "DLPack device " + std::to_string(device.type);
+  }
+}
+
+std::string shape_text(const View& view) {
+  std::string text = "(";
+  for (int i = 0; i < view.ndim; ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(view.shape[static_cast<std::size_t>(i)]);
+  }
+  return text + (view.ndim == 1 ? ",)" : ")");
+}
+
+Views::~Views() {
+  for (PyObject* capsule : capsules_) Py_DECREF(capsule);
+}
+
+const DLTensor* Views::borrow(const char* name, PyObject* object, bool written) {
+  if (const DLExchange* exchange = exchange_of(Py_TYPE(object)); exchange != nullptr) {
+    if (exchange->borrow(object, &borrowed_) != 0) unreadable(name);
+    return &borrowed_;
+  }
+  if (PyObject_HasAttrString(object, "__dlpack__") == 0) {
+    const Reference type_name(
+        PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__name__"));
+    const char* text =
+        type_name.object ? PyUnicode_AsUTF8AndSize(type_name.object, nullptr) : nullptr;
+    throw Raise{PyExc_TypeError,
+                std::string(name) + " is of type '" + (text ? text : "?") +
+                    "': must be a tensor (torch, NumPy, JAX, or anything with __dlpack__)"};
+  }
+  const Reference source(detached(object));
+  PyObject* capsule = export_capsule(source.object);
+  capsules_.push_back(capsule);  // its destructor hands the tensor back
+  if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
+    const auto* managed = static_cast<const DLManagedTensorVersioned*>(
+        PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    if (managed->version.major != 1) {
+      throw Raise{PyExc_BufferError, std::string(name) + ": DLPack version " +
+                                         std::to_string(managed->version.major) + " is not known"};
+    }
+    if (written && (managed->flags & kDLReadOnly) != 0) {
+      throw Raise{PyExc_ValueError, std::string(name) + " is read-only, and would be written to"};
+    }
+    return &managed->tensor;
+  }
+  const auto* managed =
+      static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  if (managed == nullptr) throw PythonError{};
+  return &managed->tensor;
+}
+
+View Views::view(const char* name, PyObject* object, bool written) {
+  View view;
+  if (object == Py_None) return view;
+  const DLTensor& tensor = *borrow(name, object, written);
+  if (tensor.ndim > kMaxDims) {
+    throw Raise{PyExc_ValueError,
+                std::string(name) + " has " + std::to_string(tensor.ndim) + " dimensions"};
+  }
+  view.given = true;
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  view.device = tensor.device;
+  view.dtype = tensor.dtype;
+  view.ndim = tensor.ndim;
+  std::int64_t compact = 1;
+  for (auto i = static_cast<std::size_t>(tensor.ndim); i-- > 0;) {
+    view.shape[i] = tensor.shape[i];
+    view.strides[i] = tensor.strides != nullptr ? tensor.strides[i] : compact;
+    compact *= tensor.shape[i];
+  }
+  return view;
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,68 @@
+// View: where a tensor of any framework lies, read through DLPack.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dlpack.h"
+
+namespace tessera::python {
+
+/// Thrown where a Python exception is already set.
+struct PythonError {};
+
+/// Thrown to raise `type` (a PyExc_ object) with the text.
+struct Raise {
+  PyObject* type;
+  std::string text;
+};
+
+inline constexpr int kMaxDims = 8;
+
+/// A tensor's address and shape. Valid while the `Views` that made it and the tensor live.
+struct View {
+  char* data = nullptr;
+  DLDevice device = {};
+  DLType dtype = {};
+  int ndim = 0;
+  std::array<std::int64_t, kMaxDims> shape = {};
+  std::array<std::int64_t, kMaxDims> strides = {};  ///< elements
+  bool given = false;                               ///< false: None was passed
+
+  explicit operator bool() const { return given; }
+  bool on_gpu() const { return device.type == kDLCUDA || device.type == kDLCUDAManaged; }
+  std::int64_t size() const;
+  bool contiguous() const;
+};
+
+/// "float32", "int32", ...
+std::string name_of(DLType dtype);
+/// "cpu", "cuda:0", ...
+std::string name_of(DLDevice device);
+/// "(2, 128, 8, 64)"
+std::string shape_text(const View& view);
+
+/// Makes views, and keeps what their tensors' frameworks lent until destroyed.
+class Views {
+ public:
+  Views() = default;
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+  ~Views();
+
+  /// None gives an empty view. Throws PythonError, Raise(TypeError: no tensor; ValueError:
+  /// read-only but `written`).
+  View view(const char* name, PyObject* object, bool written = false);
+
+ private:
+  const DLTensor* borrow(const char* name, PyObject* object, bool written);
+
+  std::vector<PyObject*> capsules_;
+  DLTensor borrowed_ = {};
+};
+
+}  // namespace tessera::python

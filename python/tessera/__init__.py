@@ -1,0 +1,187 @@
+"""Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
+
+`attention` computes, `explain` says how. `tessera.torch` has what only PyTorch needs (custom ops, SDPA),
+`tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the
+`flash_attn` package. Importing `tessera` imports none of these frameworks.
+"""
+
+import os as _os
+import sys as _sys
+from typing import Any
+
+from . import _native
+
+__all__ = ["__version__", "attention", "explain", "get_num_threads", "gpu", "set_num_threads"]
+
+__version__: str = _native.version()
+
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(after_in_child=_native.after_fork)
+
+# torch.Tensor and what computes with it, once torch is there.
+_Tensor: Any = ()
+_torch_ops: Any = None
+
+
+def _bind_torch() -> None:
+    global _Tensor, _torch_ops
+    from torch import Tensor
+
+    from .torch import ops
+
+    _Tensor, _torch_ops = Tensor, ops
+
+
+def _framework_of(tensor: Any) -> Any:
+    """The module that serves a tensor's framework."""
+    if isinstance(tensor, _Tensor):
+        return _torch_ops
+    if "torch" in _sys.modules and _torch_ops is None:
+        _bind_torch()
+        return _framework_of(tensor)
+    if hasattr(tensor, "__dlpack__"):
+        from . import arrays
+
+        return arrays
+    raise TypeError(
+        f"q is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
+    )
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    sink: Any = None,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+) -> Any:
+    """softmax(softmax_scale q k^T + bias) v, without ever holding a seqlen_q x seqlen_k matrix.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim), or packed (total_q, num_heads, head_dim) if `cu_seqlens_q` is given.
+            float32 (CPU only), bfloat16 or float16. Any strides, the last one 1.
+        k: (batch, seqlen_k, num_heads_k, head_dim), or (total_k, num_heads_k, head_dim). num_heads must be a multiple
+            of num_heads_k: query head h reads key head h // (num_heads // num_heads_k).
+        v: like k, with a head_dim_v of its own.
+        causal: query i sees the keys up to its own position: the same as a window whose right end is 0.
+        window: (left, right) keys beside its own position that a query sees, both ends included; -1 is unbounded.
+        alignment: "bottom_right": query i stands at key position i + seqlen_k - seqlen_q; "top_left": at i.
+        softmax_scale: what q k^T is multiplied with; None is 1 / sqrt(head_dim).
+        softcap: if positive, scores become softcap * tanh(score / softcap).
+        alibi_slopes: float32 (num_heads,) or (batch, num_heads); adds -slope * |i + seqlen_k - seqlen_q - j|.
+        bias: (batch or 1, num_heads or 1, seqlen_q or 1, seqlen_k or 1), float32 or q's type, added to the scores;
+            -inf hides a key. Packed: seqlen_q and seqlen_k are max_seqlen_q and max_seqlen_k.
+        sink: float32 (num_heads,), one more logit in the denominator of every softmax.
+        dropout_p: probability with which a weight becomes 0; the others are divided by 1 - dropout_p.
+        rng_state: (seed, offset) of the dropout mask; torch: an int64 tensor of 2 on the CPU. None: drawn from the
+            framework's generator for the CPU. Equal states give equal masks on every device.
+        cu_seqlens_q: int32 (batch + 1,), where each packed sequence of queries starts, and the total.
+        cu_seqlens_k: the same for the keys; None is cu_seqlens_q.
+        max_seqlen_q, max_seqlen_k: bounds of the packed sequences' lengths. None: read from cu_seqlens on a CPU; on a
+            GPU that would wait for the device, so they must be given. max_seqlen_k: None is max_seqlen_q if
+            cu_seqlens_k is None.
+        return_lse: also return lse.
+        deterministic: dq is the same bit for bit in every run, too; o, lse, dk and dv always are.
+        batch_invariant: the bits of a sequence's result do not depend on the rest of the batch.
+
+    Returns:
+        o, like q with v's head_dim; with `return_lse` (o, lse): float32, the natural logarithm of each softmax's
+        denominator, (batch, num_heads, seqlen_q) or (num_heads, total_q). A query that sees no key gets o = 0 and
+        lse = -inf. torch: differentiable in q, k, v, bias and sink, and through lse.
+
+    Raises:
+        ValueError: an argument makes no sense; the text names it, its value, and what would be accepted.
+        NotImplementedError: no kernel of this device does it; the text holds the reason of every kernel.
+        RuntimeError: the machine refused: no driver, a driver that is too old, no memory.
+        TypeError: q is no tensor.
+
+    The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
+    Shah et al. 2024, section 3).
+    """
+    framework = _framework_of(q)
+    return framework.attention(
+        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        return_lse=return_lse, deterministic=deterministic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    backward: bool = False,
+    device: str | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    sink: Any = None,
+    dropout_p: float = 0.0,
+    rng_state: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+) -> str:
+    """The plan for the same arguments: the problem in one line, and every kernel with its cost or its refusal.
+
+    Args:
+        backward: plan the gradients.
+        device: plan for another processor, e.g. "h200", "gpu:1", "avx2"; None is where the tensors are. Tensors on the
+            CPU plan for a GPU without one.
+        q, k, v and the others: as `attention` takes them.
+
+    Raises: as `attention`.
+    """
+    framework = _framework_of(q)
+    tensors, options = framework.prepare(
+        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        deterministic=deterministic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, backward, device)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Use that many threads on the CPU from now on; results do not depend on it. Default: all the process may use."""
+    _native.set_num_threads(num_threads)
+
+
+def get_num_threads() -> int:
+    """How many threads runs on the CPU use."""
+    return _native.get_num_threads()
+
+
+def gpu(ordinal: int = 0) -> str | None:
+    """The name of a GPU of this machine that Tessera has kernels for, e.g. "h200"; None if there is none."""
+    return _native.gpu(ordinal)[0]
+
+
+# Now if possible: what torch.compile has seen of this module must not change afterwards.
+if "torch" in _sys.modules:
+    _bind_torch()

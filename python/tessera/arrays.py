@@ -1,0 +1,103 @@
+"""`tessera.attention` for NumPy arrays, and for JAX arrays in the memory of the CPU."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _native
+from .arguments import Options, band, is_top_left, require_packed
+
+
+def _is_jax(array: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def _from_jax(name: str, array: Any) -> np.ndarray:
+    """The same memory as a NumPy array."""
+    jax = sys.modules["jax"]
+    if isinstance(array, jax.core.Tracer):
+        raise NotImplementedError(
+            f"{name} is traced by JAX: tessera.attention runs outside jit, grad and vmap only; "
+            "jax.pure_callback calls it from a jitted function"
+        )
+    platform = next(iter(array.devices())).platform
+    if platform != "cpu":
+        raise NotImplementedError(f"{name} is a JAX array on '{platform}': JAX arrays must be on the CPU")
+    return np.asarray(array)
+
+
+def _to_native(name: str, array: Any) -> np.ndarray | None:
+    """An array whose memory `_native` can read: NumPy exports no bfloat16, which travels as uint16."""
+    if array is None:
+        return None
+    if _is_jax(array):
+        array = _from_jax(name, array)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is of type {type(array).__name__!r}, but q is an array: they must be of one framework")
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16)
+    if array.dtype == np.uint16:
+        raise ValueError(f"{name}.dtype = uint16: must be float32, bfloat16 or float16")
+    return array
+
+
+def _lengths(cu_seqlens: np.ndarray | None, longest: int | None) -> int:
+    if cu_seqlens is None:
+        return 0
+    return int(np.diff(cu_seqlens).max(initial=0)) if longest is None else int(longest)
+
+
+def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
+    if dropout_p == 0.0:
+        return 0, 0
+    if rng_state is None:
+        seed, offset = np.random.randint(0, 2**63, 2, np.int64).tolist()
+        return seed, offset
+    return int(rng_state[0]), int(rng_state[1])
+
+
+def prepare(
+    q: Any, k: Any, v: Any, *, causal: bool, window: tuple[int, int], alignment: str, softmax_scale: float | None,
+    softcap: float, alibi_slopes: Any, bias: Any, sink: Any, dropout_p: float, rng_state: Any, cu_seqlens_q: Any,
+    cu_seqlens_k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool, batch_invariant: bool,
+) -> tuple[list[np.ndarray | None], Options]:
+    """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`."""
+    if cu_seqlens_q is None:
+        require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    elif cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+    names = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
+    given = (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k)
+    arrays = [_to_native(name, array) for name, array in zip(names, given, strict=True)]
+    left, right = band(causal, window)
+    seed, offset = _seed(rng_state, dropout_p)
+    options = Options(
+        _lengths(arrays[6], max_seqlen_q), _lengths(arrays[7], max_seqlen_k), softmax_scale, softcap, left, right,
+        is_top_left(alignment), dropout_p, seed, offset, deterministic, batch_invariant,
+    )
+    return arrays, options
+
+
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool, **arguments: Any) -> Any:
+    """As `tessera.attention`. JAX arrays in, JAX arrays out."""
+    arrays, options = prepare(q, k, v, **arguments)
+    first, value = arrays[0], arrays[2]
+    if first is None or value is None:
+        raise ValueError(f"{'q' if first is None else 'v'} is None: an array is required")
+    o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
+    lse = None
+    if return_lse:
+        batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
+        lse = np.empty((*batch, heads, rows), np.float32)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, 0, None)
+    results = [_like(q, o)] if lse is None else [_like(q, o), _like(q, lse)]
+    return results[0] if lse is None else tuple(results)
+
+
+def _like(q: Any, array: np.ndarray) -> Any:
+    """A result in the framework of q, and in its bfloat16."""
+    if array.dtype == np.uint16:
+        array = array.view(q.dtype)
+    return sys.modules["jax"].numpy.asarray(array) if _is_jax(q) else array

@@ -1,0 +1,453 @@
+"""Attention for torch tensors.
+
+`attention` is differentiable and goes one of two ways. Under torch.compile, torch.export, torch.func and dispatch modes
+it calls the custom ops `tessera::forward` and `tessera::backward`, which have fake implementations. Otherwise it calls
+the library straight away: a custom op costs some ten times what the library needs on the host (docs/python.md).
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .. import _native
+from ..arguments import Options, band, is_top_left, require_packed
+
+# The eight input tensors in the library's order: q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k.
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+# ---- arguments
+
+
+def _longest(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
+    if longest is not None:
+        return longest
+    if cu_seqlens.device.type != "cpu":
+        raise ValueError(
+            f"max_seqlen_{name} is None: on a GPU it must be given (reading it from cu_seqlens_{name} would wait for "
+            "the device); any upper bound will do"
+        )
+    return int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
+
+
+def _draw(dropout_p: float, rng_state: Tensor | None) -> Tensor | None:
+    """(seed, offset) of the dropout mask; None without dropout."""
+    if dropout_p == 0.0:
+        return None
+    if rng_state is not None:
+        return rng_state
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+def _seed(rng_state: Tensor | None, device: torch.device) -> tuple[int, int]:
+    if rng_state is None:
+        return 0, 0
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; capture without dropout"
+        )
+    seed, offset = rng_state.tolist()
+    return seed, offset
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast q, k and v get its type, as torch's own attention does it."""
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: tuple[int, int], alignment: str,
+    softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None,
+    sink: Tensor | None, dropout_p: float, rng_state: Tensor | None, cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool,
+    batch_invariant: bool,
+) -> tuple[Inputs, Options]:
+    """The tensors and the rest, for `_native`; without the state of the dropout."""
+    for name, tensor in (("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is of type {type(tensor).__name__!r}, but q is a torch tensor")
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = _autocast(q, k, v)
+    if q.dtype is torch.uint16:
+        raise ValueError("q.dtype = uint16: must be float32, bfloat16 or float16")
+    left, right = band(causal, window)
+    longest_q = longest_k = 0
+    if cu_seqlens_q is None:
+        if cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
+            require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    else:
+        longest_q = _longest("q", cu_seqlens_q, max_seqlen_q)
+        if cu_seqlens_k is None:
+            cu_seqlens_k = cu_seqlens_q
+            longest_k = longest_q if max_seqlen_k is None else max_seqlen_k
+        else:
+            longest_k = _longest("k", cu_seqlens_k, max_seqlen_k)
+    options = Options(
+        longest_q, longest_k, softmax_scale, softcap, left, right, is_top_left(alignment), dropout_p, 0, 0,
+        deterministic, batch_invariant,
+    )  # fmt: skip
+    return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), options
+
+
+# ---- the library
+
+
+def _host_memory(size: int) -> Tensor:
+    raise AssertionError("a run on the CPU makes its own workspace")
+
+
+def _execution(q: Tensor) -> tuple[int, Callable[[int], Tensor]]:
+    """Stream and allocator of a run."""
+    device = q.device
+    if device.type != "cuda":
+        return 0, _host_memory
+    return (
+        torch._C._cuda_getCurrentRawStream(device.index),
+        lambda size: torch.empty(size, dtype=torch.uint8, device=device),
+    )
+
+
+def _lse_shape(q: Tensor) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+
+
+def _check_rows(q: Tensor, v: Tensor) -> None:
+    """What results' shapes are read from; the library checks the rest."""
+    for name, tensor in (("q", q), ("v", v)):
+        if tensor.dim() not in (3, 4):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}: must be (batch, seqlen, heads, head_dim); "
+                "with cu_seqlens_q (total, heads, head_dim)"
+            )
+
+
+def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialised o and lse."""
+    _check_rows(q, v)
+    return q.new_empty(q.shape[:-1] + v.shape[-1:]), q.new_empty(_lse_shape(q), dtype=torch.float32)
+
+
+def _run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor | None) -> None:
+    q, k, v, *others = inputs
+    seed, offset = _seed(rng_state, q.device)
+    stream, allocate = _execution(q)
+    _native.forward(q, k, v, o, lse, *others, *options[:8], seed, offset, *options[10:], stream, allocate)
+
+
+def _run_backward(
+    inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor, dout: Tensor,
+    dlse: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor | None, dsink: Tensor | None,
+) -> None:
+    q, k, v, *others = inputs
+    seed, offset = _seed(rng_state, q.device)
+    stream, allocate = _execution(q)
+    if dout.stride(-1) != 1 and dout.shape[-1] > 1:
+        dout = dout.contiguous()
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    _native.backward(
+        q, k, v, o, lse, *others, *options[:8], seed, offset, *options[10:], dout, dlse, dq, dk, dv, dbias, dsink,
+        stream, allocate,
+    )  # fmt: skip
+
+
+# ---- custom ops
+
+_SHARED = (
+    "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, float softcap, SymInt window_left, "
+    "SymInt window_right, bool top_left, float dropout_p, bool deterministic, bool batch_invariant"
+)
+_library = torch.library.Library("tessera", "DEF")
+_library.define(
+    f"forward(Tensor q, Tensor k, Tensor v, {_SHARED}) -> (Tensor, Tensor)", tags=(torch.Tag.needs_fixed_stride_order,)
+)
+_library.define(
+    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+    f"{_SHARED}, bool needs_dbias, bool needs_dsink) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+
+def _options(shared: tuple[Any, ...]) -> Options:
+    """From the numbers of _SHARED."""
+    return Options(*shared[:8], 0, 0, *shared[8:])
+
+
+@torch.library.impl(_library, "forward", "CompositeExplicitAutograd")
+def _forward_op(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
+    o, lse = _outputs(q, v)
+    _run_forward((q, k, v, *shared[:5]), _options(shared[6:]), shared[5], o, lse)
+    return o, lse
+
+
+@torch.library.register_fake("tessera::forward", lib=_library)
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v)
+
+
+def _gradients(
+    inputs: Inputs, needs_dbias: bool, needs_dsink: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised dq, dk, dv, and dbias and dsink, which are of no elements if not needed."""
+    q, k, v, bias, _, sink, *_ = inputs
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        bias.new_empty(bias.shape) if needs_dbias and bias is not None else q.new_empty(0),
+        sink.new_empty(sink.shape) if needs_dsink and sink is not None else q.new_empty(0),
+    )
+
+
+@torch.library.impl(_library, "backward", "CompositeExplicitAutograd")
+def _backward_op(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *shared, needs_dbias, needs_dsink = shared  # type: ignore[assignment]
+    inputs = (q, k, v, *shared[:5])
+    dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)
+    _run_backward(
+        inputs, _options(tuple(shared[6:])), shared[5], o, lse, dout, dlse, dq, dk, dv,
+        dbias if needs_dbias else None, dsink if needs_dsink else None,
+    )  # fmt: skip
+    return dq, dk, dv, dbias, dsink
+
+
+@torch.library.register_fake("tessera::backward", lib=_library)
+def _backward_fake(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _gradients((q, k, v, *shared[:5]), shared[-2], shared[-1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state, *numbers = inputs
+    ctx.save_for_backward(
+        q, k, v, *output, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state
+    )
+    ctx.numbers = numbers
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, o, lse, *shared = ctx.saved_tensors
+    none = (None,) * len(ctx.numbers)
+    if dout is None and dlse is None:
+        return (None,) * 9 + none
+    if dout is None:
+        dout = torch.zeros_like(o)
+    needs_dbias, needs_dsink = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
+    dq, dk, dv, dbias, dsink = torch.ops.tessera.backward(
+        dout, dlse, q, k, v, o, lse, *shared, *ctx.numbers, needs_dbias, needs_dsink
+    )
+    return (
+        dq, dk, dv, dbias if needs_dbias else None, None, dsink if needs_dsink else None, None, None, None, *none
+    )  # fmt: skip
+
+
+def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_dv: int) -> int:
+    """Of products with head_dim and head_dim_v columns, as torch counts its own attention: masks disregarded, and so
+    the boundaries of packed sequences."""
+    rows, keys = q_shape.numel() // q_shape[-1], k_shape[-3]
+    return 2 * rows * keys * (products_d * q_shape[-1] + products_dv * v_shape[-1])
+
+
+@register_flop_formula(torch.ops.tessera.forward, get_raw=False)  # type: ignore[untyped-decorator]
+def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 1, 1)
+
+
+@register_flop_formula(torch.ops.tessera.backward, get_raw=False)  # type: ignore[untyped-decorator]
+def _backward_flops(_: Any, __: Any, q_shape: Any, k_shape: Any, v_shape: Any, *___: Any, **____: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 3, 2)
+
+
+def _refuse_second_derivatives(*_: Any) -> Any:
+    raise NotImplementedError("tessera.attention has no second derivatives: its gradients cannot be differentiated")
+
+
+torch.library.register_autograd("tessera::forward", _differentiate, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("tessera::backward", _refuse_second_derivatives, lib=_library)
+
+
+def _refuse_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    raise NotImplementedError(
+        "tessera.attention under torch.vmap: fold the mapped dimension into the batch dimension instead, "
+        "e.g. q.flatten(0, 1), and unflatten the result"
+    )
+
+
+torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
+
+
+# ---- autograd without the dispatcher
+
+
+class _Forward(torch.autograd.Function):
+    """The same as the ops' autograd at a fraction of its cost on the host, and under torch.func's transforms."""
+
+    @staticmethod
+    def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        o, lse = _outputs(inputs[0], inputs[2])
+        _run_forward(inputs, options, rng_state, o, lse)  # type: ignore[arg-type]
+        return o, lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options, ctx.rng_state, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        *inputs, o, lse = ctx.saved_tensors
+        if dout is None:
+            if dlse is None:
+                return (None,) * 10
+            dout = torch.zeros_like(o)
+        needs = ctx.needs_input_grad[5], ctx.needs_input_grad[7]
+        # A graph of the gradients is asked for (create_graph, torch.func): it gets a node that refuses.
+        compute = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
+        dq, dk, dv, dbias, dsink = compute(ctx.options, ctx.rng_state, needs, dout, dlse, o, lse, *inputs)
+        return None, None, dq, dk, dv, dbias, None, dsink, None, None
+
+    vmap = staticmethod(_refuse_vmap)
+
+
+class _Backward(torch.autograd.Function):
+    """dq, dk, dv, and dbias and dsink or None; not differentiable."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        options: Options, rng_state: Tensor | None, needs: tuple[bool, bool], dout: Tensor, dlse: Tensor | None,
+        o: Tensor, lse: Tensor, *inputs: Any,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)  # type: ignore[arg-type]
+        dbias, dsink = all_dbias if needs[0] else None, all_dsink if needs[1] else None
+        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)  # type: ignore[arg-type]
+        return dq, dk, dv, dbias, dsink
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    backward = staticmethod(_refuse_second_derivatives)
+    vmap = staticmethod(_refuse_vmap)
+
+
+def _needs_dispatcher(q: Tensor) -> bool:
+    """Whether somebody wants to see, or to replace, what is computed."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or type(q).__torch_dispatch__ is not _NO_DISPATCH
+        or q.is_meta
+    )
+
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
+    dropout_p: float = 0.0, rng_state: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    return_lse: bool = False, deterministic: bool = False, batch_invariant: bool = False,
+) -> Any:
+    """`tessera.attention` for torch tensors."""
+    inputs, options = prepare(
+        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        deterministic=deterministic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    state = _draw(dropout_p, rng_state)
+    if _needs_dispatcher(q):
+        o, lse = torch.ops.tessera.forward(*inputs, state, *options[:8], *options[10:])
+    elif torch._C._are_functorch_transforms_active() or (
+        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    ):
+        o, lse = _Forward.apply(options, state, *inputs)
+    else:
+        q, _, v, *_ = inputs
+        _check_rows(q, v)
+        o = torch.empty(q.shape[:-1] + v.shape[-1:], dtype=q.dtype, device=q.device)
+        lse = q.new_empty(_lse_shape(q), dtype=torch.float32) if return_lse else None
+        _run_forward(inputs, options, state, o, lse)
+    return (o, lse) if return_lse else o
+
+
+# ---- without autograd
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
+    dropout_p: float = 0.0, rng_state: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    deterministic: bool = False, batch_invariant: bool = False, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, lse, rng_state) of `tessera.attention`, outside autograd.
+
+    rng_state is what `backward` needs to draw the same dropout mask: int64 (2,) on the CPU, of no elements without
+    dropout. `out`: where o is written, any strides whose last is 1.
+    """
+    inputs, options = prepare(
+        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        deterministic=deterministic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    state = _draw(dropout_p, rng_state)
+    o, lse = _outputs(inputs[0], inputs[2])
+    if out is not None:
+        o = out
+    _run_forward(inputs, options, state, o, lse)
+    return o, lse, torch.empty(0, dtype=torch.int64) if state is None else state
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, dlse: Tensor | None = None,
+    causal: bool = False, window: tuple[int, int] = (-1, -1), alignment: str = "bottom_right",
+    softmax_scale: float | None = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None, sink: Tensor | None = None, dropout_p: float = 0.0, rng_state: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None, deterministic: bool = False, batch_invariant: bool = False,
+    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None,
+    dsink: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of what `forward` computed, outside autograd.
+
+    Args:
+        dout, dlse: gradients of o and of lse (None: zero).
+        q ... batch_invariant: as given to `forward`, with the o, lse and rng_state that it returned.
+        dq, dk, dv: where to write, any strides whose last is 1; None: new tensors.
+        dbias, dsink: like bias and sink; computed only if given.
+    """
+    if dropout_p > 0.0 and rng_state is None:
+        raise ValueError("rng_state is None: with dropout_p > 0 it must be what the forward pass returned")
+    inputs, options = prepare(
+        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        deterministic=deterministic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    dq = q.new_empty(q.shape) if dq is None else dq
+    dk = k.new_empty(k.shape) if dk is None else dk
+    dv = v.new_empty(v.shape) if dv is None else dv
+    state = rng_state if dropout_p > 0.0 else None
+    _run_backward(inputs, options, state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
+    return dq, dk, dv

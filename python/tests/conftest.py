@@ -1,0 +1,45 @@
+"""What all tests share: the device they run on, and random numbers that differ from run to run."""
+
+import os
+import random
+
+import pytest
+
+# Before torch is imported anywhere: the tests are many and small.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where tensors live")
+    parser.addoption("--seed", type=int, default=None, help="repeat a run with the seed it printed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(2**31)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed {config.option.seed} (repeat with --seed), device {config.option.device}"
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Every test starts from the run's seed, whatever ran before it."""
+    number = int(request.config.getoption("--seed"))
+    random.seed(number)
+    try:
+        import numpy
+
+        numpy.random.seed(number)
+        import torch
+
+        torch.manual_seed(number)
+    except ImportError:
+        pass
+    return number
