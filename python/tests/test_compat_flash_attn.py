@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import reference
-import tessera.torch
 import torch
-from tessera.compat.flash_attn import flash_attn_interface as fa
 from torch import Tensor
+
+import tessera.torch
+from tessera.compat.flash_attn import flash_attn_interface as fa
 
 INFINITY = float("inf")
 
@@ -169,7 +170,7 @@ def test_dropout_matrix(dtype: torch.dtype, device: str) -> None:
     """Its magnitude is the softmax after the division by its sum, its sign the mask, of the right frequency."""
     batch, heads, seqlen_q, seqlen_k, p = 2, 4, 150, 130, 0.17
     q, k, v = (torch.randn(batch, n, heads, 16, device=device, dtype=dtype) for n in (seqlen_q, seqlen_k, seqlen_k))
-    _, lse, matrix = fa.flash_attn_func(q, k, v, p, causal=True, return_attn_probs=True)
+    _, _, matrix = fa.flash_attn_func(q, k, v, p, causal=True, return_attn_probs=True)
     assert matrix.shape == (batch, heads, 256, 256) and matrix.dtype == dtype
     assert not matrix[:, :, seqlen_q:].any() and not matrix[:, :, :, seqlen_k:].any()
     matrix = matrix[:, :, :seqlen_q, :seqlen_k].double()
@@ -219,7 +220,9 @@ def test_what_is_returned(device: str) -> None:
 # ---- packed operands
 
 
-def packed_call(form: str, device: str, options: dict[str, Any]) -> tuple[list[Tensor], Callable[..., Any], Callable[..., Any]]:
+def packed_call(
+    form: str, device: str, options: dict[str, Any]
+) -> tuple[list[Tensor], Callable[..., Any], Callable[..., Any]]:
     """Packed operands, a function of them, and the same of q, k and v apart."""
     heads, heads_k, head_dim = (4, 4, 24) if "qkv" in form else (4, 2, 24)
     cu_q = torch.tensor([0, 7, 7, 26], dtype=torch.int32, device=device)
@@ -458,7 +461,9 @@ def test_tokens_of_no_sequence(device: str) -> None:
 def test_operators_are_good_citizens(device: str) -> None:
     """Schemas, fake kernels and mutation are as torch wants them."""
     (q, k, v), options = dense_arguments(device, 0.25)
-    torch.library.opcheck(fa._flash_attn_forward._opoverload, (q, k, v, *options, True), test_utils=DETERMINISTIC_CHECKS)
+    torch.library.opcheck(
+        fa._flash_attn_forward._opoverload, (q, k, v, *options, True), test_utils=DETERMINISTIC_CHECKS
+    )
     (q, k, v), options = dense_arguments(device)
     torch.library.opcheck(fa._flash_attn_forward._opoverload, (q, k, v, *options, False))
     out, lse, _, state = fa._flash_attn_forward(q, k, v, *options, False)

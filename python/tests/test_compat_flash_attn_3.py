@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import reference
 import torch
-from tessera.compat import flash_attn_interface as fa3
 from torch import Tensor
+
+from tessera.compat import flash_attn_interface as fa3
 
 INFINITY = float("inf")
 FEATURES: dict[str, dict[str, Any]] = {
@@ -61,13 +62,9 @@ def test_dense(feature: str, lengths: tuple[int, int], device: str) -> None:
 def test_packed(feature: str, used: str, device: str) -> None:
     """Only the used part of each sequence counts; the rest may hold anything and gets nothing."""
     lengths = {"q": [9, 0, 30, 4, 12], "k": [20, 5, 11, 0, 33]}
-    counts = {
-        side: [random.randint(0, n) for n in all_] if side in used else all_ for side, all_ in lengths.items()
-    }
+    counts = {side: [random.randint(0, n) for n in all_] if side in used else all_ for side, all_ in lengths.items()}
     cu = {side: torch.tensor([0, *all_]).cumsum(0).int().to(device) for side, all_ in lengths.items()}
-    chosen = {
-        side: [slice(int(cu[side][b]), int(cu[side][b]) + counts[side][b]) for b in range(5)] for side in lengths
-    }
+    chosen = {side: [slice(int(cu[side][b]), int(cu[side][b]) + counts[side][b]) for b in range(5)] for side in lengths}
     options = FEATURES[feature]
     q = torch.randn(55, 4, 16, device=device, dtype=torch.bfloat16)
     k = torch.randn(69, 2, 16, device=device, dtype=torch.bfloat16)
@@ -181,7 +178,18 @@ def test_packed_operators(device: str) -> None:
     dout = torch.randn_like(out)
     gradients = {name: torch.empty_like(q) for name in ("dq", "dk", "dv")}
     softmax_d = fa3._flash_attn_backward(
-        dout, q, k, v, out, lse, **lengths, sequed_q=used, sequed_k=used, **gradients, is_causal=True, deterministic=True
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        **lengths,
+        sequed_q=used,
+        sequed_k=used,
+        **gradients,
+        is_causal=True,
+        deterministic=True,
     )
     right = torch.autograd.grad(expected, operands, dout)
     assert all(torch.equal(a, b) for a, b in zip(gradients.values(), right, strict=True))
@@ -240,11 +248,23 @@ def test_other_refusals(device: str) -> None:
         fa3.flash_attn_with_kvcache(q, q, q)
     with pytest.raises(NotImplementedError, match="get_scheduler_metadata"):
         fa3.get_scheduler_metadata(1, 1, 1, 1, 1, 16, q)
-    for name in ("k_new", "v_new", "out_", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "scheduler_metadata"):
+    for name in (
+        "k_new",
+        "v_new",
+        "out_",
+        "page_table",
+        "kv_batch_idx",
+        "leftpad_k",
+        "rotary_cos",
+        "scheduler_metadata",
+    ):
         with pytest.raises(NotImplementedError, match=f"_flash_attn_forward: {name} "):
             fa3._flash_attn_forward(q, q, q, **{name: q})
     with pytest.raises(NotImplementedError, match="dense tensors: seqused_k"):
         fa3._flash_attn_forward(q, q, q, seqused_k=torch.ones(1, dtype=torch.int32, device=device))
+    cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="all of them or none"):
+        fa3._flash_attn_forward(q[0], q[0], q[0], cu_seqlens_q=cu)
     for num_heads_q in (None, 3, 8):
         with pytest.raises(ValueError, match=f"num_heads_q is {num_heads_q}"):
             fa3.flash_attn_qkvpacked_func(q, num_heads_q=num_heads_q)

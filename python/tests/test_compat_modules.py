@@ -9,11 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-import tessera.compat
 import torch
+from torch import Tensor
+
+import tessera.compat
 from tessera.compat.flash_attn import bert_padding
 from tessera.compat.flash_attn.layers import rotary
-from torch import Tensor
 
 # ---- install
 
@@ -208,9 +209,7 @@ def check_gradient(out: Tensor, x: Tensor, expected: Tensor, source: Tensor) -> 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("pairs", [6, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary(
-    offset: str, interleaved: bool, inplace: bool, pairs: int, dtype: torch.dtype, device: str
-) -> None:
+def test_rotary(offset: str, interleaved: bool, inplace: bool, pairs: int, dtype: torch.dtype, device: str) -> None:
     angles, cos, sin = table(pairs, device)
     first = {"none": [0] * BATCH, "int": [5] * BATCH, "tensor": [2, 13, 0]}[offset]
     offsets: Any = {"none": 0, "int": 5, "tensor": torch.tensor(first, dtype=torch.int32, device=device)}[offset]

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tessera.torch
 import torch
-from tessera.torch.ops import _needs_dispatcher
 from torch import Tensor
+
+import tessera.torch
+from tessera.torch.ops import _needs_dispatcher
 
 # Keyword arguments of tessera.torch.attention, .forward and .backward.
 Keywords = dict[str, Any]
@@ -104,8 +105,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool
     """Differentiable attention: o, and lse with -inf in empty rows or None."""
     with without_autocast(q):
         q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
-        result = tessera.torch.attention(q, k, v, return_lse=return_lse, **keywords)
-        return result if return_lse else (result, None)
+        result: Any = tessera.torch.attention(q, k, v, return_lse=return_lse, **keywords)
+    out, lse = result if return_lse else (result, None)
+    return out, lse
 
 
 def attend_packed(
@@ -122,7 +124,7 @@ def attend_packed(
         return attend(*_operands(q, packed, split), keywords, return_lse)
     with without_autocast(packed):
         q = None if q is None else contiguous_columns(q)
-        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)
+        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)  # type: ignore[no-untyped-call]
     return out, lse if return_lse else None
 
 
@@ -135,15 +137,14 @@ class _PackedAttention(torch.autograd.Function):
     """Attention that writes the gradients of packed operands side by side, where autograd would copy them together."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor | None, packed: Tensor, split: Split, keywords: Keywords
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q: Tensor | None, packed: Tensor, split: Split, keywords: Keywords) -> tuple[Tensor, Tensor]:
         out, lse, rng_state = tessera.torch.forward(*_operands(q, packed, split), **keywords)
         ctx.set_materialize_grads(False)
         ctx.split = split
         # Tensors go through save_for_backward, which notices if somebody changes them in between.
         ctx.keywords = {name: value for name, value in keywords.items() if not isinstance(value, Tensor)}
-        tensors = {name: value for name, value in keywords.items() if isinstance(value, Tensor)} | {"rng_state": rng_state}
+        tensors = {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+        tensors["rng_state"] = rng_state
         ctx.names = list(tensors)
         ctx.save_for_backward(q, packed, out, lse, *tensors.values())
         return out, lse
@@ -153,13 +154,12 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         q, packed, out, lse, *tensors = ctx.saved_tensors
         keywords = ctx.keywords | dict(zip(ctx.names, tensors, strict=True))
-        dpacked = packed.new_empty(packed.shape)
-        dq = None if q is None else q.new_empty(q.shape)
-        operands, gradients = _operands(q, packed, ctx.split), _operands(dq, dpacked, ctx.split)
         dout = torch.zeros_like(out) if dout is None else dout
-        tessera.torch.backward(
-            dout, *operands, out, lse, dlse=dlse, **keywords, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-        )
+        dq = None if q is None else q.new_empty(q.shape)
+        dpacked = packed.new_empty(packed.shape)
+        q, k, v = _operands(q, packed, ctx.split)
+        to_q, to_k, to_v = _operands(dq, dpacked, ctx.split)
+        tessera.torch.backward(dout, q, k, v, out, lse, dlse=dlse, dq=to_q, dk=to_k, dv=to_v, **keywords)
         return dq, dpacked, None, None
 
 

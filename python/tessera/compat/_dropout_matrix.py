@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tessera.torch
 import torch
 from torch import Tensor
 
+import tessera.torch
 from tessera.compat._attention import Keywords
 
 
@@ -61,7 +61,8 @@ def _weights(q: Tensor, k: Tensor, length_q: Tensor, length_k: Tensor, keywords:
     scores = scores.masked_fill(~visible, float("-inf"))
     # Rows that see nothing have the maximum -inf: any finite number in its place makes their weights 0.
     largest = scores.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-    return (scores - largest).exp()
+    weights: Tensor = (scores - largest).exp()
+    return weights
 
 
 def _padded(x: Tensor, cu_seqlens: Tensor, seqlen: int) -> tuple[Tensor, Tensor]:

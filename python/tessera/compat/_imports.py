@@ -60,7 +60,7 @@ def install(*, force: bool = False) -> Installation:
         for name in MODULES:
             if "." not in name and (name in sys.modules or importlib.util.find_spec(name) is not None):
                 how = "imported" if name in sys.modules else "installed"
-                raise RuntimeError(f"the real {name} is {how}: pass force=True to hide it behind Tessera's, or uninstall it")
+                raise RuntimeError(f"the real {name} is {how}: uninstall it, or pass force=True to hide it")
     _set_aside.update({name: sys.modules.pop(name) for name in list(sys.modules) if _target(name) is not None})
     sys.meta_path.insert(0, _finder)
     return Installation(owner=True)
@@ -125,7 +125,7 @@ class _Distribution(importlib.metadata.Distribution):
 
     def __init__(self, name: str, version: str, modules: Sequence[str]) -> None:
         self._texts = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: provided by tessera.compat\n",
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: Tessera under its name\n",
             "top_level.txt": "\n".join(modules),
         }
 
@@ -142,6 +142,9 @@ _DISTRIBUTIONS = {
 }
 
 
+_EVERYTHING = importlib.metadata.DistributionFinder.Context()
+
+
 class _Finder(importlib.metadata.DistributionFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -155,7 +158,7 @@ class _Finder(importlib.metadata.DistributionFinder):
         return spec
 
     def find_distributions(
-        self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()
+        self, context: importlib.metadata.DistributionFinder.Context = _EVERYTHING
     ) -> Iterator[importlib.metadata.Distribution]:
         wanted = None if context.name is None else re.sub(r"[-_.]+", "-", context.name).lower()
         return (d for name, d in _DISTRIBUTIONS.items() if wanted in (None, name))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tessera.torch
 import torch
 from torch import Tensor
 
+import tessera.torch
 from tessera.compat._attention import (
     Keywords,
     contiguous_columns,
@@ -181,9 +181,7 @@ def varlen_bwd(
     keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     keywords["rng_state"] = rng_state
     if zero_tensors:
-        dq, dk, dv = (
-            torch.zeros_like(x) if dx is None else dx.zero_() for x, dx in ((q, dq), (k, dk), (v, dv))
-        )
+        dq, dk, dv = (torch.zeros_like(x) if dx is None else dx.zero_() for x, dx in ((q, dq), (k, dk), (v, dv)))
     gradients = _backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, keywords, generator)
     softmax_d = (1.0 - dropout_p) * row_products(dout, out)
     return [*gradients, torch.nn.functional.pad(softmax_d, (0, 128 * (cu_seqlens_q.shape[0] - 1)))]

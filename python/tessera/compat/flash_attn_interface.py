@@ -11,22 +11,21 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
 * ``num_splits``, ``pack_gqa`` and ``sm_margin`` steer upstream's kernels and change no result. They are accepted and
   have no effect: the library splits keys, and packs the heads of a group, where its plan says so, and it leaves no
   multiprocessor free.
-* Functions return o, like q with v's head_dim; with ``return_attn_probs`` (o, lse). lse: float32 (batch, num_heads,
-  seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is differentiable;
-  upstream ignores its gradient.
+* Functions return o, like q with v's head_dim; with ``return_attn_probs`` the tuple (o, lse). lse: float32 (batch,
+  num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
+  differentiable; upstream ignores its gradient.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
   tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import tessera.torch
 import torch
 from torch import Tensor
 
+import tessera.torch
 from tessera.compat._attention import (
     Keywords,
     Split,
@@ -59,7 +58,7 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Attention over dense tensors. Mirrors ``flash_attn_interface.flash_attn_func``; the module says what is what."""
     refuse(
         "flash_attn_func",
@@ -88,7 +87,7 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """The same with everything in one tensor. Mirrors ``flash_attn_interface.flash_attn_qkvpacked_func``.
 
     Args:
@@ -132,7 +131,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Any:
     """Attention over packed tensors. Mirrors ``flash_attn_interface.flash_attn_varlen_func``.
 
     Args:
@@ -256,7 +255,7 @@ def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:
     if num_heads_q is None or num_heads_q > heads or (heads - num_heads_q) % 2 != 0:
         raise ValueError(f"num_heads_q is {num_heads_q}: of the {heads} heads in qkv, the rest must be even in number")
     num_heads_k = (heads - num_heads_q) // 2
-    return lambda packed: packed.split((num_heads_q, num_heads_k, num_heads_k), dim=-2)
+    return lambda packed: torch.split(packed, [num_heads_q, num_heads_k, num_heads_k], dim=-2)
 
 
 # ---- operators without autograd: torch.ops.flash_attn_3.*
@@ -380,7 +379,9 @@ def _lengths(
     seqused_k: Tensor | None,
 ) -> Keywords:
     """The arguments of packed tensors; none for dense ones."""
-    if cu_seqlens_q is None or cu_seqlens_k is None:
-        refuse("dense tensors", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k)
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        refuse("dense tensors", seqused_q=seqused_q, seqused_k=seqused_k)
         return {}
+    if cu_seqlens_q is None or cu_seqlens_k is None or max_seqlen_q is None or max_seqlen_k is None:
+        raise ValueError("cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k: give all of them or none")
     return packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)

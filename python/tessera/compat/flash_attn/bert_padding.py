@@ -83,7 +83,7 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
     Mirrors ``bert_padding.pad_input``.
     """
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return index_put_first_axis(hidden_states, indices, batch * seqlen).view(batch, seqlen, *hidden_states.shape[1:])
 
 
 def _cumulative(lengths: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   limit. ``causal`` and windows are aligned to the bottom right if seqlen_q != seqlen_k. ``softcap``: 0 is none.
   ``alibi_slopes``: float32 (num_heads) or (batch, num_heads). ``deterministic``: dq is the same bit for bit in every
   run; everything else always is.
-* Functions return o, like q with v's head_dim; with ``return_attn_probs`` (o, lse, S_dmask). lse: float32 (batch,
-  num_heads, seqlen_q), packed (num_heads, total_q), +inf for queries that see no key (o is 0 there). S_dmask: without
-  dropout a tensor of no elements; with dropout (batch, num_heads, seqlen_q, seqlen_k), lengths rounded up to 128,
-  exp(score - largest score of the row), negative where dropped.
+* Functions return o, like q with v's head_dim; with ``return_attn_probs`` the tuple (o, lse, S_dmask). lse: float32
+  (batch, num_heads, seqlen_q), packed (num_heads, total_q), +inf for queries that see no key (o is 0 there). S_dmask:
+  without dropout a tensor of no elements; with dropout (batch, num_heads, seqlen_q, seqlen_k), lengths rounded up to
+  128, exp(score - largest score of the row), negative where dropped.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. Both
   dropout and softcap at once are refused, as upstream refuses them.
 
@@ -29,7 +29,7 @@ What differs from upstream:
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """Attention over dense tensors. Mirrors ``flash_attn.flash_attn_func``; the module says what is what."""
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -76,7 +76,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """The same with keys and values in one tensor, kv (batch, seqlen_k, 2, num_heads_k, head_dim).
 
     Neither they nor their gradient are copied. Mirrors ``flash_attn.flash_attn_kvpacked_func``.
@@ -98,7 +98,7 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """The same with everything in one tensor, qkv (batch, seqlen, 3, num_heads, head_dim).
 
     Neither it nor its gradient is copied. Mirrors ``flash_attn.flash_attn_qkvpacked_func``.
@@ -127,7 +127,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """Attention over packed tensors. Mirrors ``flash_attn.flash_attn_varlen_func``; no `block_table`."""
     refuse("flash_attn_varlen_func", block_table=block_table)
     keywords = flash_attn_gpu.attention_keywords(
@@ -153,7 +153,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """Packed, with kv (total_k, 2, num_heads_k, head_dim). Mirrors ``flash_attn.flash_attn_varlen_kvpacked_func``."""
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
@@ -175,7 +175,7 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Any:
     """Packed, with qkv (total, 3, num_heads, head_dim). Mirrors ``flash_attn.flash_attn_varlen_qkvpacked_func``."""
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic

@@ -96,7 +96,9 @@ def apply_rotary_emb(
     Raises:
         ValueError: shapes that do not fit; see :func:`tessera.compat.flash_attn.ops.triton.rotary.apply_rotary`.
     """
-    rotated: Tensor = ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+    rotated: Tensor = ApplyRotaryEmb.apply(  # type: ignore[no-untyped-call]
+        x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen
+    )
     return rotated
 
 
@@ -126,7 +128,9 @@ class _RotateParts(torch.autograd.Function):
         return dpacked, *(None for _ in range(3 + len(tables)))
 
 
-def _rotate_parts(packed: Tensor, parts: Any, tables: Any, interleaved: bool, offsets: int | Tensor, conjugate: bool) -> None:
+def _rotate_parts(
+    packed: Tensor, parts: Any, tables: Any, interleaved: bool, offsets: int | Tensor, conjugate: bool
+) -> None:
     for part, cos, sin in zip(parts, tables[0::2], tables[1::2], strict=True):
         apply_rotary(packed[part], cos, sin, offsets, interleaved=interleaved, inplace=True, conjugate=conjugate)
 
@@ -163,10 +167,11 @@ def apply_rotary_emb_qkv_(
     else:
         num_heads_k = (qkv.shape[2] - num_heads_q) // 2
         if num_heads_k < 0 or num_heads_q + 2 * num_heads_k != qkv.shape[2]:
-            raise ValueError(f"num_heads_q is {num_heads_q}: the rest of the {qkv.shape[2]} heads must be even in number")
-        parts = (..., slice(num_heads_q), slice(None)), (..., slice(num_heads_q, num_heads_q + num_heads_k), slice(None))
+            raise ValueError(f"num_heads_q is {num_heads_q}: of {qkv.shape[2]} heads, the rest must be even in number")
+        end = num_heads_q + num_heads_k
+        parts = ((..., slice(num_heads_q), slice(None)), (..., slice(num_heads_q, end), slice(None)))
     tables = cos, sin, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    rotated: Tensor = _RotateParts.apply(qkv, parts, interleaved, seqlen_offsets, *tables)
+    rotated: Tensor = _RotateParts.apply(qkv, parts, interleaved, seqlen_offsets, *tables)  # type: ignore[no-untyped-call]
     return rotated
 
 
@@ -178,7 +183,7 @@ def apply_rotary_emb_kv_(
     Mirrors ``layers.rotary.apply_rotary_emb_kv_``; arguments and errors as in :func:`apply_rotary_emb`.
     """
     keys = ((..., 0, slice(None), slice(None)),)
-    rotated: Tensor = _RotateParts.apply(kv, keys, interleaved, seqlen_offsets, cos, sin)
+    rotated: Tensor = _RotateParts.apply(kv, keys, interleaved, seqlen_offsets, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
 
