@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import reference
 import torch
 from torch import Tensor
 
+import reference
 import tessera.torch
 from tessera.compat.flash_attn import flash_attn_interface as fa
 
@@ -64,6 +64,12 @@ def leaves(*tensors: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
     return [x.detach().to(dtype or x.dtype).clone().requires_grad_() for x in tensors]
 
 
+def assert_gradient_close(name: str, gradient: Tensor, exact: Tensor, plain: Tensor) -> None:
+    """Three times the textbook steps' error. They may be luckily exact on so few numbers: a unit of the largest more."""
+    floor = 1e-5 + float(exact.abs().max()) * torch.finfo(gradient.dtype).eps
+    reference.assert_close(name, gradient, exact, plain, factor=3.0, floor=floor)
+
+
 def check(
     run: Callable[..., tuple[Tensor, Tensor, Tensor]],
     exact: Callable[..., tuple[Tensor, Tensor]],
@@ -85,7 +91,7 @@ def check(
     exact_gradients = torch.autograd.grad(exact_out, truth, dout.double())
     plain_gradients = torch.autograd.grad(plain_out, plain, dout)
     for name, mine, right, other in zip("qkv", gradients, exact_gradients, plain_gradients, strict=True):
-        reference.assert_close(f"d{name}", mine, right, other, factor=3.0, floor=1e-5)
+        assert_gradient_close(f"d{name}", mine, right, other)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -149,7 +155,7 @@ def test_values_may_have_other_columns(device: str) -> None:
 
 
 def test_lse_is_differentiable(device: str) -> None:
-    q, k, v = torch.randn(3, 1, 12, 2, 16, device=device, dtype=torch.bfloat16)
+    q, k, v = torch.randn(3, 2, 50, 4, 16, device=device, dtype=torch.bfloat16)
     ours, truth, plain = leaves(q, k, v), leaves(q, k, v, dtype=torch.double), leaves(q, k, v)
     _, lse, _ = fa.flash_attn_func(*ours, return_attn_probs=True)
     dlse = torch.randn_like(lse)
@@ -160,7 +166,7 @@ def test_lse_is_differentiable(device: str) -> None:
         )
     ]  # fmt: skip
     for name, mine, right, other in zip("qk", *results, strict=True):
-        reference.assert_close(f"d{name}", mine, right, other, factor=3.0, floor=1e-5)
+        assert_gradient_close(f"d{name}", mine, right, other)
 
 
 # ---- S_dmask

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import tessera
 import tessera.torch
-from tessera.torch.ops import _needs_dispatcher
 
-# Keyword arguments of tessera.torch.attention, .forward and .backward.
+# Keyword arguments of tessera.attention, tessera.torch.forward and tessera.torch.backward.
 Keywords = dict[str, Any]
 
 # Views of a packed tensor: k and v, or q, k and v.
@@ -105,7 +105,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool
     """Differentiable attention: o, and lse with -inf in empty rows or None."""
     with without_autocast(q):
         q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
-        result: Any = tessera.torch.attention(q, k, v, return_lse=return_lse, **keywords)
+        result: Any = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
     out, lse = result if return_lse else (result, None)
     return out, lse
 
@@ -119,18 +119,29 @@ def attend_packed(
         q: None if `packed` holds the queries as well.
         packed: what `split` makes views of.
     """
-    if _needs_dispatcher(packed) or not (torch.is_grad_enabled() and packed.requires_grad):
-        # Without gradients there is nothing to join, and a compiler fuses the joining.
+    if _is_watched(packed) or not (torch.is_grad_enabled() and packed.requires_grad):
+        # Without gradients there is nothing to join, and what compilers see must be operators.
         return attend(*_operands(q, packed, split), keywords, return_lse)
     with without_autocast(packed):
         q = None if q is None else contiguous_columns(q)
-        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)  # type: ignore[no-untyped-call]
+        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)
     return out, lse if return_lse else None
 
 
 def _operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = split(packed) if q is None else (q, *split(packed))
     return q, k, v
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Whether somebody traces or transforms what is computed from `x`, so that it cannot be computed straight away."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+        or x.is_meta
+    )
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -13,7 +13,7 @@ def dropout_matrix(q: Tensor, k: Tensor, keywords: Keywords) -> Tensor:
     """Upstream's ``S_dmask``.
 
     Args:
-        q, k: as given to ``tessera.torch.attention``, dense or packed.
+        q, k: as given to ``tessera.attention``, dense or packed.
         keywords: its other arguments, with ``rng_state``; no softcap, bias or sink.
 
     Returns:

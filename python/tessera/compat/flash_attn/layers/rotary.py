@@ -96,9 +96,7 @@ def apply_rotary_emb(
     Raises:
         ValueError: shapes that do not fit; see :func:`tessera.compat.flash_attn.ops.triton.rotary.apply_rotary`.
     """
-    rotated: Tensor = ApplyRotaryEmb.apply(  # type: ignore[no-untyped-call]
-        x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen
-    )
+    rotated: Tensor = ApplyRotaryEmb.apply(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
     return rotated
 
 
@@ -171,7 +169,7 @@ def apply_rotary_emb_qkv_(
         end = num_heads_q + num_heads_k
         parts = ((..., slice(num_heads_q), slice(None)), (..., slice(num_heads_q, end), slice(None)))
     tables = cos, sin, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    rotated: Tensor = _RotateParts.apply(qkv, parts, interleaved, seqlen_offsets, *tables)  # type: ignore[no-untyped-call]
+    rotated: Tensor = _RotateParts.apply(qkv, parts, interleaved, seqlen_offsets, *tables)
     return rotated
 
 
@@ -183,7 +181,7 @@ def apply_rotary_emb_kv_(
     Mirrors ``layers.rotary.apply_rotary_emb_kv_``; arguments and errors as in :func:`apply_rotary_emb`.
     """
     keys = ((..., 0, slice(None), slice(None)),)
-    rotated: Tensor = _RotateParts.apply(kv, keys, interleaved, seqlen_offsets, cos, sin)  # type: ignore[no-untyped-call]
+    rotated: Tensor = _RotateParts.apply(kv, keys, interleaved, seqlen_offsets, cos, sin)
     return rotated
 
 
