@@ -65,8 +65,12 @@ def leaves(*tensors: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:
 
 
 def assert_gradient_close(name: str, gradient: Tensor, exact: Tensor, plain: Tensor) -> None:
-    """Three times the textbook steps' error. They may be luckily exact on so few numbers: a unit of the largest more."""
-    floor = 1e-5 + float(exact.abs().max()) * torch.finfo(gradient.dtype).eps
+    """Three times the textbook steps' error, and a few units of the largest number.
+
+    The backward pass takes sum(dout * o) from o as it was rounded, the textbook steps do not. In rows that see one or
+    two keys, of which there are many here, nothing averages that out.
+    """
+    floor = 1e-5 + 4 * float(exact.abs().max()) * torch.finfo(gradient.dtype).eps
     reference.assert_close(name, gradient, exact, plain, factor=3.0, floor=floor)
 
 
