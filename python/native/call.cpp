@@ -181,48 +181,44 @@ T* pointer(const View& view) {
   return reinterpret_cast<T*>(view.data);
 }
 
-}  // namespace
-
-Problem problem_of(const Inputs& in, const Options& options) {
+/// Sizes of a problem, from tensors whose number of dimensions is checked here.
+void read_sizes(const Inputs& in, const Options& options, Problem& p) {
   const View& q = in.q;
-  if (!q) invalid("q is None: a tensor is required");
-  if (!in.k) invalid("k is None: a tensor is required");
-  if (!in.v) invalid("v is None: a tensor is required");
-  Problem p;
-  p.pass = options.pass;
-  p.dtype = storage_type(q);
-  p.packed = static_cast<bool>(in.cu_seqlens_q);
-  if (!p.packed && in.cu_seqlens_k)
+  if (!p.packed && in.cu_seqlens_k) {
     invalid("cu_seqlens_q is None, but cu_seqlens_k is given: both or neither");
-  const Axes axes(p.packed);
-  const int ndim = p.packed ? 3 : 4;
-  // Sizes are read from here, so dimensions come first; check_rows says what is wrong with them.
-  for (const auto& [name, view] : {std::pair{"q", &q}, {"k", &in.k}, {"v", &in.v}}) {
-    if (view->ndim != ndim) check_rows(name, *view, q, {}, p.packed);
   }
+  for (const auto& [name, view] : {std::pair{"q", &q}, {"k", &in.k}, {"v", &in.v}}) {
+    if (!*view) invalid(std::string(name) + " is None: a tensor is required");
+    if (view->ndim != (p.packed ? 3 : 4)) check_rows(name, *view, q, {}, p.packed);
+  }
+  const Axes axes(p.packed);
   p.batch = p.packed ? check_cu_seqlens(in) : q.shape[0];
   p.num_heads = q.shape[axes.heads];
   p.num_heads_k = in.k.shape[axes.heads];
   p.head_dim = q.shape[axes.dim];
   p.head_dim_v = in.v.shape[axes.dim];
-  const std::int64_t rows_q = q.shape[axes.rows], rows_k = in.k.shape[axes.rows];
-  p.seqlen_q = p.packed ? options.max_seqlen_q : rows_q;
-  p.seqlen_k = p.packed ? options.max_seqlen_k : rows_k;
+  p.seqlen_q = p.packed ? options.max_seqlen_q : q.shape[axes.rows];
+  p.seqlen_k = p.packed ? options.max_seqlen_k : in.k.shape[axes.rows];
   if (p.packed) {
-    p.total_q = rows_q;
-    p.total_k = rows_k;
+    p.total_q = q.shape[axes.rows];
+    p.total_k = in.k.shape[axes.rows];
   }
+}
+
+/// Every tensor of rows that is given, and lse and its gradient, against the sizes.
+void check_shapes(const Inputs& in, const Problem& p) {
+  const std::int64_t rows_q = p.packed ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = p.packed ? p.total_k : p.seqlen_k;
   const std::array q_shape = {p.batch, rows_q, p.num_heads, p.head_dim};
   const std::array k_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim};
   const std::array v_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim_v};
   const std::array o_shape = {p.batch, rows_q, p.num_heads, p.head_dim_v};
-  check_rows("q", q, q, q_shape, p.packed);
-  check_rows("k", in.k, q, k_shape, p.packed);
-  check_rows("v", in.v, q, v_shape, p.packed);
-  const auto check_given = [&](const char* name, const View& view,
-                               const std::array<std::int64_t, 4>& shape) {
-    if (view) check_rows(name, view, q, shape, p.packed);
+  const auto check_given = [&](const char* name, const View& view, const auto& shape) {
+    if (view) check_rows(name, view, in.q, shape, p.packed);
   };
+  check_given("q", in.q, q_shape);
+  check_given("k", in.k, k_shape);
+  check_given("v", in.v, v_shape);
   check_given("o", in.o, o_shape);
   check_given("dout", in.dout, o_shape);
   check_given("dq", in.dq, q_shape);
@@ -230,7 +226,36 @@ Problem problem_of(const Inputs& in, const Options& options) {
   check_given("dv", in.dv, v_shape);
   if (in.softmax_lse) check_lse("lse", in.softmax_lse, in, p);
   if (in.dsoftmax_lse) check_lse("dlse", in.dsoftmax_lse, in, p);
+}
 
+void check_sink(const char* name, const View& sink, const Inputs& in, const Problem& p) {
+  check_array(name, sink, in.q, kFloat32, "(num_heads,)",
+              sink.ndim == 1 && sink.shape[0] == p.num_heads);
+}
+
+void check_dbias(const Inputs& in) {
+  if (!in.bias) invalid("dbias is given, but bias is None");
+  bool fits = in.dbias.ndim <= 4 && same(in.dbias.dtype, in.bias.dtype);
+  for (std::size_t i = 0; fits && i < 4; ++i) {
+    fits = bias_size(in.dbias, i) == bias_size(in.bias, i);
+  }
+  if (!fits) {
+    invalid("dbias has shape " + shape_text(in.dbias) + " and type " + name_of(in.dbias.dtype) +
+            ": must be like bias, " + shape_text(in.bias) + " and " + name_of(in.bias.dtype));
+  }
+  check_device("dbias", in.dbias, in.q);
+}
+
+}  // namespace
+
+Problem problem_of(const Inputs& in, const Options& options) {
+  if (!in.q) invalid("q is None: a tensor is required");
+  Problem p;
+  p.pass = options.pass;
+  p.dtype = storage_type(in.q);
+  p.packed = static_cast<bool>(in.cu_seqlens_q);
+  read_sizes(in, options, p);
+  check_shapes(in, p);
   p.softmax_scale = options.softmax_scale;
   p.softcap = options.softcap;
   p.window_left = options.window_left;
@@ -241,36 +266,20 @@ Problem problem_of(const Inputs& in, const Options& options) {
   p.batch_invariant = options.batch_invariant;
   if (in.alibi_slopes) p.alibi = alibi_shape(in, p);
   if (in.bias) p.bias = bias_shape(in, p);
-  if (in.sink) {
-    p.sink = true;
-    check_array("sink", in.sink, q, kFloat32, "(num_heads,)",
-                in.sink.ndim == 1 && in.sink.shape[0] == p.num_heads);
-  }
-  if (in.dbias) {
-    if (!in.bias) invalid("dbias is given, but bias is None");
-    for (std::size_t i = 0; i < 4; ++i) {
-      if (in.dbias.ndim <= 4 && same(in.dbias.dtype, in.bias.dtype) &&
-          bias_size(in.dbias, i) == bias_size(in.bias, i)) {
-        continue;
-      }
-      invalid("dbias has shape " + shape_text(in.dbias) + " and type " + name_of(in.dbias.dtype) +
-              ": must be like bias, " + shape_text(in.bias) + " and " + name_of(in.bias.dtype));
-    }
-    check_device("dbias", in.dbias, q);
-  }
-  if (in.dsink) {
-    if (!in.sink) invalid("dsink is given, but sink is None");
-    check_array("dsink", in.dsink, q, kFloat32, "(num_heads,)",
-                in.dsink.ndim == 1 && in.dsink.shape[0] == p.num_heads);
-  }
-  if (q.on_gpu()) {
+  if (in.dbias) check_dbias(in);
+  p.sink = static_cast<bool>(in.sink);
+  if (in.sink) check_sink("sink", in.sink, in, p);
+  if (in.dsink && !in.sink) invalid("dsink is given, but sink is None");
+  if (in.dsink) check_sink("dsink", in.dsink, in, p);
+  if (in.q.on_gpu()) {
     if (p.dtype == Dtype::f32) {
-      throw Raise{
-          PyExc_NotImplementedError,
-          "q.dtype = float32: on a GPU it must be bfloat16 or float16 (a CPU takes float32, too)"};
+      throw Raise{PyExc_NotImplementedError,
+                  "q.dtype = float32: on a GPU it must be bfloat16 or float16 (a CPU takes "
+                  "float32, too)"};
     }
-    p.unaligned = unaligned(q) || unaligned(in.k) || unaligned(in.v) || unaligned(in.o) ||
-                  unaligned(in.dout) || unaligned(in.dq) || unaligned(in.dk) || unaligned(in.dv);
+    for (const View* view : {&in.q, &in.k, &in.v, &in.o, &in.dout, &in.dq, &in.dk, &in.dv}) {
+      p.unaligned = p.unaligned || unaligned(*view);
+    }
   }
   return p;
 }

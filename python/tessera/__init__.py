@@ -115,11 +115,10 @@ def attention(
     Shah et al. 2024, section 3).
     """
     framework = _framework_of(q)
+    # By position: keywords cost a microsecond more.
     return framework.attention(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        return_lse=return_lse, deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,
     )  # fmt: skip
 
 
@@ -159,12 +158,10 @@ def explain(
     """
     framework = _framework_of(q)
     tensors, options = framework.prepare(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, backward, device)
+    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, 0, 0, backward, device)
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -178,7 +175,7 @@ def get_num_threads() -> int:
 
 
 def gpu(ordinal: int = 0) -> str | None:
-    """The name of a GPU of this machine that Tessera has kernels for, e.g. "h200"; None if there is none."""
+    """The name of a GPU of this machine that Tessera has kernels for, e.g. "NVIDIA H200"; None if there is none."""
     return _native.gpu(ordinal)[0]
 
 

@@ -9,10 +9,20 @@ from torch import Tensor
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
-    keep: Tensor | None = None, keep_scale: float = 1.0,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    keep: Tensor | None = None,
+    keep_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) of (batch, seqlen, heads, head_dim) tensors. keep: bool (batch, heads, seqlen_q, seqlen_k)."""
     rows, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
@@ -52,7 +62,9 @@ def dense(
     return o, lse.masked_fill(empty, -math.inf)
 
 
-def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **more: Any
+) -> tuple[Tensor, Tensor]:
     """The same for (total, heads, head_dim) tensors, one sequence after another; lse is (heads, total)."""
     results = []
     at_q, at_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
@@ -63,7 +75,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: 
     return torch.cat([o for o, _ in results]), torch.cat([lse for _, lse in results], -1)
 
 
-def assert_close(name: str, result: Tensor, exact: Tensor, plain: Tensor, factor: float = 2.0, floor: float = 2e-5) -> None:
+def assert_close(
+    name: str, result: Tensor, exact: Tensor, plain: Tensor, factor: float = 2.0, floor: float = 2e-5
+) -> None:
     """max|result - exact| <= factor * max|plain - exact| + floor, infinities in the same places, no NaN."""
     assert result.shape == exact.shape, f"{name}: shape {tuple(result.shape)}, not {tuple(exact.shape)}"
     if result.numel() == 0:

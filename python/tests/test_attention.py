@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import reference
 import tessera
 import tessera.torch as tt
 
@@ -72,7 +72,12 @@ def check(
 
 
 def tensors(
-    dtype: torch.dtype, device: str, batch: int = 2, seqlen_q: int = 37, seqlen_k: int = 53, heads: tuple[int, int] = (4, 2),
+    dtype: torch.dtype,
+    device: str,
+    batch: int = 2,
+    seqlen_q: int = 37,
+    seqlen_k: int = 53,
+    heads: tuple[int, int] = (4, 2),
     dims: tuple[int, int] = (64, 64),
 ) -> tuple[Tensor, Tensor, Tensor]:
     def make(rows: int, h: int, d: int) -> Tensor:
@@ -121,7 +126,9 @@ def test_bias_of_every_broadcast_shape(dtype: torch.dtype, device: str) -> None:
     full = (2, 4, 37, 53)
     for stored in range(16):
         shape = [n if stored >> i & 1 else 1 for i, n in enumerate(full)]
-        check(*tensors(dtype, device), bias=torch.randn(shape, device=device).to(dtype if stored % 2 else torch.float32))
+        check(
+            *tensors(dtype, device), bias=torch.randn(shape, device=device).to(dtype if stored % 2 else torch.float32)
+        )
 
 
 def test_bias_that_hides_keys(device: str) -> None:

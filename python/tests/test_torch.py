@@ -101,12 +101,16 @@ def test_compiled_by_inductor(qkv: tuple[Tensor, Tensor, Tensor], device: str) -
     compiled = torch.compile(layer, fullgraph=True)(*qkv, bias)
     for a, b in zip((*eager, *gradients(eager, (*qkv, bias))), (*compiled, *gradients(compiled, (*qkv, bias))),
                     strict=True):  # fmt: skip
-        torch.testing.assert_close(a, b, rtol=1e-2 if a.dtype != torch.float32 else 1e-5, atol=1e-2 if device == "cuda" else 1e-5)
+        torch.testing.assert_close(
+            a, b, rtol=1e-2 if a.dtype != torch.float32 else 1e-5, atol=1e-2 if device == "cuda" else 1e-5
+        )
 
 
 def test_compiled_dropout_draws_anew(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     torch._dynamo.reset()
-    layer = torch.compile(lambda q, k, v: tessera.attention(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager")
+    layer = torch.compile(
+        lambda q, k, v: tessera.attention(q, k, v, dropout_p=0.5), fullgraph=True, backend="aot_eager"
+    )
     first, second = layer(*qkv), layer(*qkv)
     assert not torch.equal(first, second)
     assert (gradients(first, qkv)[2] != 0).any()
@@ -133,6 +137,7 @@ def test_fake_tensors(qkv: tuple[Tensor, Tensor, Tensor], device: str) -> None:
         q, k, v = map(mode.from_tensor, plain)
         o, lse = tessera.attention(q, k, v, return_lse=True)
         assert o.shape == q.shape and lse.shape == (2, 4, 33) and o.device.type == device
+
 
 def test_meta_tensors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     o = tessera.attention(*(x.detach().to("meta") for x in qkv))
