@@ -30,9 +30,9 @@ function(tessera_add_device_code result)
     return()
   endif()
   message(STATUS "GPU kernels: by ${TESSERA_NVRTC}")
-  add_executable(tessera_device_compiler
-    ${source_folder}/compiler/main.cpp ${source_folder}/compiler/nvrtc.cpp
+  set(compiler_sources ${source_folder}/compiler/main.cpp ${source_folder}/compiler/nvrtc.cpp
     ${PROJECT_SOURCE_DIR}/src/plan/device.cpp)
+  add_executable(tessera_device_compiler ${compiler_sources})
   target_include_directories(tessera_device_compiler PRIVATE
     ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(tessera_device_compiler PRIVATE ${CMAKE_DL_LIBS})
@@ -41,9 +41,18 @@ function(tessera_add_device_code result)
   set(folder ${PROJECT_BINARY_DIR}/cubins)
   file(MAKE_DIRECTORY ${folder})
   file(GLOB device_sources CONFIGURE_DEPENDS
-    ${source_folder}/ptx/*.h ${source_folder}/sm90/*.h ${source_folder}/compiler/include/*
+    ${source_folder}/*.h ${source_folder}/ptx/*.h ${source_folder}/sm90/*.h
+    ${source_folder}/compiler/*.h ${source_folder}/compiler/include/*
     ${PROJECT_SOURCE_DIR}/src/core/*.h ${PROJECT_SOURCE_DIR}/src/plan/catalog.h
     ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
+  # pip's build environments come and go, and the compiler with them: the kernels are compiled anew where
+  # sources, not these, have changed, or where NVRTC is another one, as its size tells.
+  file(SIZE ${TESSERA_NVRTC} nvrtc_size)
+  cmake_path(GET TESSERA_NVRTC PARENT_PATH nvrtc_folder)
+  cmake_path(GET TESSERA_NVRTC FILENAME nvrtc_name)
+  set(nvrtc_link ${PROJECT_BINARY_DIR}/nvrtc_${nvrtc_size})
+  file(CREATE_LINK ${nvrtc_folder} ${nvrtc_link} SYMBOLIC)
+  set(compiler $<TARGET_FILE:tessera_device_compiler> --nvrtc ${nvrtc_link}/${nvrtc_name})
   # In parts, so that the build, not one command, shares the cores among them and the host's code. NVRTC is
   # some 5 % faster in large pages.
   set(parts 28)
@@ -53,17 +62,16 @@ function(tessera_add_device_code result)
     add_custom_command(
       OUTPUT ${folder}/${part}.done
       COMMAND ${CMAKE_COMMAND} -E env GLIBC_TUNABLES=glibc.malloc.hugetlb=1
-              $<TARGET_FILE:tessera_device_compiler> --nvrtc ${TESSERA_NVRTC}
-              --source ${PROJECT_SOURCE_DIR} --output ${folder} --part ${part} --parts ${parts}
+              ${compiler} --source ${PROJECT_SOURCE_DIR} --output ${folder} --part ${part} --parts ${parts}
       COMMAND ${CMAKE_COMMAND} -E touch ${folder}/${part}.done
-      DEPENDS tessera_device_compiler ${device_sources}
+      DEPENDS ${compiler_sources} ${device_sources}
       COMMENT "Compiling the GPU kernels, part ${part} of ${last_part}"
       VERBATIM)
     list(APPEND done ${folder}/${part}.done)
   endforeach()
   add_custom_command(
     OUTPUT ${folder}/cubins.cpp
-    COMMAND tessera_device_compiler --nvrtc ${TESSERA_NVRTC} --output ${folder}
+    COMMAND ${compiler} --output ${folder}
     DEPENDS ${done}
     COMMENT "Embedding the GPU kernels"
     VERBATIM)
