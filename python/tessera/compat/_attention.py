@@ -1,0 +1,181 @@
+"""What the functions of FlashAttention-2 and FlashAttention-3 share, on top of :mod:`tessera.torch`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tessera
+import tessera.torch
+
+# Keyword arguments of tessera.attention, tessera.torch.forward and tessera.torch.backward.
+Keywords = dict[str, Any]
+
+# Views of a packed tensor: k and v, or q, k and v.
+Split = Callable[[Tensor], Sequence[Tensor]]
+
+
+def refuse(function: str, **arguments: Any) -> None:
+    """Raises NotImplementedError for the first of the arguments that is given: neither None nor zero."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) or value:
+            raise NotImplementedError(f"{function}: {name} is given, which Tessera cannot do: leave it out")
+
+
+def contiguous_columns(x: Tensor) -> Tensor:
+    """`x`, copied if its last stride is not 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def score_keywords(
+    softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float, deterministic: bool
+) -> Keywords:
+    """The arguments that both versions have. Upstream takes any negative number for "no limit"."""
+    left, right = window_size
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": (max(left, -1), max(right, -1)),
+        "softcap": max(softcap, 0.0),
+        "deterministic": deterministic,
+    }
+
+
+def packed_keywords(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Keywords:
+    """The arguments of packed tensors. Where only a part of a sequence is used, it is cut into pieces, on the device.
+
+    Of sequence i, queries s...e and keys t...f (ends excluded), the first uq and uk are used. Its pieces are
+
+        queries   s...s+uq   s+uq...e   e...e
+        keys      t...t+uk   t+uk...t+uk   t+uk...f
+
+    so that unused queries see no key (their result is 0, their lse -inf) and nobody sees unused keys. The second piece
+    exists only with `seqused_q`, the third only with `seqused_k`.
+
+    Args:
+        q, k: (total, ...). On a GPU they may have tokens at the end that belong to no sequence and are left alone.
+        cu_seqlens_q, cu_seqlens_k: int32 (batch + 1).
+        max_seqlen_q, max_seqlen_k: upper bounds of the sequences' lengths.
+        seqused_q, seqused_k: int32 (batch), at most the sequences' lengths.
+    """
+    if seqused_q is not None or seqused_k is not None:
+        start_q, end_q, start_k, end_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
+        used_q = end_q if seqused_q is None else start_q + seqused_q.to(torch.int32)
+        used_k = end_k if seqused_k is None else start_k + seqused_k.to(torch.int32)
+        starts_q, starts_k = [start_q], [start_k]
+        if seqused_q is not None:
+            starts_q.append(used_q)
+            starts_k.append(used_k)
+        if seqused_k is not None:
+            starts_q.append(end_q)
+            starts_k.append(used_k)
+        cu_seqlens_q = torch.cat((torch.stack(starts_q, dim=1).flatten(), cu_seqlens_q[-1:]))
+        cu_seqlens_k = torch.cat((torch.stack(starts_k, dim=1).flatten(), cu_seqlens_k[-1:]))
+    batch = max(cu_seqlens_q.shape[0] - 1, 1)
+    return {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        # Tokens of no sequence, if any, must fit into the bounds as well.
+        "max_seqlen_q": max(max_seqlen_q, -(-q.shape[0] // batch)),
+        "max_seqlen_k": max(max_seqlen_k, -(-k.shape[0] // batch)),
+    }
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Upstream computes in the type that it is given, whatever autocast says."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """Differentiable attention: o, and lse with -inf in empty rows or None."""
+    with without_autocast(q):
+        q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
+        result: Any = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
+    out, lse = result if return_lse else (result, None)
+    return out, lse
+
+
+def attend_packed(
+    q: Tensor | None, packed: Tensor, split: Split, keywords: Keywords, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`attend` over k and v, or q, k and v, that are views of one tensor, whose gradient is one tensor too.
+
+    Args:
+        q: None if `packed` holds the queries as well.
+        packed: what `split` makes views of.
+    """
+    if _is_watched(packed) or not (torch.is_grad_enabled() and packed.requires_grad):
+        # Without gradients there is nothing to join, and what compilers see must be operators.
+        return attend(*_operands(q, packed, split), keywords, return_lse)
+    with without_autocast(packed):
+        q = None if q is None else contiguous_columns(q)
+        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)
+    return out, lse if return_lse else None
+
+
+def _operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = split(packed) if q is None else (q, *split(packed))
+    return q, k, v
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Whether somebody traces or transforms what is computed from `x`, so that it cannot be computed straight away."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+        or x.is_meta
+    )
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Attention that writes the gradients of packed operands side by side, where autograd would copy them together."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor | None, packed: Tensor, split: Split, keywords: Keywords) -> tuple[Tensor, Tensor]:
+        out, lse, rng_state = tessera.torch.forward(*_operands(q, packed, split), **keywords)
+        ctx.set_materialize_grads(False)
+        ctx.split = split
+        # Tensors go through save_for_backward, which notices if somebody changes them in between.
+        ctx.keywords = {name: value for name, value in keywords.items() if not isinstance(value, Tensor)}
+        tensors = {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
+        tensors["rng_state"] = rng_state
+        ctx.names = list(tensors)
+        ctx.save_for_backward(q, packed, out, lse, *tensors.values())
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True; gradients without a graph would be taken for constants
+            raise NotImplementedError("packed attention has no second derivatives: its gradients cannot be differentiated")
+        q, packed, out, lse, *tensors = ctx.saved_tensors
+        keywords = ctx.keywords | dict(zip(ctx.names, tensors, strict=True))
+        dout = torch.zeros_like(out) if dout is None else dout
+        dq = None if q is None else q.new_empty(q.shape)
+        dpacked = packed.new_empty(packed.shape)
+        q, k, v = _operands(q, packed, ctx.split)
+        to_q, to_k, to_v = _operands(dq, dpacked, ctx.split)
+        tessera.torch.backward(dout, q, k, v, out, lse, dlse=dlse, dq=to_q, dk=to_k, dv=to_v, **keywords)
+        return dq, dpacked, None, None
+
+
+def row_products(dout: Tensor, out: Tensor) -> Tensor:
+    """sum over columns of dout * out, float32: (batch, seqlen, heads, head_dim_v) to (batch, heads, seqlen); packed
+    (total, heads, head_dim_v) to (heads, total)."""
+    return (dout.float() * out).sum(dim=-1).transpose(-1, -2).contiguous()

@@ -1,0 +1,1 @@
+"""Upstream's ``flash_attn.layers``, of which Tessera has the rotary embeddings."""

@@ -1,0 +1,1 @@
+"""Upstream's ``flash_attn.ops``, of which Tessera has :mod:`.triton.rotary`."""

@@ -1,0 +1,387 @@
+"""FlashAttention-3's functions on Tessera: upstream's top-level ``flash_attn_interface``.
+
+Names, order and defaults of the arguments, shapes and conventions are upstream's. Shared by all functions:
+
+* q (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim), v (batch, seqlen_k, num_heads_k,
+  head_dim_v); "varlen": (total, heads, head_dim) with int32 ``cu_seqlens`` (batch + 1). num_heads is a multiple of
+  num_heads_k; head_dim_v may be any.
+* ``softmax_scale``: None is 1 / sqrt(head_dim). ``window_size``: (left, right), both ends included, negative: no
+  limit. ``causal`` and windows are aligned to the bottom right if seqlen_q != seqlen_k. ``softcap``: 0 is none.
+  ``deterministic``: dq is the same bit for bit in every run, at every head dimension; everything else always is.
+* ``num_splits``, ``pack_gqa`` and ``sm_margin`` steer upstream's kernels and change no result. They are accepted and
+  have no effect: the library splits keys, and packs the heads of a group, where its plan says so, and it leaves no
+  multiprocessor free.
+* Functions return o, like q with v's head_dim; with ``return_attn_probs`` the tuple (o, lse). lse: float32 (batch,
+  num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
+  differentiable; upstream ignores its gradient.
+* Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
+  tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+import tessera.torch
+from tessera.compat._attention import (
+    Keywords,
+    Split,
+    attend,
+    attend_packed,
+    contiguous_columns,
+    packed_keywords,
+    refuse,
+    row_products,
+    score_keywords,
+    without_autocast,
+)
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over dense tensors. Mirrors ``flash_attn_interface.flash_attn_func``; the module says what is what."""
+    refuse(
+        "flash_attn_func",
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk,
+    )
+    keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    out, lse = attend(q, k, v, keywords, return_attn_probs)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """The same with everything in one tensor. Mirrors ``flash_attn_interface.flash_attn_qkvpacked_func``.
+
+    Args:
+        qkv: (batch, seqlen, 3, num_heads, head_dim), or (batch, seqlen, num_heads_q + 2 * num_heads_k, head_dim).
+            Neither it nor its gradient is copied.
+        num_heads_q: needed by the second form.
+    """
+    refuse(
+        "flash_attn_qkvpacked_func",
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk,
+    )
+    keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    out, lse = attend_packed(None, qkv, _split_of(qkv, num_heads_q), keywords, return_attn_probs)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention over packed tensors. Mirrors ``flash_attn_interface.flash_attn_varlen_func``.
+
+    Args:
+        seqused_q, seqused_k: int32 (batch): only so many tokens at the start of each sequence are used. The others
+            get o = 0, lse = -inf and gradients of 0.
+    """
+    refuse(
+        "flash_attn_varlen_func",
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        attention_chunk=attention_chunk,
+    )
+    keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    out, lse = attend(q, k, v, keywords, return_attn_probs)
+    return out if lse is None else (out, lse)
+
+
+def flash_attn_combine(
+    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Merges results over parts of the keys into the result over all of them.
+
+    Mirrors ``flash_attn_interface.flash_attn_combine``.
+
+    Args:
+        out_partial: float32 (parts, batch, seqlen, heads, head_dim) or (parts, total, heads, head_dim).
+        lse_partial: float32 (parts, batch, seqlen, heads) or (parts, total, heads). A part whose lse is -inf has no
+            weight, whatever its values.
+        out: where to write the result, or None.
+        out_dtype: of the result; None is `out`'s type, or float32.
+
+    Returns:
+        o (batch, seqlen, heads, head_dim) or (total, heads, head_dim), and lse of o's shape without the last dimension;
+        0 and -inf where every part has -inf.
+    """
+    lse = torch.logsumexp(lse_partial, dim=0)
+    # Where all parts have -inf, any finite number instead of lse makes the weights exp(-inf) = 0.
+    weights = (lse_partial - lse.masked_fill(lse == float("-inf"), 0.0)).exp()[..., None]
+    combined = torch.where(weights > 0.0, weights * out_partial, 0.0).sum(dim=0)
+    if out is not None:
+        return out.copy_(combined), lse
+    return combined.to(torch.float32 if out_dtype is None else out_dtype), lse
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    qv: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    return_softmax_lse: bool = False,
+) -> NoReturn:
+    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.flash_attn_with_kvcache``."""
+    raise NotImplementedError(
+        "flash_attn_with_kvcache: Tessera does not manage key/value caches; keep the cache yourself and call "
+        "flash_attn_varlen_func, whose seqused_k says how much of each slot is filled"
+    )
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> NoReturn:
+    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.get_scheduler_metadata``."""
+    raise NotImplementedError(
+        "get_scheduler_metadata: it prepares flash_attn_with_kvcache, which Tessera does not have"
+    )
+
+
+def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:
+    """How to make q, k and v of a tensor that holds them."""
+    if qkv.dim() == 5:
+        return lambda packed: packed.unbind(dim=-3)
+    heads = qkv.shape[2]
+    if num_heads_q is None or num_heads_q > heads or (heads - num_heads_q) % 2 != 0:
+        raise ValueError(f"num_heads_q is {num_heads_q}: of the {heads} heads in qkv, the rest must be even in number")
+    num_heads_k = (heads - num_heads_q) // 2
+    return lambda packed: torch.split(packed, [num_heads_q, num_heads_k, num_heads_k], dim=-2)
+
+
+# ---- operators without autograd: torch.ops.flash_attn_3.*
+
+
+@torch.library.custom_op("flash_attn_3::_flash_attn_forward", mutates_args=())
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    qv: Tensor | None = None,
+    out_: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: Tensor | None = None,
+    kv_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    seqlens_rotary: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(out, lse, and two tensors of no elements where upstream has the results of splits).
+
+    Dense, or packed if the cu_seqlens are given; what the public functions refuse is refused here as well.
+    """
+    refuse(
+        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, cu_seqlens_k_new=cu_seqlens_k_new,
+        page_table=page_table, kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale,
+        v_descale=v_descale, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata,
+    )  # fmt: skip
+    keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
+    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    with without_autocast(q):
+        q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
+        out, lse, _ = tessera.torch.forward(q, k, v, **keywords)
+    return out, lse, lse.new_empty(0), lse.new_empty(0)
+
+
+@_flash_attn_forward.register_fake
+def _flash_attn_forward_fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *rows, heads, _ = q.shape
+    lse = q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
+    return q.new_empty((*rows, heads, v.shape[-1])), lse, lse.new_empty(0), lse.new_empty(0)
+
+
+@torch.library.custom_op("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    sequed_q: Tensor | None = None,
+    sequed_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    softmax_scale: float | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+) -> Tensor:
+    """Writes dq, dk and dv (those that are given). `sequed_q` and `sequed_k` are spelt as upstream spells them.
+
+    Returns:
+        softmax_d: float32 (batch, heads, seqlen_q), packed (heads, total_q): the sum over columns of dout * out. Unlike
+        upstream's it is not padded, whose padding depends on the tiles of its kernels.
+    """
+    keywords = score_keywords(softmax_scale, is_causal, (window_size_left, window_size_right), softcap, deterministic)
+    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k)
+    with without_autocast(q):
+        q, k, v, out = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v), contiguous_columns(out)
+        tessera.torch.backward(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **keywords)
+        return row_products(dout, out)
+
+
+@_flash_attn_backward.register_fake
+def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object) -> Tensor:
+    *rows, heads, _ = q.shape
+    return q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
+
+
+def _lengths(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+) -> Keywords:
+    """The arguments of packed tensors; none for dense ones."""
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        refuse("dense tensors", seqused_q=seqused_q, seqused_k=seqused_k)
+        return {}
+    if cu_seqlens_q is None or cu_seqlens_k is None or max_seqlen_q is None or max_seqlen_k is None:
+        raise ValueError("cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k: give all of them or none")
+    return packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
