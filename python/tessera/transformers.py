@@ -252,6 +252,8 @@ def _mask(case: _Case) -> Mask | None:
         whole, runs = _look(case.keep)
         if whole:
             case = case._replace(keep=None)
+        elif not runs and isinstance(case.shift, Tensor):
+            case = _case(case.shape, case.structure, int(case.shift), 0, case.keep)
     if case.structure.segments is not None:
         pieces = None if tracing else _segments(case)
     elif case.keep is None and case.aligned is not None:
