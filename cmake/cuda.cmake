@@ -3,6 +3,10 @@
 # run time. Without NVRTC the library has no device code and says so when a GPU is asked for.
 option(TESSERA_CUDA "Compile the GPU kernels, if libnvrtc is there" ON)
 if(TESSERA_CUDA)
+  if(TESSERA_NVRTC AND NOT EXISTS "${TESSERA_NVRTC}")
+    unset(TESSERA_NVRTC CACHE)  # it was part of an environment that pip made for an earlier build
+  endif()
+  # pip's build environment is among CMAKE_PREFIX_PATH: scikit-build-core puts it there.
   find_library(TESSERA_NVRTC
     NAMES libnvrtc.so.13 libnvrtc.so.12 nvrtc
     HINTS ENV TESSERA_NVRTC_DIR

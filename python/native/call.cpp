@@ -20,10 +20,13 @@ bool same(const DLType& a, const DLType& b) {
 constexpr DLType kFloat32 = {kDLFloat, 32, 1}, kFloat16 = {kDLFloat, 16, 1},
                  kBfloat16 = {kDLBfloat, 16, 1};
 constexpr DLType kInt32 = {kDLInt, 32, 1};
+/// What tessera/arrays.py passes for bfloat16, which NumPy does not export. torch's uint16 never
+/// gets here.
+constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
 
 Dtype storage_type(const View& q) {
   if (same(q.dtype, kFloat32)) return Dtype::f32;
-  if (same(q.dtype, kBfloat16)) return Dtype::bf16;
+  if (same(q.dtype, kBfloat16) || same(q.dtype, kBfloat16Bits)) return Dtype::bf16;
   if (same(q.dtype, kFloat16)) return Dtype::f16;
   invalid("q.dtype = " + name_of(q.dtype) + ": must be float32, bfloat16 or float16");
 }

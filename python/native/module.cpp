@@ -120,7 +120,7 @@ void read_inputs(Arguments& arguments, Views& views, Inputs& in, bool writes_o) 
   in.cu_seqlens_k = views.view("cu_seqlens_k", arguments.next());
 }
 
-/// max_seqlen_q ... batch_invariant, in the order of Options.
+/// The numbers of tessera/arguments.py, and the two of rng_state.
 void read_options(Arguments& arguments, Options& options) {
   options.max_seqlen_q = arguments.integer("max_seqlen_q");
   options.max_seqlen_k = arguments.integer("max_seqlen_k");
@@ -130,10 +130,10 @@ void read_options(Arguments& arguments, Options& options) {
   options.window_right = arguments.integer("window[1]");
   options.top_left = arguments.flag("alignment");
   options.dropout_p = arguments.real("dropout_p");
-  options.seed = arguments.bits("rng_state[0]");
-  options.offset = arguments.bits("rng_state[1]");
   options.deterministic = arguments.flag("deterministic");
   options.batch_invariant = arguments.flag("batch_invariant");
+  options.seed = arguments.bits("rng_state[0]");
+  options.offset = arguments.bits("rng_state[1]");
 }
 
 /// dout, dsoftmax_lse, dq, dk, dv, dbias, dsink
@@ -165,15 +165,17 @@ void run_on_cpu(const Plan& plan, const Tensors& tensors) {
   check(run(plan, tensors, workspace.data, plan.workspace_bytes(), {.executor = &executor}));
 }
 
-/// `allocate(bytes)` returns a tensor of that many bytes in the memory of the plan's GPU. It may be
-/// handed back as soon as this returns: whoever gets it next uses it after us on the same stream.
-void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject* allocate) {
+/// `allocate(bytes, q)` returns a tensor of that many bytes in the memory of the plan's GPU. It may
+/// be handed back as soon as this returns: whoever gets it next uses it after us on the same
+/// stream.
+void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject* allocate,
+                PyObject* q) {
   const std::size_t bytes = plan.workspace_bytes();
   PyObject* memory = nullptr;
   Views views;
   View workspace;
   if (bytes > 0) {
-    memory = PyObject_CallFunction(allocate, "n", static_cast<Py_ssize_t>(bytes));
+    memory = PyObject_CallFunction(allocate, "nO", static_cast<Py_ssize_t>(bytes), q);
     if (memory == nullptr) throw PythonError{};
     try {
       workspace = views.view("workspace", memory, true);
@@ -191,12 +193,13 @@ void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject
   check(status);
 }
 
-PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate) {
+PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate,
+                  PyObject* q) {
   const Problem problem = problem_of(in, options);
   const Plan plan = plan_for(problem, device_of(in.q));
   const Tensors tensors = tensors_of(in, options, problem);
   if (in.q.on_gpu()) {
-    run_on_gpu(plan, tensors, stream, allocate);
+    run_on_gpu(plan, tensors, stream, allocate, q);
   } else {
     run_on_cpu(plan, tensors);
   }
@@ -215,7 +218,7 @@ PyObject* forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     read_options(arguments, options);
     const auto stream = static_cast<std::uintptr_t>(arguments.bits("stream"));
     if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
-    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next());
+    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next(), objects[0]);
   });
 }
 
@@ -239,7 +242,7 @@ PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
       if (!*view)
         throw Raise{PyExc_ValueError, std::string(name) + " is None: a tensor is required"};
     }
-    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next());
+    return execute(in, options, reinterpret_cast<void*>(stream), arguments.next(), objects[0]);
   });
 }
 

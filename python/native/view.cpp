@@ -45,6 +45,20 @@ const DLExchange* exchange_of(PyTypeObject* type) {
   return known.back().exchange;
 }
 
+/// Raises what the framework said of a tensor that it does not hand over, without its stack trace.
+[[noreturn]] void unreadable(const char* name) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  const Reference owned_type(type), owned_value(value), owned_trace(trace);
+  const Reference text(value != nullptr ? PyObject_Str(value) : nullptr);
+  const char* bytes =
+      text.object != nullptr ? PyUnicode_AsUTF8AndSize(text.object, nullptr) : nullptr;
+  const std::string said = bytes != nullptr ? bytes : "no reason given";
+  PyErr_Clear();
+  throw Raise{PyExc_ValueError,
+              std::string(name) + " cannot be read: " + said.substr(0, said.find('\n'))};
+}
+
 /// object.__dlpack__(max_version=(1, 0)); without arguments where an old framework knows none.
 PyObject* export_capsule(PyObject* object) {
   const Reference method(PyObject_GetAttrString(object, "__dlpack__"));
@@ -126,7 +140,7 @@ Views::~Views() {
 
 const DLTensor* Views::borrow(const char* name, PyObject* object, bool written) {
   if (const DLExchange* exchange = exchange_of(Py_TYPE(object)); exchange != nullptr) {
-    if (exchange->borrow(object, &borrowed_) != 0) throw PythonError{};
+    if (exchange->borrow(object, &borrowed_) != 0) unreadable(name);
     return &borrowed_;
   }
   if (PyObject_HasAttrString(object, "__dlpack__") == 0) {

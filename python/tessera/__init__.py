@@ -18,23 +18,34 @@ __version__: str = _native.version()
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_native.after_fork)
 
-# The module that serves a type of tensor; filled by _find.
-_FRAMEWORKS: dict[type, Any] = {}
+# torch.Tensor and what computes with it, once torch is there.
+_Tensor: Any = ()
+_torch_ops: Any = None
 
 
-def _find(tensor: Any) -> Any:
-    framework: Any
-    torch = _sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        from .torch import ops as framework
-    elif hasattr(tensor, "__dlpack__"):
-        from . import arrays as framework
-    else:
-        raise TypeError(
-            f"q is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
-        )
-    _FRAMEWORKS[type(tensor)] = framework
-    return framework
+def _bind_torch() -> None:
+    global _Tensor, _torch_ops
+    from torch import Tensor
+
+    from .torch import ops
+
+    _Tensor, _torch_ops = Tensor, ops
+
+
+def _framework_of(tensor: Any) -> Any:
+    """The module that serves a tensor's framework."""
+    if isinstance(tensor, _Tensor):
+        return _torch_ops
+    if "torch" in _sys.modules and _torch_ops is None:
+        _bind_torch()
+        return _framework_of(tensor)
+    if hasattr(tensor, "__dlpack__"):
+        from . import arrays
+
+        return arrays
+    raise TypeError(
+        f"q is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
+    )
 
 
 def attention(
@@ -103,12 +114,11 @@ def attention(
     The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
     Shah et al. 2024, section 3).
     """
-    framework = _FRAMEWORKS.get(type(q)) or _find(q)
+    framework = _framework_of(q)
+    # By position: keywords cost a microsecond more.
     return framework.attention(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        return_lse=return_lse, deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,
     )  # fmt: skip
 
 
@@ -146,14 +156,12 @@ def explain(
 
     Raises: as `attention`.
     """
-    framework = _FRAMEWORKS.get(type(q)) or _find(q)
+    framework = _framework_of(q)
     tensors, options = framework.prepare(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, backward, device)
+    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, 0, 0, backward, device)
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -167,5 +175,10 @@ def get_num_threads() -> int:
 
 
 def gpu(ordinal: int = 0) -> str | None:
-    """The name of a GPU of this machine that Tessera has kernels for, e.g. "h200"; None if there is none."""
+    """The name of a GPU of this machine that Tessera has kernels for, e.g. "NVIDIA H200"; None if there is none."""
     return _native.gpu(ordinal)[0]
+
+
+# Now if possible: what torch.compile has seen of this module must not change afterwards.
+if "torch" in _sys.modules:
+    _bind_torch()

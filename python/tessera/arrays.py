@@ -59,9 +59,25 @@ def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
 
 
 def prepare(
-    q: Any, k: Any, v: Any, *, causal: bool, window: tuple[int, int], alignment: str, softmax_scale: float | None,
-    softcap: float, alibi_slopes: Any, bias: Any, sink: Any, dropout_p: float, rng_state: Any, cu_seqlens_q: Any,
-    cu_seqlens_k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool, batch_invariant: bool,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Any,
+    bias: Any,
+    sink: Any,
+    dropout_p: float,
+    rng_state: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
+    batch_invariant: bool,
 ) -> tuple[list[np.ndarray | None], Options]:
     """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`."""
     if cu_seqlens_q is None:
@@ -72,17 +88,40 @@ def prepare(
     given = (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k)
     arrays = [_to_native(name, array) for name, array in zip(names, given, strict=True)]
     left, right = band(causal, window)
-    seed, offset = _seed(rng_state, dropout_p)
-    options = Options(
+    options = (
         _lengths(arrays[6], max_seqlen_q), _lengths(arrays[7], max_seqlen_k), softmax_scale, softcap, left, right,
-        is_top_left(alignment), dropout_p, seed, offset, deterministic, batch_invariant,
-    )
+        is_top_left(alignment), dropout_p, deterministic, batch_invariant,
+    )  # fmt: skip
     return arrays, options
 
 
-def attention(q: Any, k: Any, v: Any, *, return_lse: bool, **arguments: Any) -> Any:
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Any,
+    bias: Any,
+    sink: Any,
+    dropout_p: float,
+    rng_state: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
+    batch_invariant: bool,
+    return_lse: bool,
+) -> Any:
     """As `tessera.attention`. JAX arrays in, JAX arrays out."""
-    arrays, options = prepare(q, k, v, **arguments)
+    arrays, options = prepare(
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
+    )  # fmt: skip
     first, value = arrays[0], arrays[2]
     if first is None or value is None:
         raise ValueError(f"{'q' if first is None else 'v'} is None: an array is required")
@@ -91,9 +130,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool, **arguments: Any) -> 
     if return_lse:
         batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
         lse = np.empty((*batch, heads, rows), np.float32)
-    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, 0, None)
-    results = [_like(q, o)] if lse is None else [_like(q, o), _like(q, lse)]
-    return results[0] if lse is None else tuple(results)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_seed(rng_state, dropout_p), 0, None)
+    return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
 
 
 def _like(q: Any, array: np.ndarray) -> Any:

@@ -5,12 +5,11 @@ it calls the custom ops `tessera::forward` and `tessera::backward`, which have f
 the library straight away: a custom op costs some ten times what the library needs on the host (docs/python.md).
 """
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .. import _native
 from ..arguments import Options, band, is_top_left, require_packed
@@ -33,24 +32,24 @@ def _longest(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
     return int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
 
 
-def _draw(dropout_p: float, rng_state: Tensor | None) -> Tensor | None:
-    """(seed, offset) of the dropout mask; None without dropout."""
-    if dropout_p == 0.0:
-        return None
+def _draw(rng_state: Tensor | None) -> Tensor:
+    """(seed, offset) of the dropout mask."""
     if rng_state is not None:
         return rng_state
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 
-def _seed(rng_state: Tensor | None, device: torch.device) -> tuple[int, int]:
-    if rng_state is None:
-        return 0, 0
+def _seed(rng_state: Tensor, device: torch.device) -> tuple[int, int]:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; capture without dropout"
+            "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; "
+            "capture without dropout"
         )
     seed, offset = rng_state.tolist()
     return seed, offset
+
+
+_autocasts = torch._C._is_any_autocast_enabled
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,55 +62,62 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: tuple[int, int], alignment: str,
-    softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None,
-    sink: Tensor | None, dropout_p: float, rng_state: Tensor | None, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: tuple[int, int],
+    alignment: str,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    dropout_p: float,
+    rng_state: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    deterministic: bool,
     batch_invariant: bool,
 ) -> tuple[Inputs, Options]:
     """The tensors and the rest, for `_native`; without the state of the dropout."""
-    for name, tensor in (("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is of type {type(tensor).__name__!r}, but q is a torch tensor")
-    if torch._C._is_any_autocast_enabled():
+    if not isinstance(k, Tensor) or not isinstance(v, Tensor):
+        name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
+        raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
+    if _autocasts():
         q, k, v = _autocast(q, k, v)
     if q.dtype is torch.uint16:
         raise ValueError("q.dtype = uint16: must be float32, bfloat16 or float16")
     left, right = band(causal, window)
     longest_q = longest_k = 0
-    if cu_seqlens_q is None:
-        if cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
-            require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    else:
+    if cu_seqlens_q is not None:
         longest_q = _longest("q", cu_seqlens_q, max_seqlen_q)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
             longest_k = longest_q if max_seqlen_k is None else max_seqlen_k
         else:
             longest_k = _longest("k", cu_seqlens_k, max_seqlen_k)
-    options = Options(
-        longest_q, longest_k, softmax_scale, softcap, left, right, is_top_left(alignment), dropout_p, 0, 0,
-        deterministic, batch_invariant,
+    elif cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
+        require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), (
+        longest_q, longest_k, softmax_scale, softcap, left, right, is_top_left(alignment), dropout_p, deterministic,
+        batch_invariant,
     )  # fmt: skip
-    return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), options
 
 
 # ---- the library
 
 
-def _host_memory(size: int) -> Tensor:
-    raise AssertionError("a run on the CPU makes its own workspace")
+def _allocate(size: int, q: Tensor) -> Tensor:
+    """Workspace of a run, from torch's allocator, on the stream of the run."""
+    return torch.empty(size, dtype=torch.uint8, device=q.device)
 
 
-def _execution(q: Tensor) -> tuple[int, Callable[[int], Tensor]]:
-    """Stream and allocator of a run."""
-    device = q.device
-    if device.type != "cuda":
-        return 0, _host_memory
-    return (
-        torch._C._cuda_getCurrentRawStream(device.index),
-        lambda size: torch.empty(size, dtype=torch.uint8, device=device),
-    )
+def _stream(q: Tensor) -> int:
+    stream: int = torch._C._cuda_getCurrentRawStream(q.get_device()) if q.is_cuda else 0
+    return stream
 
 
 def _lse_shape(q: Tensor) -> tuple[int, ...]:
@@ -128,33 +134,50 @@ def _check_rows(q: Tensor, v: Tensor) -> None:
             )
 
 
+def _empty_o(q: Tensor, v: Tensor) -> Tensor:
+    """Uninitialised o, contiguous."""
+    if q.dim() == v.dim() and q.size(-1) == v.size(-1):
+        # Three times as fast as giving a shape.
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    _check_rows(q, v)
+    return q.new_empty(q.shape[:-1] + v.shape[-1:])
+
+
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised o and lse."""
     _check_rows(q, v)
-    return q.new_empty(q.shape[:-1] + v.shape[-1:]), q.new_empty(_lse_shape(q), dtype=torch.float32)
+    return _empty_o(q, v), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
 def _run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor | None) -> None:
-    q, k, v, *others = inputs
-    seed, offset = _seed(rng_state, q.device)
-    stream, allocate = _execution(q)
-    _native.forward(q, k, v, o, lse, *others, *options[:8], seed, offset, *options[10:], stream, allocate)
+    q = inputs[0]
+    seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
+    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, _stream(q), _allocate)
 
 
 def _run_backward(
-    inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor, dout: Tensor,
-    dlse: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor | None, dsink: Tensor | None,
+    inputs: Inputs,
+    options: Options,
+    rng_state: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor | None,
+    dsink: Tensor | None,
 ) -> None:
-    q, k, v, *others = inputs
-    seed, offset = _seed(rng_state, q.device)
-    stream, allocate = _execution(q)
+    q = inputs[0]
+    seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
     if dout.stride(-1) != 1 and dout.shape[-1] > 1:
         dout = dout.contiguous()
     if dlse is not None:
         dlse = dlse.contiguous()
     _native.backward(
-        q, k, v, o, lse, *others, *options[:8], seed, offset, *options[10:], dout, dlse, dq, dk, dv, dbias, dsink,
-        stream, allocate,
+        *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, dout, dlse, dq, dk, dv, dbias, dsink, _stream(q),
+        _allocate,
     )  # fmt: skip
 
 
@@ -176,15 +199,10 @@ _library.define(
 )
 
 
-def _options(shared: tuple[Any, ...]) -> Options:
-    """From the numbers of _SHARED."""
-    return Options(*shared[:8], 0, 0, *shared[8:])
-
-
 @torch.library.impl(_library, "forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
     o, lse = _outputs(q, v)
-    _run_forward((q, k, v, *shared[:5]), _options(shared[6:]), shared[5], o, lse)
+    _run_forward((q, k, v, *shared[:5]), shared[6:], shared[5], o, lse)
     return o, lse
 
 
@@ -193,9 +211,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor
     return _outputs(q, v)
 
 
-def _gradients(
-    inputs: Inputs, needs_dbias: bool, needs_dsink: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gradients(inputs: Inputs, needs_dbias: bool, needs_dsink: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised dq, dk, dv, and dbias and dsink, which are of no elements if not needed."""
     q, k, v, bias, _, sink, *_ = inputs
     return (
@@ -211,11 +227,11 @@ def _gradients(
 def _backward_op(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *shared, needs_dbias, needs_dsink = shared  # type: ignore[assignment]
-    inputs = (q, k, v, *shared[:5])
+    inputs, rng_state, options = (q, k, v, *shared[:5]), shared[5], shared[6:-2]
+    needs_dbias, needs_dsink = shared[-2:]
     dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)
     _run_backward(
-        inputs, _options(tuple(shared[6:])), shared[5], o, lse, dout, dlse, dq, dk, dv,
+        inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv,
         dbias if needs_dbias else None, dsink if needs_dsink else None,
     )  # fmt: skip
     return dq, dk, dv, dbias, dsink
@@ -230,9 +246,7 @@ def _backward_fake(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state, *numbers = inputs
-    ctx.save_for_backward(
-        q, k, v, *output, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state
-    )
+    ctx.save_for_backward(q, k, v, *output, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, rng_state)
     ctx.numbers = numbers
     ctx.set_materialize_grads(False)
 
@@ -253,80 +267,148 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     )  # fmt: skip
 
 
+def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_dv: int) -> int:
+    """Of products with head_dim and head_dim_v columns, as torch counts its own attention: masks disregarded, and so
+    the boundaries of packed sequences."""
+    rows, keys = q_shape.numel() // q_shape[-1], k_shape[-3]
+    return int(2 * rows * keys * (products_d * q_shape[-1] + products_dv * v_shape[-1]))
+
+
+@register_flop_formula(torch.ops.tessera.forward, get_raw=False)
+def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 1, 1)
+
+
+@register_flop_formula(torch.ops.tessera.backward, get_raw=False)
+def _backward_flops(_: Any, __: Any, q_shape: Any, k_shape: Any, v_shape: Any, *___: Any, **____: Any) -> int:
+    return _flops(q_shape, k_shape, v_shape, 3, 2)
+
+
+def _refuse_second_derivatives(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError("tessera.attention has no second derivatives: its gradients cannot be differentiated")
+
+
 torch.library.register_autograd("tessera::forward", _differentiate, setup_context=_setup_context, lib=_library)
+torch.library.register_autograd("tessera::backward", _refuse_second_derivatives, lib=_library)
+
+
+def _refuse_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    raise NotImplementedError(
+        "tessera.attention under torch.vmap: fold the mapped dimension into the batch dimension instead, "
+        "e.g. q.flatten(0, 1), and unflatten the result"
+    )
+
+
+torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
 
 
 # ---- autograd without the dispatcher
 
 
-class _Attention(torch.autograd.Function):
-    """The same as the ops' autograd, at a fraction of its cost on the host."""
+class _Forward(torch.autograd.Function):
+    """The same as the ops' autograd at a fraction of its cost on the host, and under torch.func's transforms."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, options: Options, rng_state: Tensor | None, *inputs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
         o, lse = _outputs(inputs[0], inputs[2])
-        _run_forward(inputs, options, rng_state, o, lse)  # type: ignore[arg-type]
-        ctx.save_for_backward(*inputs, o, lse)
-        ctx.options, ctx.rng_state = options, rng_state
-        ctx.set_materialize_grads(False)
+        _run_forward(inputs, options, rng_state, o, lse)
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options, ctx.rng_state, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, o, lse = ctx.saved_tensors
         if dout is None:
             if dlse is None:
                 return (None,) * 10
             dout = torch.zeros_like(o)
-        needs_dbias, needs_dsink = ctx.needs_input_grad[5], ctx.needs_input_grad[7]
-        dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)  # type: ignore[arg-type]
-        _run_backward(
-            inputs, ctx.options, ctx.rng_state, o, lse, dout, dlse, dq, dk, dv,  # type: ignore[arg-type]
-            dbias if needs_dbias else None, dsink if needs_dsink else None,
-        )  # fmt: skip
-        return None, None, dq, dk, dv, dbias if needs_dbias else None, None, dsink if needs_dsink else None, None, None
+        needs = ctx.needs_input_grad[5], ctx.needs_input_grad[7]
+        # A graph of the gradients is asked for (create_graph, torch.func): it gets a node that refuses.
+        compute = _Backward.apply if torch.is_grad_enabled() else _Backward.forward
+        dq, dk, dv, dbias, dsink = compute(ctx.options, ctx.rng_state, needs, dout, dlse, o, lse, *inputs)
+        return None, None, dq, dk, dv, dbias, None, dsink, None, None
+
+    vmap = staticmethod(_refuse_vmap)
 
 
-def _needs_dispatcher(q: Tensor) -> bool:
-    """Whether somebody wants to see, or to replace, what is computed."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or type(q).__torch_dispatch__ is not _NO_DISPATCH
-    )
+class _Eager(torch.autograd.Function):
+    """The same in the older style, without which torch inspects signatures on every call; not for torch.func."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        output = _Forward.forward(*arguments)
+        _Forward.setup_context(ctx, arguments, output)
+        return output
+
+    backward = _Forward.backward
 
 
-_NO_DISPATCH = Tensor.__torch_dispatch__
+class _Backward(torch.autograd.Function):
+    """dq, dk, dv, and dbias and dsink or None; not differentiable."""
+
+    @staticmethod
+    def forward(
+        options: Options, rng_state: Tensor | None, needs: tuple[bool, bool], dout: Tensor, dlse: Tensor | None,
+        o: Tensor, lse: Tensor, *inputs: Any,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)
+        dbias, dsink = all_dbias if needs[0] else None, all_dsink if needs[1] else None
+        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
+        return dq, dk, dv, dbias, dsink
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    backward = staticmethod(_refuse_second_derivatives)
+    vmap = staticmethod(_refuse_vmap)
+
+
+_no_dispatch = Tensor.__torch_dispatch__
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
-    dropout_p: float = 0.0, rng_state: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool = False, deterministic: bool = False, batch_invariant: bool = False,
-) -> Any:
-    """`tessera.attention` for torch tensors."""
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int], alignment: str,
+    softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None,
+    sink: Tensor | None, dropout_p: float, rng_state: Tensor | None, cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool,
+    batch_invariant: bool, return_lse: bool,
+) -> Any:  # fmt: skip
+    """`tessera.attention` for torch tensors. A few microseconds are all it may take: docs/python.md has them."""
     inputs, options = prepare(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    state = _draw(dropout_p, rng_state)
-    if _needs_dispatcher(q):
-        o, lse = torch.ops.tessera.forward(*inputs, state, *options[:8], *options[10:])
-    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        o, lse = _Attention.apply(options, state, *inputs)
+    q, k, v, *_ = inputs
+    state = None if dropout_p == 0.0 else _draw(rng_state)
+    lse: Tensor | None
+    if (
+        torch.compiler.is_compiling()
+        or _dispatch_modes() > 0
+        or type(q).__torch_dispatch__ is not _no_dispatch
+        or q.is_meta
+    ):  # somebody wants to see what is computed, or nothing is to be computed
+        o, lse = torch.ops.tessera.forward(*inputs, state, *options)
+    elif _transforms():
+        o, lse = _Forward.apply(options, state, *inputs)
+    elif torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sink is not None and sink.requires_grad)
+    ):
+        o, lse = _Eager.apply(options, state, *inputs)
     else:
-        q, _, v, *_ = inputs
-        _check_rows(q, v)
-        o = torch.empty(q.shape[:-1] + v.shape[-1:], dtype=q.dtype, device=q.device)
+        o = _empty_o(q, v)
         lse = q.new_empty(_lse_shape(q), dtype=torch.float32) if return_lse else None
         _run_forward(inputs, options, state, o, lse)
     return (o, lse) if return_lse else o
@@ -336,12 +418,27 @@ def attention(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right", softmax_scale: float | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sink: Tensor | None = None,
-    dropout_p: float = 0.0, rng_state: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, out: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, lse, rng_state) of `tessera.attention`, outside autograd.
 
@@ -349,12 +446,10 @@ def forward(
     dropout. `out`: where o is written, any strides whose last is 1.
     """
     inputs, options = prepare(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    state = _draw(dropout_p, rng_state)
+    state = None if dropout_p == 0.0 else _draw(rng_state)
     o, lse = _outputs(inputs[0], inputs[2])
     if out is not None:
         o = out
@@ -363,13 +458,34 @@ def forward(
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, dlse: Tensor | None = None,
-    causal: bool = False, window: tuple[int, int] = (-1, -1), alignment: str = "bottom_right",
-    softmax_scale: float | None = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None, sink: Tensor | None = None, dropout_p: float = 0.0, rng_state: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None, deterministic: bool = False, batch_invariant: bool = False,
-    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None, dbias: Tensor | None = None,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
     dsink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of what `forward` computed, outside autograd.
@@ -383,10 +499,8 @@ def backward(
     if dropout_p > 0.0 and rng_state is None:
         raise ValueError("rng_state is None: with dropout_p > 0 it must be what the forward pass returned")
     inputs, options = prepare(
-        q, k, v, causal=causal, window=window, alignment=alignment, softmax_scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, bias=bias, sink=sink, dropout_p=dropout_p, rng_state=rng_state,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic, batch_invariant=batch_invariant,
+        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
     dq = q.new_empty(q.shape) if dq is None else dq
     dk = k.new_empty(k.shape) if dk is None else dk

@@ -1,0 +1,118 @@
+"""tessera.attention on NumPy and JAX arrays: the same bits as torch tensors with the same memory. Needs no torch but
+for that comparison."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tessera
+
+
+def arrays(dtype: Any = np.float32, batch: int = 2, rows: int = 19, keys: int = 31) -> tuple[Any, Any, Any]:
+    shapes = ((batch, rows, 4, 24), (batch, keys, 2, 24), (batch, keys, 2, 40))
+    q, k, v = (np.random.standard_normal(shape).astype(dtype) for shape in shapes)
+    return q, k, v
+
+
+def three_steps(q: Any, k: Any, v: Any) -> Any:
+    """Full attention in double."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    k, v = (x.repeat(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    s = np.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v), np.log(np.exp(s).sum(-1))
+
+
+def test_numpy() -> None:
+    q, k, v = arrays()
+    o, lse = tessera.attention(q, k, v, return_lse=True)
+    exact, exact_lse = three_steps(q, k, v)
+    assert isinstance(o, np.ndarray) and o.dtype == np.float32
+    np.testing.assert_allclose(o, exact, atol=5e-6)
+    np.testing.assert_allclose(lse, exact_lse, atol=5e-6)
+    np.testing.assert_array_equal(tessera.attention(q, k, v), o)
+
+
+def test_packed_numpy() -> None:
+    q, k, v = (x[0] for x in arrays(rows=31))
+    at = np.array([0, 7, 7, 31], np.int32)
+    o = tessera.attention(q, k, v, cu_seqlens_q=at, causal=False)
+    for begin, end in ((0, 7), (7, 31)):
+        part = (x[None, begin:end] for x in (q, k, v))
+        np.testing.assert_allclose(o[begin:end], three_steps(*part)[0][0], atol=5e-6)
+
+
+def test_features_have_the_bits_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    bias, slopes, sink = (np.random.standard_normal(s).astype(np.float32) for s in ((1, 4, 19, 1), (2, 4), (4,)))
+    for dtype in (np.float32, np.float16):
+        q, k, v = arrays(dtype)
+        options = {"causal": True, "softcap": 3.0, "dropout_p": 0.25}
+        ours = tessera.attention(
+            q, k, v, bias=bias, alibi_slopes=slopes, sink=sink, rng_state=(3, 4), return_lse=True, **options
+        )
+        theirs = tessera.attention(
+            *map(torch.from_numpy, (q, k, v)), bias=torch.from_numpy(bias), alibi_slopes=torch.from_numpy(slopes),
+            sink=torch.from_numpy(sink), rng_state=torch.tensor([3, 4]), return_lse=True, **options,
+        )  # fmt: skip
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_bfloat16() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    torch = pytest.importorskip("torch")
+    q, k, v = (x.astype(bfloat16) for x in arrays())
+    o = tessera.attention(q, k, v, bias=np.zeros((1, 1, 1, 31), bfloat16))
+    assert o.dtype == bfloat16
+    same = tessera.attention(*(torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in (q, k, v)),
+                             bias=torch.zeros(1, 1, 1, 31, dtype=torch.bfloat16))  # fmt: skip
+    np.testing.assert_array_equal(o.view(np.int16), same.view(torch.int16).numpy())
+
+
+def test_memory_is_read_where_it_lies() -> None:
+    q, k, v = arrays()
+    expected = tessera.attention(q, k, v)
+    for x in (q, k, v):
+        x.flags.writeable = False
+    np.testing.assert_array_equal(tessera.attention(q, k, v), expected)
+    wide = np.zeros((*k.shape[:-1], 100), np.float32)
+    wide[..., 5:29] = k
+    np.testing.assert_array_equal(tessera.attention(q, wide[..., 5:29], v), expected)
+    backwards = np.ascontiguousarray(k[:, ::-1])[:, ::-1]
+    np.testing.assert_array_equal(tessera.attention(q, backwards, v), expected)
+
+
+def test_dropout_follows_numpy_s_generator() -> None:
+    q, k, v = arrays()
+    np.random.seed(1)
+    first, second = (tessera.attention(q, k, v, dropout_p=0.5) for _ in range(2))
+    np.random.seed(1)
+    np.testing.assert_array_equal(tessera.attention(q, k, v, dropout_p=0.5), first)
+    assert (first != second).any()
+
+
+def test_jax() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = arrays()
+    expected, expected_lse = tessera.attention(q, k, v, causal=True, return_lse=True)
+    cpu = jax.devices("cpu")[0]
+    o, lse = tessera.attention(*(jax.device_put(x, cpu) for x in (q, k, v)), causal=True, return_lse=True)
+    assert isinstance(o, jax.Array) and isinstance(lse, jax.Array)
+    np.testing.assert_array_equal(np.asarray(o), expected)
+    np.testing.assert_array_equal(np.asarray(lse), expected_lse)
+    low = tessera.attention(*(jax.device_put(x, cpu).astype(jax.numpy.bfloat16) for x in (q, k, v)))
+    assert low.dtype == jax.numpy.bfloat16
+    with pytest.raises(NotImplementedError, match="q is traced by JAX"):
+        jax.jit(lambda q: tessera.attention(q, k, v))(q)
+
+
+def test_explain() -> None:
+    q, k, v = arrays()
+    text = tessera.explain(q, k, v, causal=True, backward=True)
+    assert "bwd f32 b=2 h=4/2 q=19 k=31 d=24/40 causal" in text and "cpu." in text
+    half = arrays(np.float16)
+    assert "sm90.forward.f16" in tessera.explain(*half, device="h200")
+    with pytest.raises(ValueError, match="device = 'abacus': unknown"):
+        tessera.explain(q, k, v, device="abacus")

@@ -1,0 +1,111 @@
+"""Wrong use raises, and the text names the argument, its value, and what would be accepted."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import tessera
+import tessera.torch as tt
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q, K = x(2, 5, 4, 16), x(2, 7, 2, 16)
+AT = torch.tensor([0, 2, 5], dtype=torch.int32)
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"q": 3}, TypeError, "q is of type 'int': must be a torch tensor, a NumPy array"),
+    ({"k": [[1.0]]}, TypeError, "k is of type 'list', but q is a torch tensor"),
+    ({"k": None}, TypeError, "k is of type 'NoneType'"),
+    ({"q": Q.double()}, ValueError, "q.dtype = float64: must be float32, bfloat16 or float16"),
+    ({"q": Q.to(torch.uint16)}, ValueError, "q.dtype = uint16: must be float32, bfloat16 or float16"),
+    ({"v": K.bfloat16()}, ValueError, "v.dtype = bfloat16, but q.dtype = float32: they must be the same"),
+    ({"q": Q[0, 0]}, ValueError, "q has shape (4, 16): must be (batch, seqlen, heads, head_dim)"),
+    ({"v": K[..., 0]}, ValueError, "v has shape (2, 7, 2): must be (batch, seqlen, heads, head_dim)"),
+    ({"k": x(2, 7, 2, 17)}, ValueError, "k has shape (2, 7, 2, 17): must be (2, 7, 2, 16)"),
+    ({"v": x(2, 8, 2, 16)}, ValueError, "v has shape (2, 8, 2, 16): must be (2, 7, 2, 16)"),
+    ({"k": x(1, 7, 2, 16), "v": x(1, 7, 2, 16)}, ValueError, "k has shape (1, 7, 2, 16): must be (2, 7, 2, 16)"),
+    ({"k": x(2, 7, 3, 16), "v": x(2, 7, 3, 16)}, ValueError, "num_heads"),
+    ({"q": Q.transpose(2, 3).contiguous().transpose(2, 3)}, ValueError,
+     "q: stride of the last dimension = 4: must be 1; make it so with .contiguous()"),
+    ({"k": torch.empty(2, 7, 2, 16, device="meta")}, ValueError, "k cannot be read: Cannot pack tensors on meta"),
+    ({"window": 3}, ValueError, "window = 3: must be a pair (left, right), -1 for unbounded"),
+    ({"window": (-2, 0)}, ValueError, "window_left = -2"),
+    ({"window": ("a", 0)}, TypeError, "window[0]: must be an integer"),
+    ({"alignment": "left"}, ValueError, "alignment = 'left': must be 'bottom_right' or 'top_left'"),
+    ({"softcap": -1.0}, ValueError, "softcap = -1"),
+    ({"softmax_scale": float("nan")}, ValueError, "softmax_scale = nan"),
+    ({"dropout_p": 1.0}, ValueError, "dropout_p = 1"),
+    ({"alibi_slopes": x(3)}, ValueError, "alibi_slopes has shape (3,): must be (num_heads,) or (batch, num_heads)"),
+    ({"alibi_slopes": x(4).double()}, ValueError, "alibi_slopes.dtype = float64: must be float32"),
+    ({"sink": x(4, 1)}, ValueError, "sink has shape (4, 1): must be (num_heads,)"),
+    ({"sink": x(8)[::2]}, ValueError, "sink must be contiguous"),
+    ({"bias": x(2, 4, 5, 6)}, ValueError, "bias has shape (2, 4, 5, 6): must be (2 or 1, 4 or 1, 5 or 1, 7 or 1)"),
+    ({"bias": x(2, 4, 5, 7).half()}, ValueError, "bias.dtype = float16: must be float32 or q's type, float32"),
+    ({"cu_seqlens_k": AT}, ValueError, "cu_seqlens_k is given, but cu_seqlens_q is None"),
+    ({"max_seqlen_q": 3}, ValueError, "max_seqlen_q is given, but cu_seqlens_q is None"),
+    ({"cu_seqlens_q": AT}, ValueError, "q has shape (2, 5, 4, 16): must be (total, heads, head_dim), since"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), WRONG, ids=[w[2][:40] for w in WRONG])
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        tessera.attention(**{"q": Q, "k": K, "v": K, **arguments})
+
+
+PACKED_WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"cu_seqlens_q": AT.long()}, "cu_seqlens_q.dtype = int64: must be int32"),
+    ({"cu_seqlens_k": AT[:2].contiguous()}, "cu_seqlens_k has shape (2,): must be (batch + 1,), like cu_seqlens_q"),
+    ({"cu_seqlens_q": torch.tensor([0, 4, 2, 5], dtype=torch.int32)}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": torch.tensor([0, 2, 4], dtype=torch.int32), "max_seqlen_q": 3}, "cu_seqlens_q[2] = 4"),
+    ({"max_seqlen_q": 2, "max_seqlen_k": 3}, "seqlen_q"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), PACKED_WRONG, ids=[w[1][:40] for w in PACKED_WRONG])
+def test_wrong_packed_arguments(arguments: dict[str, Any], text: str) -> None:
+    p = x(5, 2, 16)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        tessera.attention(p, p, p, **{"cu_seqlens_q": AT, **arguments})
+
+
+def test_backward_needs_what_forward_returned() -> None:
+    o, lse, _ = tt.forward(Q, K, K)
+    with pytest.raises(ValueError, match="lse has shape"):
+        tt.backward(o, Q, K, K, o, lse[:, :2])
+    with pytest.raises(ValueError, match="rng_state is None"):
+        tt.backward(o, Q, K, K, o, lse, dropout_p=0.5)
+    with pytest.raises(ValueError, match="dbias is given, but bias is None"):
+        tt.backward(o, Q, K, K, o, lse, dbias=x(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="dbias has shape"):
+        tt.backward(o, Q, K, K, o, lse, bias=x(1, 4, 1, 7), dbias=x(1, 1, 1, 7))
+
+
+def test_no_gpu_here() -> None:
+    """Where there is no driver, asking for a GPU says so; the CPU goes on working."""
+    if tessera.gpu() is not None:
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="libcuda|driver|GPU"):
+        tessera.explain(Q.bfloat16(), K.bfloat16(), K.bfloat16(), device="gpu")
+    assert tessera.attention(Q, K, K).shape == Q.shape
+
+
+def test_gpu_tensors(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("needs --device cuda")
+    q, k = Q.cuda(), K.cuda()
+    with pytest.raises(NotImplementedError, match="q.dtype = float32: on a GPU it must be bfloat16 or float16"):
+        tessera.attention(q, k, k)
+    q, k = q.bfloat16(), k.bfloat16()
+    with pytest.raises(ValueError, match="k is on cpu, but q is on cuda:0: all tensors must be on one device"):
+        tessera.attention(q, k.cpu(), k)
+    with pytest.raises(ValueError, match="sink is on cpu, but q is on cuda:0"):
+        tessera.attention(q, k, k, sink=x(4))
+    big = torch.zeros(1, 4, 1, 512, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(NotImplementedError, match="head_dim"):
+        tessera.attention(big, big, big)
