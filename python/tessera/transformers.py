@@ -39,8 +39,8 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
+from . import attention
 from .torch import padding
-from .torch.ops import attention
 from .torch.tensors import additive, rows
 
 MaskFunction = Callable[..., Any]
@@ -109,7 +109,7 @@ def _structure(mask_function: MaskFunction) -> Structure | None:
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _constant_structure(mask_function: MaskFunction) -> tuple[int, int] | None:
     """The same when torch.compile traces, which hands over functions that are made of constants only."""
     structure = _structure(mask_function)
@@ -367,7 +367,7 @@ def _visible_structure(mask_function: MaskFunction, skip: bool, config: Any) -> 
     return None if ends is None else Structure(*ends)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _warn(text: str) -> None:
     """Also while compiling."""
     warnings.warn(text, QuadraticMaskWarning, stacklevel=4)
@@ -420,7 +420,9 @@ def attention_forward(
     """
     for name in ("output_attentions", "head_mask", "block_indices"):
         if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise NotImplementedError(f"{name} is given: there is no matrix of weights; use attn_implementation='eager'")
+            raise NotImplementedError(
+                f"{name} is given: there is no matrix of weights; use attn_implementation='eager'"
+            )
     q, k, v = (rows(x).transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {
         "softmax_scale": scaling,

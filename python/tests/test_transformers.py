@@ -1,8 +1,8 @@
 """attn_implementation="tessera" against "eager": small models with random weights, large enough that attention matters.
 
 The truth is the model in double, with a plain attention of its own below (transformers' eager one rounds to float32,
-and has NaN where a row is empty). A result may be as far from it as the eager model of the same type, times 2 (gradients
-3), plus a little (docs/correctness.md). Only tokens that are no padding count.
+and has NaN where a row is empty). A result may be as far from it as the eager model of the same type, times 2, or 3 for
+gradients, plus a little (docs/correctness.md). Only tokens that are no padding count.
 """
 
 import copy
@@ -16,10 +16,10 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-import tessera.transformers as hf  # noqa: E402
-from tessera.transformers import Mask, QuadraticMaskWarning  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 
+import tessera.transformers as hf  # noqa: E402
+from tessera.transformers import Mask, QuadraticMaskWarning  # noqa: E402
 
 
 def exact_forward(
@@ -78,7 +78,9 @@ def mistral() -> Any:
 
 
 def gemma2() -> Any:
-    return transformers.Gemma2Config(**SMALL, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=4)
+    return transformers.Gemma2Config(
+        **SMALL, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=4
+    )
 
 
 def gpt_oss() -> Any:
@@ -177,7 +179,7 @@ def compare(eager: Any, ours: Any, real: Tensor | None = None, gradients: bool =
         da, db, dc = ({"all": torch.cat([d.flatten() for d in grads.values()])} for grads in (da, db, dc))
     largest = max(float(d.abs().max()) for d in dc.values())
     for name in dc:
-        floor = 1e-5 * float(dc[name].abs().max()) + 1e-6 * largest
+        floor = 5e-5 * float(dc[name].abs().max()) + 1e-6 * largest
         assert error(da[name], dc[name]) <= 3 * error(db[name], dc[name]) + floor, name
 
 
@@ -373,16 +375,16 @@ def test_masks(kind: str, device: str) -> None:
             attention_mask=keep, allow_is_causal_skip=not bidirectional, allow_is_bidirectional_skip=bidirectional,
         )  # fmt: skip
         # Packed causal sequences have nothing at queries that are padding.
-        agree(ours, exact, keep[:, past:] if isinstance(mask, Mask) and mask.pieces and keep is not None and kind != "full" else None)
+        cut = isinstance(mask, Mask) and mask.pieces is not None and keep is not None and kind != "full"
+        agree(ours, exact, keep[:, past:] if cut else None)
 
 
 def test_which_masks_have_elements(device: str) -> None:
     def ask(function: Any, rows: int = 10, keys: int = 10, **more: Any) -> Any:
-        return hf.attention_mask(
-            batch_size=2, q_length=rows, kv_length=keys, q_offset=keys - rows, mask_function=function, device=device, **more
-        )
+        where = {"q_length": rows, "kv_length": keys, "q_offset": keys - rows, "device": device}
+        return hf.attention_mask(batch_size=2, mask_function=function, **where, **more)
 
-    right = (torch.arange(10, device=device) < torch.tensor([[4], [10]], device=device))
+    right = torch.arange(10, device=device) < torch.tensor([[4], [10]], device=device)
     holes = right & (torch.arange(10, device=device) != 2)
     causal, window = masks.causal_mask_function, masks.sliding_window_causal_mask_function(3)
     full = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
@@ -395,7 +397,10 @@ def test_which_masks_have_elements(device: str) -> None:
         assert isinstance(mask, Mask) and mask.keep is None and mask.pieces is None
     for mask in (ask(causal, attention_mask=right), ask(window, attention_mask=right)):
         assert isinstance(mask, Mask) and mask.pieces is not None
-    for mask in (ask(causal, attention_mask=holes), ask(masks.bidirectional_mask_function, attention_mask=holes, **full)):
+    for mask in (
+        ask(causal, attention_mask=holes),
+        ask(masks.bidirectional_mask_function, attention_mask=holes, **full),
+    ):
         assert isinstance(mask, Mask) and mask.pieces is None and mask.keep is not None
     assert ask(causal, 1, attention_mask=right).shape == (2, 1, 1, 10)
     own = masks.or_masks(causal, lambda batch, head, q, kv: (q < 3) & (kv < 3))
@@ -481,7 +486,9 @@ def test_refusals(device: str) -> None:
             hf.attention_forward(torch.nn.Module(), q, q, q, None, **{name: argument})
     cu_seqlens = torch.tensor([0, 4], device=device)
     with pytest.raises(ValueError, match="cu_seq_lens_q is given together with a 4-D attention_mask"):
-        hf.attention_forward(torch.nn.Module(), q, q, q, torch.ones(1, 1, 4, 4, device=device), cu_seq_lens_q=cu_seqlens)
+        hf.attention_forward(
+            torch.nn.Module(), q, q, q, torch.ones(1, 1, 4, 4, device=device), cu_seq_lens_q=cu_seqlens
+        )
     mask = Mask((1, 1, 4, 4), 4, (-1, 0), "bottom_right")
     with pytest.raises(NotImplementedError, match="has no elements"):
         mask[:, :, :2]

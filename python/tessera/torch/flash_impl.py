@@ -194,12 +194,10 @@ class _Handle:
     """Keeps the operators replaced until `remove`."""
 
     def __init__(self) -> None:
-        self._library: torch.library.Library | None = torch.library.Library(  # type: ignore[no-untyped-call]
-            "aten", "IMPL", "CUDA"
-        )
+        self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL", "CUDA")
         for name, function in _OPERATORS.items():
             if hasattr(torch.ops.aten, name):
-                self._library.impl(name, function, "CUDA")  # type: ignore[no-untyped-call]
+                self._library.impl(name, function, "CUDA")
 
     def remove(self) -> None:
         self._library = None

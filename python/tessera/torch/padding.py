@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .ops import attention
+from .. import attention
 
 
 class Pieces(NamedTuple):
@@ -45,9 +45,7 @@ def cut_keys(first: Tensor, end: Tensor, seqlen_q: int, seqlen_k: int) -> Pieces
     )
 
 
-def cut_both(
-    first_q: Tensor, end_q: Tensor, seqlen_q: int, first_k: Tensor, end_k: Tensor, seqlen_k: int
-) -> Pieces:
+def cut_both(first_q: Tensor, end_q: Tensor, seqlen_q: int, first_k: Tensor, end_k: Tensor, seqlen_k: int) -> Pieces:
     """Queries from `first_q` to `end_q` see keys from `first_k` to `end_k`, (batch,) each; other queries see nothing.
 
     Five pieces a sequence: queries before, keys before, what counts, queries after, keys after.

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from .. import attention
 from . import padding
-from .ops import attention
 from .tensors import additive, rows
 
 MaskIs = Literal["causal", "padding"] | tuple[Literal["window"], int, int] | None
@@ -197,6 +197,10 @@ def _attend_padded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **op
     return padding.attend(q, k, v, padding.cut_keys(first, end, q.shape[1], k.shape[1]), **options).transpose(1, 2)
 
 
+def _no_check(*args: Any) -> None:
+    pass
+
+
 def _with_sdpa(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch.nn.functional whose code finds `sdpa` under the name scaled_dot_product_attention.
 
@@ -204,7 +208,10 @@ def _with_sdpa(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     assert isinstance(function, FunctionType)
     names = {**function.__globals__, "scaled_dot_product_attention": sdpa}
-    del names["__name__"]  # torch.compile would look names up in the module that it names
+    # torch.compile looks into the copy, but would look names up in the module that __name__ names, and cannot trace how
+    # this check makes its text. A wrong shape is noticed all the same, when the mask is viewed.
+    del names["__name__"]
+    names["_check_key_padding_mask"] = _no_check
     same = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     same.__kwdefaults__ = function.__kwdefaults__
     return same
