@@ -288,10 +288,11 @@ def _cut(case: _Case) -> padding.Pieces | None:
     (batch, _, seqlen_q, _), seqlen_k, shift = case.shape, case.keys, case.shift
     if case.keep is not None:
         first, end = padding.runs(case.keep)
-    else:
-        assert isinstance(shift, Tensor)
+    elif isinstance(shift, Tensor):
         first = torch.zeros(batch, dtype=torch.int64, device=shift.device)
         end = first + seqlen_k
+    else:
+        return None
     if not case.structure.bounded:
         return padding.cut_keys(first, end, seqlen_q, seqlen_k)
     if case.structure.right > 0 and not (case.aligned == "bottom_right" and seqlen_q == seqlen_k):

@@ -1,8 +1,8 @@
 """tessera.torch.sdpa against torch.nn.functional.scaled_dot_product_attention: its math backend in double is the truth,
 from which a result may be twice as far (a gradient three times) as the naive computation in the inputs' own type.
 
-And a little more, one rounding of the largest element: with a key or two the naive computation is exact by luck
-(docs/correctness.md).
+And a little more, some roundings of the largest element: with a key or two the naive computation is exact by luck, and
+bfloat16 has few bits to be lucky with (docs/correctness.md).
 """
 
 import itertools
@@ -57,7 +57,9 @@ def check(name: str, ours: Tensor, exact: Tensor, plain: Tensor, factor: float) 
     if ours.numel() == 0:
         return
     error, allowed = ((x.double() - exact).abs().max().item() for x in (ours, plain))
-    floor = (1e-5 + torch.finfo(ours.dtype).eps) * max(1.0, exact.abs().max().item())
+    floor = (5e-5 if ours.dtype is torch.float32 else 6 * torch.finfo(ours.dtype).eps) * max(
+        1.0, float(exact.abs().max())
+    )
     assert error <= factor * allowed + floor, f"{name}: error {error:.2e}, naive {allowed:.2e}"
 
 
@@ -481,7 +483,7 @@ def test_activation(device: str) -> None:
             if active:
                 compiled = torch.compile(scaled_dot_product_attention)(q, k, v, is_causal=True)
                 assert torch.equal(compiled, out)
-                assert torch.equal(out, sdpa(q, k, v, is_causal=True))
+                torch.testing.assert_close(out, sdpa(q, k, v, is_causal=True))
                 torch.nn.attention.restore_flash_attention_impl()
     for theirs, ours, again in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=0.03, rtol=0.03)

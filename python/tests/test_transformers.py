@@ -135,7 +135,7 @@ def padding(side: str, device: str) -> Tensor | None:
         case "right":
             mask = at < lengths
         case "both":
-            mask = (at >= 3) & (at < 3 + lengths.minimum(torch.tensor(LENGTH - 6)))
+            mask = (at >= 3) & (at < 3 + lengths.clamp(max=LENGTH - 6))
         case "holes":
             mask = (at < lengths) & (at != 9) & (at != 4)
     return mask.long()
@@ -341,12 +341,14 @@ def agree(ours: Tensor, exact: Tensor, rows: Tensor | None = None) -> None:
     ))  # fmt: skip
 
 
-FUNCTIONS: dict[str, Callable[[], Any]] = {
-    "causal": lambda: masks.causal_mask_function,
-    "window": lambda: masks.sliding_window_causal_mask_function(random_size()),
-    "full": lambda: masks.bidirectional_mask_function,
-    "full window": lambda: masks.sliding_window_bidirectional_mask_function(random_size()),
-    "chunks": lambda: masks.chunked_causal_mask_function(5, torch.zeros(BATCH, dtype=torch.int64)),
+FUNCTIONS: dict[str, Callable[[str], Any]] = {
+    "causal": lambda device: masks.causal_mask_function,
+    "window": lambda device: masks.sliding_window_causal_mask_function(random_size()),
+    "full": lambda device: masks.bidirectional_mask_function,
+    "full window": lambda device: masks.sliding_window_bidirectional_mask_function(random_size()),
+    "chunks": lambda device: masks.chunked_causal_mask_function(
+        5, torch.zeros(BATCH, dtype=torch.int64, device=device)
+    ),
 }
 
 
@@ -355,28 +357,30 @@ def random_size(low: int = 1, high: int = 12) -> int:
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_masks(kind: str, device: str) -> None:
+def test_masks(kind: str, device: str, seed: int) -> None:
     """Any lengths, offsets and padding that caches and users come up with."""
     warnings.simplefilter("ignore", QuadraticMaskWarning)
-    for trial in range(60):
-        rows, past = random_size(1, 20), random_size(0, 10) if trial % 3 else 0
+    for trial in range(150):
+        torch.manual_seed(seed + trial)
+        rows, past = random_size(1, 20), random_size(0, 10) * random_size(0, 2)
         # Dynamic caches end at the last query, static ones after it; sliding ones do not begin at position 0.
-        first = random_size(0, past + 1) if trial % 5 == 0 else 0
-        keys = past - first + rows + (random_size(0, 9) if trial % 2 else 0)
-        keep = None
-        if trial % 4:
-            at, length = torch.arange(past + rows), torch.randint(0, past + rows + 1, (BATCH, 1))
-            keep = [at >= length, at < length, torch.rand(BATCH, past + rows) < 0.8][trial % 4 - 1].to(device)
+        first = random_size(0, past + 1) * random_size(0, 2)
+        keys = past - first + rows + random_size(0, 9) * random_size(0, 2)
+        at = torch.arange(past + rows + random_size(0, 5), device=device)
+        length = torch.randint(0, past + rows + 1, (BATCH, 1), device=device)
+        holes = torch.rand(BATCH, len(at), device=device) < 0.8
+        keep = [None, at >= length, at < length, holes][random_size(0, 4)]
         bidirectional = kind.startswith("full")
-        function = FUNCTIONS[kind]()
+        function = FUNCTIONS[kind](device)
+        q_offset = torch.tensor(past, device=device) if random_size(0, 3) == 0 else past
         mask, ours, exact = visible(
             device, function, batch_size=BATCH, q_length=rows, kv_length=keys,
-            q_offset=torch.tensor(past, device=device) if trial % 7 == 0 and past else past, kv_offset=first,
+            q_offset=q_offset, kv_offset=first,
             attention_mask=keep, allow_is_causal_skip=not bidirectional, allow_is_bidirectional_skip=bidirectional,
         )  # fmt: skip
         # Packed causal sequences have nothing at queries that are padding.
         cut = isinstance(mask, Mask) and mask.pieces is not None and keep is not None and kind != "full"
-        agree(ours, exact, keep[:, past:] if cut else None)
+        agree(ours, exact, keep[:, past : past + rows] if cut else None)
 
 
 def test_which_masks_have_elements(device: str) -> None:
@@ -473,7 +477,8 @@ def test_gradient_checkpointing_and_autocast(device: str) -> None:
             logits = ours(ids, attention_mask=mask, use_cache=False).logits
         logits[at].float().square().mean().backward()
         grads.append(ours.model.layers[0].self_attn.q_proj.weight.grad.clone())
-    assert torch.equal(*grads) and grads[0].abs().max() > 0
+    torch.testing.assert_close(*grads, atol=0.0 if device == "cpu" else 0.01, rtol=0.0)
+    assert grads[0].abs().max() > 0.1
 
 
 # ---- what is refused
