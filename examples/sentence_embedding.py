@@ -25,11 +25,41 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
 import minilm
 
 TOLERANCE = 1e-5
-MODULES = ("random", "pathlib", "statistics", "shutil", "textwrap", "json", "csv", "calendar", "bisect", "heapq",
-           "tempfile", "zipfile", "threading", "subprocess", "functools", "collections", "string", "socket", "difflib",
-           "fractions", "inspect", "logging", "argparse", "datetime", "os", "ast", "typing")
-QUERIES = ("pick something out of a list by chance", "remove a whole folder with everything in it",
-           "wait until the other thread is done", "is the year a leap year?")
+MODULES = (
+    "random",
+    "pathlib",
+    "statistics",
+    "shutil",
+    "textwrap",
+    "json",
+    "csv",
+    "calendar",
+    "bisect",
+    "heapq",
+    "tempfile",
+    "zipfile",
+    "threading",
+    "subprocess",
+    "functools",
+    "collections",
+    "string",
+    "socket",
+    "difflib",
+    "fractions",
+    "inspect",
+    "logging",
+    "argparse",
+    "datetime",
+    "os",
+    "ast",
+    "typing",
+)
+QUERIES = (
+    "pick something out of a list by chance",
+    "remove a whole folder with everything in it",
+    "wait until the other thread is done",
+    "is the year a leap year?",
+)
 
 Packed = np.ndarray  # (total_tokens, heads, head_dim)
 Attention = Callable[[Packed, Packed, Packed, np.ndarray], Packed]
@@ -84,8 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = minilm.MiniLM(minilm.model_directory())
     ids, cu_seqlens = model.tokenize([*texts, *queries])
     lengths = np.diff(cu_seqlens)
-    print(f"{len(texts)} docstrings and {len(queries)} queries: {len(ids):,} tokens in one batch, lengths "
-          f"{lengths.min()} to {lengths.max()}; padded they would be {len(lengths) * lengths.max():,}", flush=True)
+    print(
+        f"{len(texts)} docstrings and {len(queries)} queries: {len(ids):,} tokens in one batch, lengths "
+        f"{lengths.min()} to {lengths.max()}; padded they would be {len(lengths) * lengths.max():,}",
+        flush=True,
+    )
 
     embeddings, seconds = {}, {}
     for _ in range(2):  # by turns; the first round brings weights and code into memory
@@ -102,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(f"the embeddings differ by up to {error:.1e} (accepted: {TOLERANCE:.0e})")
 
-    cosines = found[len(texts):] @ found[: len(texts)].T
+    cosines = found[len(texts) :] @ found[: len(texts)].T
     for query, row in zip(queries, cosines, strict=True):
         print(f"\n{query}")
         for index in np.argsort(-row)[:3]:

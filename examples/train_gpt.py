@@ -65,8 +65,12 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
-ATTENTIONS: dict[str, Attention] = {"tessera": tessera_attention, "sdpa": sdpa_attention, "cudnn": cudnn_attention,
-                                    "math": math_attention}
+ATTENTIONS: dict[str, Attention] = {
+    "tessera": tessera_attention,
+    "sdpa": sdpa_attention,
+    "cudnn": cudnn_attention,
+    "math": math_attention,
+}
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
@@ -148,8 +152,9 @@ class Batches:
 
     def draw(self, text: Tensor, steps: int) -> list[Tensor]:
         """Where the windows of each step start, all drawn on the CPU at once: the device is never waited for."""
-        starts = torch.randint(len(text) - len(self.window), (steps, self.batch, 1),
-                               generator=torch.Generator().manual_seed(self.seed))
+        starts = torch.randint(
+            len(text) - len(self.window), (steps, self.batch, 1), generator=torch.Generator().manual_seed(self.seed)
+        )
         return list(starts.to(text.device))
 
     def windows(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,10 +186,19 @@ def train(options: argparse.Namespace, report: Callable[[int, list[float], float
     device, steps = options.device, options.steps
     torch.manual_seed(options.seed)
     with torch.device(device):
-        model: nn.Module = GPT(options.layers, options.width, options.heads, options.kv_heads, options.context,
-                               ATTENTIONS[options.attention])
-    print(f"train_gpt: {options.attention}, {device}, {options.dtype}: {sum(p.numel() for p in model.parameters()):,} "
-          f"parameters, {options.batch} x {options.context:,} bytes a step of {len(standard_library()):,}", flush=True)
+        model: nn.Module = GPT(
+            options.layers,
+            options.width,
+            options.heads,
+            options.kv_heads,
+            options.context,
+            ATTENTIONS[options.attention],
+        )
+    print(
+        f"train_gpt: {options.attention}, {device}, {options.dtype}: {sum(p.numel() for p in model.parameters()):,} "
+        f"parameters, {options.batch} x {options.context:,} bytes a step of {len(standard_library()):,}",
+        flush=True,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_of(step, steps))
     if options.compile:
@@ -216,8 +230,10 @@ def train(options: argparse.Namespace, report: Callable[[int, list[float], float
             losses.clear()
 
     with torch.no_grad(), precision:
-        held_out = [model(*batches.windows(batches.validation, starts))
-                    for starts in batches.draw(batches.validation, options.validation)]
+        held_out = [
+            model(*batches.windows(batches.validation, starts))
+            for starts in batches.draw(batches.validation, options.validation)
+        ]
     return torch.stack(held_out).mean().item() if held_out else math.nan
 
 
@@ -230,8 +246,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = functools.partial(parser.add_argument, metavar="N", type=int)
     parser.add_argument("--attention", choices=tuple(ATTENTIONS), default="tessera", help="default: tessera")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32",
-                        help="bfloat16 is autocast over float32 weights; default: float32")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="float32",
+        help="bfloat16 is autocast over float32 weights; default: float32",
+    )
     add("--layers", default=4, help="default: %(default)s")
     add("--heads", default=4, help="of queries; default: %(default)s")
     add("--kv-heads", help="of keys and values; default: as many")
@@ -266,19 +286,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def report(step: int, losses: list[float], speed: float | None, peak: int) -> None:
             first = step - len(losses) + 1
-            writer.writerows((first + i, f"{loss:.5f}", f"{speed:.0f}" if speed else "", peak)
-                             for i, loss in enumerate(losses))
+            writer.writerows(
+                (first + i, f"{loss:.5f}", f"{speed:.0f}" if speed else "", peak) for i, loss in enumerate(losses)
+            )
             file.flush()
-            print(f"step {step:5}/{options.steps}  loss {losses[-1]:.4f}  "
-                  f"{f'{speed:,.0f} tokens/s' if speed else 'warming up'}  peak {peak / 1e6:,.0f} MB", flush=True)
+            print(
+                f"step {step:5}/{options.steps}  loss {losses[-1]:.4f}  "
+                f"{f'{speed:,.0f} tokens/s' if speed else 'warming up'}  peak {peak / 1e6:,.0f} MB",
+                flush=True,
+            )
 
         try:
             loss = train(options, report)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            print(f"train_gpt: out of memory: {options.attention}, batch {options.batch}, context {options.context:,}: "
-                  f"{str(error).splitlines()[0]}", flush=True)
+            print(
+                f"train_gpt: out of memory: {options.attention}, batch {options.batch}, context {options.context:,}: "
+                f"{str(error).splitlines()[0]}",
+                flush=True,
+            )
             return OUT_OF_MEMORY
     if options.validation:
         print(f"loss on text not trained on: {loss:.4f} nats a byte", flush=True)
