@@ -91,7 +91,7 @@ def t5() -> Any:
     return transformers.T5Config(
         vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
         pad_token_id=0, decoder_start_token_id=0, eos_token_id=None, relative_attention_num_buckets=8,
-        relative_attention_max_distance=16, initializer_factor=3.0,
+        relative_attention_max_distance=16, initializer_factor=1.0,
     )  # fmt: skip
 
 
@@ -108,9 +108,16 @@ def build(make: Callable[[], Any], device: str, dtype: torch.dtype = torch.float
             torch.nn.init.normal_(parameter)
     if make is gpt_oss:
         eager.set_experts_implementation("eager")  # the default one has no double
-    ours = copy.deepcopy(eager)
-    ours.set_attn_implementation("tessera")
-    return eager, ours
+    return eager, like(eager, "tessera")
+
+
+def like(model: Any, implementation: str) -> Any:
+    """A copy with another attention; also inside of T5, whose halves have configurations of their own."""
+    other = copy.deepcopy(model)
+    for module in other.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = implementation
+    return other
 
 
 def types(device: str) -> list[torch.dtype]:
@@ -161,15 +168,14 @@ def error(result: Tensor, exact: Tensor) -> float:
 
 def compare(eager: Any, ours: Any, real: Tensor | None = None, gradients: bool = True, **inputs: Any) -> None:
     """By the rule. real: (batch, length), where logits are compared."""
-    exact = copy.deepcopy(eager).double()
-    exact.set_attn_implementation("exact")
+    exact = like(eager, "exact").double()
     shape = inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"].shape
     device = eager.device
     real = torch.ones(shape, device=device) if real is None else real
     weights = torch.randn(*shape, VOCABULARY, device=device) * real[..., None] if gradients else None
     (a, da), (b, db), (c, dc) = (results(m, weights, **inputs) for m in (ours, eager, exact))
     at = real.bool()
-    assert error(a[at], c[at]) <= 2 * error(b[at], c[at]) + 2e-6 * c[at].abs().max()
+    assert error(a[at], c[at]) <= 2 * error(b[at], c[at]) + 1e-5 * c[at].abs().max()
     if not gradients:
         return
     # The key's bias moves all scores of a row alike: its gradient is nothing but rounding.
@@ -406,6 +412,8 @@ def test_which_masks_have_elements(device: str) -> None:
         ask(masks.bidirectional_mask_function, attention_mask=holes, **full),
     ):
         assert isinstance(mask, Mask) and mask.pieces is None and mask.keep is not None
+    both = masks.and_masks(window, masks.sliding_window_causal_mask_function(5))
+    assert ask(both).window == (2, 0) and ask(masks.and_masks(both, masks.sliding_window_overlay(2))).window == (1, 0)
     assert ask(causal, 1, attention_mask=right).shape == (2, 1, 1, 10)
     own = masks.or_masks(causal, lambda batch, head, q, kv: (q < 3) & (kv < 3))
     for function, more in ((own, {}), (causal, {"allow_is_causal_skip": False})):
