@@ -245,8 +245,11 @@ def _look(keep: Tensor) -> tuple[bool, bool]:
 
 
 def _mask(case: _Case) -> Mask | None:
-    """The mask without its elements, if that can be; None if it cannot, or if it is of one row with padding."""
+    """The mask without its elements, if that can be. None if it cannot, or if it is of one row with padding."""
     tracing = is_tracing(case.keep)
+    if case.structure.segments is not None:
+        pieces = None if tracing else _segments(case)
+        return None if pieces is None else Mask(case.shape, case.keys, case.structure[:2], case.aligned, None, pieces)
     runs = False
     if case.keep is not None and not tracing:
         whole, runs = _look(case.keep)
@@ -254,17 +257,10 @@ def _mask(case: _Case) -> Mask | None:
             case = case._replace(keep=None)
         elif not runs and isinstance(case.shift, Tensor):
             case = _case(case.shape, case.structure, int(case.shift), 0, case.keep)
-    if case.structure.segments is not None:
-        pieces = None if tracing else _segments(case)
-    elif case.keep is None and case.aligned is not None:
-        pieces = None
-    elif case.rows == 1:
-        return None
-    elif case.keep is None or runs:
+    pieces = None
+    if case.rows > 1 and (runs or (case.keep is None and case.aligned is None)):
         pieces = _cut(case)
-    else:
-        pieces = None
-    if pieces is None and (case.structure.segments is not None or case.aligned is None):
+    if pieces is None and (case.aligned is None or (case.rows == 1 and case.keep is not None)):
         return None
     return Mask(case.shape, case.keys, case.structure[:2], case.aligned, case.keep, pieces)
 
@@ -297,7 +293,7 @@ def _cut(case: _Case) -> padding.Pieces | None:
         return padding.cut_keys(first, end, seqlen_q, seqlen_k)
     if case.structure.right > 0 and not (case.aligned == "bottom_right" and seqlen_q == seqlen_k):
         return None
-    end = end.minimum(torch.as_tensor(shift + seqlen_q, device=end.device))
+    end = end.clamp(max=shift + seqlen_q)
     first = first.minimum(end)
     first_q, end_q = ((x - shift).clamp(0, seqlen_q) for x in (first, end))
     return padding.cut_both(first_q, end_q, seqlen_q, first, end, seqlen_k)

@@ -31,8 +31,9 @@ def runs(keep: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cuts(columns: list[Tensor | int], seqlen: int, batch: int, device: torch.device) -> Tensor:
     """cu_seqlens whose pieces end at these places of every sequence: each (batch,), or one number for all."""
-    ends = torch.stack([torch.as_tensor(column, device=device).expand(batch) for column in columns], 1)
-    ends = ends + torch.arange(batch, device=device)[:, None] * seqlen
+    # Numbers are filled in, not copied from the host, which a CUDA graph could not capture.
+    tensors = [x if isinstance(x, Tensor) else torch.full((batch,), x, device=device) for x in columns]
+    ends = torch.stack(tensors, 1) + torch.arange(batch, device=device)[:, None] * seqlen
     return torch.cat([ends.new_zeros(1), ends.flatten()]).to(torch.int32)
 
 
