@@ -70,21 +70,34 @@ def sdpa(
     if attn_mask is not None and is_causal:
         raise ValueError("is_causal = True together with attn_mask: must be one of the two")
 
+    options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": dropout_p}
+    if is_causal or mask_is == "causal":
+        options |= {"causal": True, "alignment": "top_left"}
+    attend: Callable[..., Tensor] = _attend_padded if mask_is == "padding" else _attend
+    if _is_plain(query.shape, key.shape, value.shape, enable_gqa):
+        q, k, v = rows(query), rows(key), rows(value)
+        if attn_mask is None:
+            return _attend(q, k, v, None, **options)
+        mask, window = _check_mask(attn_mask, (*q.shape[:-1], k.shape[-2]), query, mask_is)
+        return attend(q, k, v, mask, **options, **window)
+
     dims = max(query.dim(), key.dim(), value.dim())
     q, k, v = (rows(_with_dims(x, max(dims, 4))) for x in (query, key, value))
     batch = _broadcast(q, k, v)
     q, k, v = _match_heads(q, k, v, enable_gqa)
-    options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": dropout_p}
-    if is_causal or mask_is == "causal":
-        options |= {"causal": True, "alignment": "top_left"}
     mask = None
     if attn_mask is not None:
-        mask = _check_mask(attn_mask, (*batch, *q.shape[-3:-1], k.shape[-2]), query)
-        if mask_is is not None:
-            mask, window = _known(mask_is, mask)
-            options |= window
-    o = _over_batch(_attend_padded if mask_is == "padding" else _attend, q, k, v, mask, batch, options)
+        mask, window = _check_mask(attn_mask, (*batch, *q.shape[-3:-1], k.shape[-2]), query, mask_is)
+        options |= window
+    o = _over_batch(attend, q, k, v, mask, batch, options)
     return o if dims >= 4 else o.view(o.shape[4 - dims :])
+
+
+def _is_plain(q: torch.Size, k: torch.Size, v: torch.Size, enable_gqa: bool) -> bool:
+    """Whether shapes are 4-D ones with nothing to broadcast: those of nearly all calls."""
+    if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[1] != v[1]:
+        return False
+    return q[1] == k[1] or (enable_gqa and k[1] > 0 and q[1] % k[1] == 0)
 
 
 def _with_dims(x: Tensor, dims: int) -> Tensor:
@@ -117,8 +130,13 @@ def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Ten
     return q, k, v
 
 
-def _check_mask(mask: Tensor, scores: tuple[int, ...], query: Tensor) -> Tensor:
-    """The mask with as many dimensions as scores, each as large as there or 1; of a type that is a bias, or boolean."""
+def _check_mask(
+    mask: Tensor, scores: tuple[int, ...], query: Tensor, mask_is: MaskIs
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """The mask, if its values are read at all, and what the caller knows of it as options of the kernels.
+
+    It gets as many dimensions as scores, each as large as there or 1, and a type that is a bias, or boolean.
+    """
     autocast = torch.is_autocast_enabled(query.device.type)
     if mask.dtype not in (torch.bool, torch.float32, query.dtype) and not (autocast and mask.is_floating_point()):
         raise ValueError(f"attn_mask.dtype = {mask.dtype}: must be torch.bool, torch.float32 or {query.dtype}")
@@ -129,13 +147,15 @@ def _check_mask(mask: Tensor, scores: tuple[int, ...], query: Tensor) -> Tensor:
     if autocast and mask.dtype not in (torch.bool, torch.float32):
         mask = mask.to(_kernel_dtype(query))
     mask = _with_dims(mask, len(scores))
+    if mask_is is not None:
+        return _known(mask_is, mask)
     if mask.requires_grad:
-        return mask
+        return mask, {}
     # A mask that was expanded is cut back to what it holds.
     for dim, (size, stride) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
         if size > 1 and stride == 0:
             mask = mask.narrow(dim, 0, 1)
-    return mask
+    return mask, {}
 
 
 def _kernel_dtype(query: Tensor) -> torch.dtype:
