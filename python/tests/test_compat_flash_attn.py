@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import reference
+import tessera
 import tessera.torch
 from tessera.compat.flash_attn import flash_attn_interface as fa
 
@@ -325,6 +326,21 @@ def test_any_strides(device: str) -> None:
     assert torch.equal(fa.flash_attn_func(*scattered), expected)
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     assert torch.equal(fa.flash_attn_func(*heads_first), expected)
+
+
+def test_deterministic_is_passed_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's results are repeatable anyway, so the argument itself is looked at."""
+    seen = []
+
+    def spy(q: Tensor, *_: Any, deterministic: bool, **__: Any) -> Tensor:
+        seen.append(deterministic)
+        return q
+
+    monkeypatch.setattr(tessera, "attention", spy)
+    q = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)
+    fa.flash_attn_func(q, q, q)
+    fa.flash_attn_func(q, q, q, deterministic=True)
+    assert seen == [False, True]
 
 
 def test_autocast_changes_nothing(device: str) -> None:

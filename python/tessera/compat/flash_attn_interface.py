@@ -18,8 +18,7 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``.
 """
 
-from __future__ import annotations
-
+# No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
 from typing import Any, NoReturn
 
 import torch
@@ -317,7 +316,9 @@ def _flash_attn_forward(
 
 
 @_flash_attn_forward.register_fake
-def _flash_attn_forward_fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _flash_attn_forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, *others: object, **named: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *rows, heads, _ = q.shape
     lse = q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
     return q.new_empty((*rows, heads, v.shape[-1])), lse, lse.new_empty(0), lse.new_empty(0)
@@ -363,7 +364,7 @@ def _flash_attn_backward(
 
 
 @_flash_attn_backward.register_fake
-def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object) -> Tensor:
+def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object, **named: object) -> Tensor:
     *rows, heads, _ = q.shape
     return q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
 
