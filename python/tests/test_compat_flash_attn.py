@@ -177,17 +177,23 @@ def test_lse_is_differentiable(device: str) -> None:
 # ---- S_dmask
 
 
-def test_dropout_matrix(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("window", [(-1, 0), (40, 3), (-1, 5)], ids=str)
+def test_dropout_matrix(window: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     """Its magnitude is the softmax after the division by its sum, its sign the mask, of the right frequency."""
     batch, heads, seqlen_q, seqlen_k, p = 2, 4, 150, 130, 0.17
     q, k, v = (torch.randn(batch, n, heads, 16, device=device, dtype=dtype) for n in (seqlen_q, seqlen_k, seqlen_k))
-    _, _, matrix = fa.flash_attn_func(q, k, v, p, causal=True, return_attn_probs=True)
+    left, right = window
+    _, _, matrix = fa.flash_attn_func(
+        q, k, v, p, causal=right == 0, window_size=(left, right or -1), return_attn_probs=True
+    )
     assert matrix.shape == (batch, heads, 256, 256) and matrix.dtype == dtype
     assert not matrix[:, :, seqlen_q:].any() and not matrix[:, :, :, seqlen_k:].any()
     matrix = matrix[:, :, :seqlen_q, :seqlen_k].double()
 
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 4
-    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(seqlen_k - seqlen_q)
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(seqlen_k - seqlen_q + right)
+    if left >= 0:
+        visible = visible.triu(seqlen_k - seqlen_q - left)
     weights = torch.softmax(scores.masked_fill(~visible, -INFINITY), dim=-1).nan_to_num(0.0)
     mine = matrix.abs() / matrix.abs().sum(-1, keepdim=True).clamp(min=1e-30)
     assert (mine - weights).abs().max() < 8 * torch.finfo(dtype).eps

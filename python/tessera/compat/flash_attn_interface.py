@@ -151,10 +151,11 @@ def flash_attn_varlen_func(
     return out if lse is None else (out, lse)
 
 
+@torch.no_grad()
 def flash_attn_combine(
     out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merges results over parts of the keys into the result over all of them.
+    """Merges results over parts of the keys into the result over all of them; outside autograd, as upstream.
 
     Mirrors ``flash_attn_interface.flash_attn_combine``.
 
@@ -170,8 +171,9 @@ def flash_attn_combine(
         0 and -inf where every part has -inf.
     """
     lse = torch.logsumexp(lse_partial, dim=0)
-    # Where all parts have -inf, any finite number instead of lse makes the weights exp(-inf) = 0.
-    weights = (lse_partial - lse.masked_fill(lse == float("-inf"), 0.0)).exp()[..., None]
+    weights = (lse_partial - lse).exp()[..., None]
+    # The condition also leaves out parts of no weight, which may hold anything, and rows where all parts have -inf,
+    # whose weights are NaN.
     combined = torch.where(weights > 0.0, weights * out_partial, 0.0).sum(dim=0)
     if out is not None:
         return out.copy_(combined), lse
