@@ -27,7 +27,7 @@ endif()
 # Beside the module the package's own files, so that PYTHONPATH=<build>/python is the package.
 file(GLOB python_files CONFIGURE_DEPENDS LIST_DIRECTORIES true RELATIVE ${PROJECT_SOURCE_DIR}/python/tessera
      ${PROJECT_SOURCE_DIR}/python/tessera/*)
-list(REMOVE_ITEM python_files __pycache__)
+list(FILTER python_files EXCLUDE REGEX "__pycache__|\\.so$")
 file(MAKE_DIRECTORY ${python_package})
 foreach(name IN LISTS python_files)
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/python/tessera/${name} ${python_package}/${name} SYMBOLIC)

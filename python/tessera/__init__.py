@@ -114,7 +114,7 @@ def attention(
     The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
     Shah et al. 2024, section 3).
     """
-    framework = _framework_of(q)
+    framework = _torch_ops if isinstance(q, _Tensor) else _framework_of(q)
     # By position: keywords cost a microsecond more.
     return framework.attention(
         q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,

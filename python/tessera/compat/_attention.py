@@ -160,8 +160,11 @@ class _PackedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True; gradients without a graph would be taken for constants
+            raise NotImplementedError(
+                "packed attention has no second derivatives: its gradients cannot be differentiated"
+            )
         q, packed, out, lse, *tensors = ctx.saved_tensors
         keywords = ctx.keywords | dict(zip(ctx.names, tensors, strict=True))
         dout = torch.zeros_like(out) if dout is None else dout

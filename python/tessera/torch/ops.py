@@ -49,7 +49,9 @@ def _seed(rng_state: Tensor, device: torch.device) -> tuple[int, int]:
     return seed, offset
 
 
+# Looked up once: every call asks.
 _autocasts = torch._C._is_any_autocast_enabled
+_uint16 = getattr(torch, "uint16", None)  # since torch 2.3
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,9 +90,9 @@ def prepare(
         raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
     if _autocasts():
         q, k, v = _autocast(q, k, v)
-    if q.dtype is torch.uint16:
+    if q.dtype is _uint16:
         raise ValueError("q.dtype = uint16: must be float32, bfloat16 or float16")
-    left, right = band(causal, window)
+    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
     longest_q = longest_k = 0
     if cu_seqlens_q is not None:
         longest_q = _longest("q", cu_seqlens_q, max_seqlen_q)

@@ -1,23 +1,21 @@
-// The build-time device compiler: every catalog row of a GPU to a cubin, as many at a time as there
-// are cores, the yardstick (sm90/peak.h) to one more, and one C++ file that embeds them.
+// The build-time device compiler: every catalog row of a GPU to a cubin, the yardstick
+// (sm90/peak.h) to one more, and one C++ file that embeds them.
 //
-//   compiler --nvrtc LIBRARY --source ROOT --output FOLDER
+//   compiler --nvrtc LIBRARY --source ROOT --output FOLDER --part I --parts N
+//   compiler --nvrtc LIBRARY --output FOLDER
 //
-// FOLDER receives a cubin and a log for every row, cubins.cpp, and kernels.txt for the tests.
+// The first compiles the I-th of N parts of the kernels: FOLDER receives a cubin and a log for
+// each. NVRTC compiles one program at a time in a process, and only the build knows how many cores
+// are free. The second, when all parts are there, writes cubins.cpp, and kernels.txt for the tests.
 //
 // Fails on anything that would make a kernel silently slow: spilled registers, local memory, or one
 // of ptxas's C75xx remarks (serialised wgmma, a fence it had to add, an ignored setmaxnreg).
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cuda/compiler/nvrtc.h"
@@ -30,6 +28,7 @@ namespace {
 
 struct Options {
   std::string nvrtc, source, output;
+  std::size_t part = 0, parts = 0;  ///< parts == 0: write what embeds the cubins
 };
 
 /// One cubin on its way: its name and its program.
@@ -160,25 +159,10 @@ bool compile(const Nvrtc& nvrtc, const Options& options, const Job& job) {
   return problem.empty();
 }
 
-/// Processes, because NVRTC compiles one program at a time in each.
-bool compile_all(const Nvrtc& nvrtc, const Options& options, const std::vector<Job>& list) {
-  const std::size_t workers = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<pid_t> children;
-  for (std::size_t w = 0; w < workers; ++w) {
-    const pid_t child = fork();
-    if (child == 0) {
-      bool good = true;
-      for (std::size_t i = w; i < list.size(); i += workers)
-        good &= compile(nvrtc, options, list[i]);
-      std::fflush(nullptr);
-      _exit(good ? 0 : 1);
-    }
-    children.push_back(child);
-  }
+bool compile_part(const Nvrtc& nvrtc, const Options& options, const std::vector<Job>& list) {
   bool good = true;
-  for (const pid_t child : children) {
-    int status = 1;
-    good &= child > 0 && waitpid(child, &status, 0) == child && status == 0;
+  for (std::size_t i = options.part; i < list.size(); i += options.parts) {
+    good &= compile(nvrtc, options, list[i]);
   }
   return good;
 }
@@ -229,7 +213,7 @@ int run(const Options& options) {
     return 1;
   }
   const std::vector<Job> list = jobs();
-  if (!compile_all(nvrtc, options, list)) return 1;
+  if (options.parts > 0) return compile_part(nvrtc, options, list) ? 0 : 1;
   std::printf("device compiler: %zu kernels, NVRTC %s\n", list.size(), nvrtc.version().c_str());
   const bool written = write_file(options.output + "/kernels.txt", facts_of(nvrtc, list)) &&
                        write_file(options.output + "/cubins.cpp", embedding_of(options, list));
@@ -246,9 +230,14 @@ int main(int argc, char** argv) {
     if (name == "--nvrtc") options.nvrtc = argv[i + 1];
     if (name == "--source") options.source = argv[i + 1];
     if (name == "--output") options.output = argv[i + 1];
+    if (name == "--part") options.part = std::strtoul(argv[i + 1], nullptr, 10);
+    if (name == "--parts") options.parts = std::strtoul(argv[i + 1], nullptr, 10);
   }
-  if (options.source.empty() || options.output.empty()) {
-    std::fprintf(stderr, "usage: %s [--nvrtc LIBRARY] --source ROOT --output FOLDER\n", argv[0]);
+  if (options.output.empty() || (options.parts > 0 && options.source.empty())) {
+    std::fprintf(stderr,
+                 "usage: %s [--nvrtc LIBRARY] --source ROOT --output FOLDER --part I --parts N\n"
+                 "       %s [--nvrtc LIBRARY] --output FOLDER\n",
+                 argv[0], argv[0]);
     return 2;
   }
   return tessera::cuda::run(options);

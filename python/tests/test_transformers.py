@@ -1,0 +1,500 @@
+"""attn_implementation="tessera" against "eager": small models with random weights, large enough that attention matters.
+
+The truth is the model in double, with a plain attention of its own below (transformers' eager one rounds to float32,
+and has NaN where a row is empty). A result may be as far from it as the eager model of the same type, times 2, or 3 for
+gradients, plus a little (docs/correctness.md). Only tokens that are no padding count.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import masking_utils as masks  # noqa: E402
+
+import tessera.transformers as hf  # noqa: E402
+from tessera.transformers import Mask, QuadraticMaskWarning  # noqa: E402
+
+
+def exact_forward(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None,
+    softcap: float | None = None, s_aux: Tensor | None = None, position_bias: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention in double, of elements."""
+    key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+    s = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    s = s if position_bias is None else s + position_bias
+    s = s if attention_mask is None else s.masked_fill(~attention_mask, -1e300)
+    sink = s.new_full((1, s.shape[1], 1, 1), -1e300) if s_aux is None else s_aux.reshape(1, -1, 1, 1)
+    p = torch.cat([s, sink.expand(*s.shape[:3], 1)], -1).softmax(-1)[..., :-1]
+    return (p @ value).transpose(1, 2), None
+
+
+def exact_mask(**arguments: Any) -> Tensor:
+    skips = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+    elements = masks.sdpa_mask(**{**arguments, **dict.fromkeys(skips, False)})
+    assert elements is not None
+    return elements
+
+
+transformers.AttentionInterface.register("exact", exact_forward)
+transformers.AttentionMaskInterface.register("exact", exact_mask)
+
+BATCH, LENGTH, VOCABULARY = 3, 23, 97
+WINDOW = 7
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
+    "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def gpt2() -> Any:
+    return transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=128, n_embd=64, n_layer=2, n_head=4, initializer_range=0.3,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+
+
+def bert() -> Any:
+    some = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "head_dim")}
+    return transformers.BertConfig(**some, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def llama() -> Any:
+    return transformers.LlamaConfig(**SMALL)
+
+
+def mistral() -> Any:
+    return transformers.MistralConfig(**SMALL, sliding_window=WINDOW)
+
+
+def gemma2() -> Any:
+    return transformers.Gemma2Config(
+        **SMALL, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=4
+    )
+
+
+def gpt_oss() -> Any:
+    return transformers.GptOssConfig(**SMALL, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2)
+
+
+def t5() -> Any:
+    return transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0,
+        pad_token_id=0, decoder_start_token_id=0, eos_token_id=None, relative_attention_num_buckets=8,
+        relative_attention_max_distance=16, initializer_factor=3.0,
+    )  # fmt: skip
+
+
+DECODERS = [gpt2, llama, mistral, gemma2, gpt_oss]
+CLASSES = {bert: "AutoModelForMaskedLM", t5: "AutoModelForSeq2SeqLM"}
+
+
+def build(make: Callable[[], Any], device: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """The same model, eager and Tessera's."""
+    auto = getattr(transformers, CLASSES.get(make, "AutoModelForCausalLM"))
+    eager = auto.from_config(make(), attn_implementation="eager").to(device, dtype).eval()
+    for name, parameter in eager.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    if make is gpt_oss:
+        eager.set_experts_implementation("eager")  # the default one has no double
+    ours = copy.deepcopy(eager)
+    ours.set_attn_implementation("tessera")
+    return eager, ours
+
+
+def types(device: str) -> list[torch.dtype]:
+    return [torch.bfloat16] if device == "cuda" else [torch.float32, torch.bfloat16]
+
+
+def tokens(device: str, batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    return torch.randint(1, VOCABULARY, (batch, length), device=device)
+
+
+def padding(side: str, device: str) -> Tensor | None:
+    """(BATCH, LENGTH) of ones and zeros."""
+    if side == "none":
+        return None
+    at = torch.arange(LENGTH, device=device)
+    lengths = torch.tensor([LENGTH, LENGTH - 5, 2], device=device)[:, None]
+    match side:
+        case "ones":
+            mask = at.expand(BATCH, -1) >= 0
+        case "left":
+            mask = at >= LENGTH - lengths
+        case "right":
+            mask = at < lengths
+        case "both":
+            mask = (at >= 3) & (at < 3 + lengths.clamp(max=LENGTH - 6))
+        case "holes":
+            mask = (at < lengths) & (at != 9) & (at != 4)
+    return mask.long()
+
+
+def results(model: Any, weights: Tensor | None, **inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and every parameter's gradient of their sum with these weights."""
+    model.zero_grad()
+    logits = model(**inputs, use_cache=False).logits
+    if weights is None:
+        return logits.detach(), {}
+    (logits * weights.to(logits.dtype)).sum().backward()
+    return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def error(result: Tensor, exact: Tensor) -> float:
+    """The largest of float32 results; the root mean square of bfloat16 ones, whose models round in so many places that
+    the largest error of one run says little about that of another."""
+    assert not result.isnan().any()
+    off = (result.double() - exact).abs()
+    return float(off.max() if result.dtype is torch.float32 else off.square().mean().sqrt())
+
+
+def compare(eager: Any, ours: Any, real: Tensor | None = None, gradients: bool = True, **inputs: Any) -> None:
+    """By the rule. real: (batch, length), where logits are compared."""
+    exact = copy.deepcopy(eager).double()
+    exact.set_attn_implementation("exact")
+    shape = inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"].shape
+    device = eager.device
+    real = torch.ones(shape, device=device) if real is None else real
+    weights = torch.randn(*shape, VOCABULARY, device=device) * real[..., None] if gradients else None
+    (a, da), (b, db), (c, dc) = (results(m, weights, **inputs) for m in (ours, eager, exact))
+    at = real.bool()
+    assert error(a[at], c[at]) <= 2 * error(b[at], c[at]) + 2e-6 * c[at].abs().max()
+    if not gradients:
+        return
+    # The key's bias moves all scores of a row alike: its gradient is nothing but rounding.
+    assert da.keys() == db.keys() == dc.keys()
+    da, db, dc = ({n: d for n, d in grads.items() if not n.endswith("key.bias")} for grads in (da, db, dc))
+    if a.dtype is torch.bfloat16:
+        da, db, dc = ({"all": torch.cat([d.flatten() for d in grads.values()])} for grads in (da, db, dc))
+    largest = max(float(d.abs().max()) for d in dc.values())
+    for name in dc:
+        floor = 5e-5 * float(dc[name].abs().max()) + 1e-6 * largest
+        assert error(da[name], dc[name]) <= 3 * error(db[name], dc[name]) + floor, name
+
+
+def near(ours: Tensor, eager: Tensor) -> None:
+    """Without the truth: by tolerances."""
+    largest = float(eager.detach().abs().max())
+    assert error(ours.detach(), eager.detach().double()) <= (1e-4 if ours.dtype is torch.float32 else 0.05) * largest
+
+
+@pytest.fixture(autouse=True)
+def no_quadratic_masks() -> Iterator[None]:
+    """A test that lets a mask's elements be made says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", QuadraticMaskWarning)
+        yield
+
+
+# ---- whole models
+
+
+@pytest.mark.parametrize("side", ["none", "ones", "left", "right", "both", "holes"])
+@pytest.mark.parametrize("make", [*DECODERS, bert], ids=lambda make: make.__name__)
+def test_forward_and_gradients(make: Callable[[], Any], side: str, device: str) -> None:
+    for dtype in types(device):
+        eager, ours = build(make, device, dtype)
+        mask = padding(side, device)
+        compare(eager, ours, mask, input_ids=tokens(device), attention_mask=mask)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "holes"])
+def test_encoder_decoder(side: str, device: str) -> None:
+    """Position biases, and cross attention whose queries are as many as the keys but are not padded like them."""
+    eager, ours = build(t5, device, types(device)[0])
+    mask = padding(side, device)
+    compare(eager, ours, input_ids=tokens(device), attention_mask=mask, decoder_input_ids=tokens(device))
+
+
+def test_sequences_packed_by_positions(device: str) -> None:
+    """Positions that begin anew, and nothing else, tell where a sequence begins."""
+    positions = torch.cat([torch.arange(n, device=device) for n in (9, 1, 13)])[None].expand(2, -1)
+    for make in (llama, gemma2):
+        eager, ours = build(make, device, types(device)[0])
+        compare(eager, ours, input_ids=tokens(device, 2), position_ids=positions)
+
+
+def test_sequences_packed_by_the_collator(device: str) -> None:
+    """Against one sequence at a time: not every eager model reads what the collator gives."""
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")
+    rows = [{"input_ids": tokens("cpu", 1, n)[0].tolist()} for n in (9, 1, 13)]
+    batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in collate(rows).items() if k != "labels"}
+    for make in (llama, gemma2, gpt_oss):
+        eager, ours = build(make, device, types(device)[0])
+        alone = [eager(torch.tensor([row["input_ids"]], device=device), use_cache=False).logits for row in rows]
+        near(ours(**batch, use_cache=False).logits, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("make", DECODERS, ids=lambda make: make.__name__)
+def test_generation(make: Callable[[], Any], side: str, cache: str, device: str) -> None:
+    eager, ours = build(make, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    arguments = {
+        "input_ids": tokens(device), "attention_mask": padding(side, device), "max_new_tokens": 12, "do_sample": False,
+        "output_logits": True, "return_dict_in_generate": True, "disable_compile": True,
+    }  # fmt: skip
+    if cache == "static":
+        arguments["cache_implementation"] = "static"
+    b, a = (model.generate(**arguments) for model in (eager, ours))
+    for i, (x, y) in enumerate(zip(a.logits, b.logits, strict=True)):
+        assert error(x.float(), y.double()) <= (1e-4 if device == "cpu" else 0.2) * float(y.abs().max()), f"token {i}"
+        if not torch.equal(a.sequences[:, : LENGTH + i + 1], b.sequences[:, : LENGTH + i + 1]):
+            assert device == "cuda", f"token {i}"  # rounding may choose another word, from which on all differ
+            break
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("make", [llama, gemma2], ids=lambda make: make.__name__)
+def test_chunks(make: Callable[[], Any], cache: str, side: str, device: str) -> None:
+    """Several queries after a cache that is filled in part; how far a static one is, only the device knows.
+
+    Padding on the right becomes a hole when tokens follow it.
+    """
+    eager, ours = build(make, device, types(device)[0])
+    ids, mask = tokens(device), padding(side, device)
+    mask = torch.ones_like(ids) if mask is None else mask
+    ids, mask = (torch.cat([x, y[:, :9]], 1) for x, y in ((ids, tokens(device)), (mask, torch.ones_like(mask))))
+    results = []
+    for model in (ours, eager):
+        past = transformers.StaticCache(config=model.config, max_cache_len=40) if cache == "static" else None
+        past = transformers.DynamicCache(config=model.config) if past is None else past
+        ends = [0, LENGTH - 9, LENGTH, LENGTH + 1, LENGTH + 2, LENGTH + 9]
+        with torch.no_grad():
+            chunks = [
+                model(input_ids=ids[:, at:to], attention_mask=mask[:, :to], past_key_values=past).logits
+                for at, to in zip(ends[:-1], ends[1:], strict=True)
+            ]
+        results.append(torch.cat(chunks, 1)[mask.bool()])
+    near(*results)
+
+
+# ---- under torch.compile
+
+
+@pytest.mark.parametrize("side", ["none", "left", "holes"])
+@pytest.mark.parametrize("make", [llama, gemma2, bert], ids=lambda make: make.__name__)
+def test_compiled(make: Callable[[], Any], side: str, device: str) -> None:
+    """One graph, and no look at the mask. Without a mask transformers assumes packed sequences, which are quadratic."""
+    eager, ours = build(make, device, types(device)[0])
+    ids, mask = tokens(device), padding(side, device)
+    real = torch.ones_like(ids) if mask is None else mask
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda ids, mask: ours(ids, attention_mask=mask, use_cache=False).logits, fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", QuadraticMaskWarning)
+        a = compiled(ids, mask)
+    quadratic = [w for w in caught if w.category is QuadraticMaskWarning]
+    assert len(quadratic) == ({llama: 1, gemma2: 2, bert: 0}[make] if mask is None else 0)
+    a.square().mean().backward()
+    b = eager(ids, attention_mask=mask, use_cache=False).logits
+    at = real.bool()
+    near(a[at], b[at])
+
+
+def test_compiled_decoding_with_a_static_cache(device: str) -> None:
+    eager, ours = build(llama, device, types(device)[0])
+    arguments = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    ids, mask = tokens(device, 2), padding("left", device)[:2]
+    torch._dynamo.reset()
+    expected = eager.generate(ids, attention_mask=mask, **arguments, disable_compile=True)
+    compiled = transformers.CompileConfig(backend="aot_eager", mode=None, fullgraph=True)
+    compiled._compile_all_devices = True
+    assert torch.equal(ours.generate(ids, attention_mask=mask, **arguments, compile_config=compiled), expected)
+
+
+# ---- the mask function by itself
+
+
+def visible(device: str, mask_function: Any, **arguments: Any) -> tuple[Any, Tensor, Tensor]:
+    """What `attention_mask` gives; what `attention_forward` computes with it, and what a matrix gives."""
+    b, rows, keys = (arguments[n] for n in ("batch_size", "q_length", "kv_length"))
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = (torch.randn(b, 2, n, 8, dtype=dtype, device=device) for n in (rows, keys, keys))
+    mask = hf.attention_mask(mask_function=mask_function, device=device, dtype=dtype, **arguments)
+    module = torch.nn.Module()
+    module.is_causal = arguments.get("allow_is_causal_skip", True)  # type: ignore[assignment]
+    ours, _ = hf.attention_forward(module, q, k, v, mask)
+    elements = exact_mask(mask_function=mask_function, device=device, **arguments)
+    exact, _ = exact_forward(module, q.double(), k.double(), v.double(), elements)
+    seen = elements.any(-1)[:, 0, :, None, None]
+    return mask, ours, exact.where(seen, 0.0)
+
+
+def agree(ours: Tensor, exact: Tensor, rows: Tensor | None = None) -> None:
+    at = ... if rows is None else rows
+    torch.testing.assert_close(ours[at].double(), exact[at], **(
+        {"rtol": 1e-4, "atol": 1e-5} if ours.dtype is torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    ))  # fmt: skip
+
+
+FUNCTIONS: dict[str, Callable[[str], Any]] = {
+    "causal": lambda device: masks.causal_mask_function,
+    "window": lambda device: masks.sliding_window_causal_mask_function(random_size()),
+    "full": lambda device: masks.bidirectional_mask_function,
+    "full window": lambda device: masks.sliding_window_bidirectional_mask_function(random_size()),
+    "chunks": lambda device: masks.chunked_causal_mask_function(
+        5, torch.zeros(BATCH, dtype=torch.int64, device=device)
+    ),
+}
+
+
+def random_size(low: int = 1, high: int = 12) -> int:
+    return int(torch.randint(low, high, ()))
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_masks(kind: str, device: str, seed: int) -> None:
+    """Any lengths, offsets and padding that caches and users come up with."""
+    warnings.simplefilter("ignore", QuadraticMaskWarning)
+    for trial in range(150):
+        torch.manual_seed(seed + trial)
+        rows, past = random_size(1, 20), random_size(0, 10) * random_size(0, 2)
+        # Dynamic caches end at the last query, static ones after it; sliding ones do not begin at position 0.
+        first = random_size(0, past + 1) * random_size(0, 2)
+        keys = past - first + rows + random_size(0, 9) * random_size(0, 2)
+        at = torch.arange(past + rows + random_size(0, 5), device=device)
+        length = torch.randint(0, past + rows + 1, (BATCH, 1), device=device)
+        holes = torch.rand(BATCH, len(at), device=device) < 0.8
+        keep = [None, at >= length, at < length, holes][random_size(0, 4)]
+        bidirectional = kind.startswith("full")
+        function = FUNCTIONS[kind](device)
+        q_offset = torch.tensor(past, device=device) if random_size(0, 3) == 0 else past
+        mask, ours, exact = visible(
+            device, function, batch_size=BATCH, q_length=rows, kv_length=keys,
+            q_offset=q_offset, kv_offset=first,
+            attention_mask=keep, allow_is_causal_skip=not bidirectional, allow_is_bidirectional_skip=bidirectional,
+        )  # fmt: skip
+        # Packed causal sequences have nothing at queries that are padding.
+        cut = isinstance(mask, Mask) and mask.pieces is not None and keep is not None and kind != "full"
+        agree(ours, exact, keep[:, past : past + rows] if cut else None)
+
+
+def test_which_masks_have_elements(device: str) -> None:
+    def ask(function: Any, rows: int = 10, keys: int = 10, **more: Any) -> Any:
+        where = {"q_length": rows, "kv_length": keys, "q_offset": keys - rows, "device": device}
+        return hf.attention_mask(batch_size=2, mask_function=function, **where, **more)
+
+    right = torch.arange(10, device=device) < torch.tensor([[4], [10]], device=device)
+    holes = right & (torch.arange(10, device=device) != 2)
+    causal, window = masks.causal_mask_function, masks.sliding_window_causal_mask_function(3)
+    full = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
+    assert ask(causal) is None
+    assert ask(causal, 1) is None
+    assert ask(masks.sliding_window_causal_mask_function(10)) is None
+    assert ask(masks.bidirectional_mask_function, **full) is None
+    assert ask(causal, attention_mask=torch.ones_like(right)) is None
+    for mask in (ask(window), ask(causal, 4), ask(window, 1)):
+        assert isinstance(mask, Mask) and mask.keep is None and mask.pieces is None
+    for mask in (ask(causal, attention_mask=right), ask(window, attention_mask=right)):
+        assert isinstance(mask, Mask) and mask.pieces is not None
+    for mask in (
+        ask(causal, attention_mask=holes),
+        ask(masks.bidirectional_mask_function, attention_mask=holes, **full),
+    ):
+        assert isinstance(mask, Mask) and mask.pieces is None and mask.keep is not None
+    assert ask(causal, 1, attention_mask=right).shape == (2, 1, 1, 10)
+    own = masks.or_masks(causal, lambda batch, head, q, kv: (q < 3) & (kv < 3))
+    for function, more in ((own, {}), (causal, {"allow_is_causal_skip": False})):
+        with pytest.warns(QuadraticMaskWarning, match="2 x 10 x 10"):
+            elements = ask(function, **more)
+        assert isinstance(elements, Tensor) and elements.shape == (2, 1, 10, 10)
+
+
+def test_own_mask_function(device: str) -> None:
+    eager, ours = build(llama, device, types(device)[0])
+    ids = tokens(device)
+    b, a = (
+        model(
+            ids, use_cache=False,
+            attention_mask=masks.create_causal_mask(
+                config=model.config, inputs_embeds=model.get_input_embeddings()(ids), attention_mask=None,
+                past_key_values=None, or_mask_function=lambda batch, head, q, kv: (q < 6) & (kv < 6),
+            ),
+        ).logits
+        for model in _warned(eager, ours)
+    )  # fmt: skip
+    near(a, b)
+
+
+def _warned(*models: Any) -> Iterator[Any]:
+    warnings.simplefilter("ignore", QuadraticMaskWarning)
+    yield from models
+
+
+def test_mask_of_elements_from_the_user(device: str) -> None:
+    eager, ours = build(gemma2, device, types(device)[0])
+    mask = torch.rand(BATCH, 1, LENGTH, LENGTH, device=device) < 0.5
+    mask |= torch.eye(LENGTH, dtype=torch.bool, device=device)
+    low = torch.zeros(mask.shape, dtype=eager.dtype, device=device).masked_fill(~mask, torch.finfo(eager.dtype).min)
+    ids = tokens(device)
+    b = eager(ids, attention_mask=low, use_cache=False).logits
+    for given in (low, mask):
+        a = ours(ids, attention_mask=given, use_cache=False).logits
+        near(a, b)
+
+
+# ---- training
+
+
+def test_dropout(device: str) -> None:
+    """Off in evaluation; in training it comes from torch's generator."""
+    config = llama()
+    config.attention_dropout = 0.3
+    ours = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tessera")
+    ours, ids = ours.to(device, types(device)[0]), tokens(device)
+    runs = []
+    for training, number in ((True, 1), (True, 1), (True, 2), (False, 1), (False, 2)):
+        torch.manual_seed(number)
+        runs.append(ours.train(training)(ids).logits)
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[3], runs[4])
+    assert not torch.equal(runs[0], runs[2]) and not torch.equal(runs[0], runs[3])
+
+
+def test_gradient_checkpointing_and_autocast(device: str) -> None:
+    _, ours = build(llama, device)
+    ids, mask = tokens(device), padding("left", device)
+    at = mask.bool()
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            ours.train().gradient_checkpointing_enable()
+        ours.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            logits = ours(ids, attention_mask=mask, use_cache=False).logits
+        logits[at].float().square().mean().backward()
+        grads.append(ours.model.layers[0].self_attn.q_proj.weight.grad.clone())
+    torch.testing.assert_close(*grads, atol=0.0 if device == "cpu" else 0.01, rtol=0.0)
+    assert grads[0].abs().max() > 0.1
+
+
+# ---- what is refused
+
+
+def test_refusals(device: str) -> None:
+    q = torch.randn(1, 2, 4, 8, device=device)
+    for name, argument in (("output_attentions", True), ("head_mask", torch.ones(2)), ("block_indices", q)):
+        with pytest.raises(NotImplementedError, match=f"{name} is given"):
+            hf.attention_forward(torch.nn.Module(), q, q, q, None, **{name: argument})
+    cu_seqlens = torch.tensor([0, 4], device=device)
+    with pytest.raises(ValueError, match="cu_seq_lens_q is given together with a 4-D attention_mask"):
+        hf.attention_forward(
+            torch.nn.Module(), q, q, q, torch.ones(1, 1, 4, 4, device=device), cu_seq_lens_q=cu_seqlens
+        )
+    mask = Mask((1, 1, 4, 4), 4, (-1, 0), "bottom_right")
+    with pytest.raises(NotImplementedError, match="has no elements"):
+        mask[:, :, :2]
+    assert "window=(-1, 0)" in repr(mask) and mask.to(device).shape == (1, 1, 4, 4) and mask.ndim == mask.dim() == 4
