@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tessera.torch import flash_impl, padding
-from tessera.torch import sdpa, sdpa_mode
+from tessera.torch import flash_impl, padding, sdpa, sdpa_mode
 
 COMMON = settings(
     deadline=None, max_examples=60, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
