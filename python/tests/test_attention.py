@@ -190,9 +190,13 @@ def test_sequences_of_none_and_one(seqlens: tuple[int, int], device: str) -> Non
 
 
 def test_batch_of_none(device: str) -> None:
-    q, k, v = tensors(DTYPES[device][0], device, batch=0)
-    o, lse = tessera.attention(q, k, v, return_lse=True)
+    q, k, v = (x.requires_grad_() for x in tensors(DTYPES[device][0], device, batch=0))
+    sink = torch.randn(4, device=device, requires_grad=True)
+    o, lse = tessera.attention(q, k, v, sink=sink, return_lse=True)
     assert o.shape == q.shape and lse.shape == (0, 4, 37)
+    (o.sum() + lse.sum()).backward()
+    assert q.grad is not None and q.grad.shape == q.shape
+    assert sink.grad is not None and torch.equal(sink.grad, torch.zeros_like(sink))
 
 
 def test_strided_views(dtype: torch.dtype, device: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import reference
+import tessera
 import tessera.torch
 from tessera.compat.flash_attn import flash_attn_interface as fa
 
@@ -176,17 +177,23 @@ def test_lse_is_differentiable(device: str) -> None:
 # ---- S_dmask
 
 
-def test_dropout_matrix(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("window", [(-1, 0), (40, 3), (-1, 5)], ids=str)
+def test_dropout_matrix(window: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     """Its magnitude is the softmax after the division by its sum, its sign the mask, of the right frequency."""
     batch, heads, seqlen_q, seqlen_k, p = 2, 4, 150, 130, 0.17
     q, k, v = (torch.randn(batch, n, heads, 16, device=device, dtype=dtype) for n in (seqlen_q, seqlen_k, seqlen_k))
-    _, _, matrix = fa.flash_attn_func(q, k, v, p, causal=True, return_attn_probs=True)
+    left, right = window
+    _, _, matrix = fa.flash_attn_func(
+        q, k, v, p, causal=right == 0, window_size=(left, right or -1), return_attn_probs=True
+    )
     assert matrix.shape == (batch, heads, 256, 256) and matrix.dtype == dtype
     assert not matrix[:, :, seqlen_q:].any() and not matrix[:, :, :, seqlen_k:].any()
     matrix = matrix[:, :, :seqlen_q, :seqlen_k].double()
 
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 4
-    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(seqlen_k - seqlen_q)
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device).tril(seqlen_k - seqlen_q + right)
+    if left >= 0:
+        visible = visible.triu(seqlen_k - seqlen_q - left)
     weights = torch.softmax(scores.masked_fill(~visible, -INFINITY), dim=-1).nan_to_num(0.0)
     mine = matrix.abs() / matrix.abs().sum(-1, keepdim=True).clamp(min=1e-30)
     assert (mine - weights).abs().max() < 8 * torch.finfo(dtype).eps
@@ -325,6 +332,21 @@ def test_any_strides(device: str) -> None:
     assert torch.equal(fa.flash_attn_func(*scattered), expected)
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     assert torch.equal(fa.flash_attn_func(*heads_first), expected)
+
+
+def test_deterministic_is_passed_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's results are repeatable anyway, so the argument itself is looked at."""
+    seen = []
+
+    def spy(q: Tensor, *_: Any, deterministic: bool, **__: Any) -> Tensor:
+        seen.append(deterministic)
+        return q
+
+    monkeypatch.setattr(tessera, "attention", spy)
+    q = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)
+    fa.flash_attn_func(q, q, q)
+    fa.flash_attn_func(q, q, q, deterministic=True)
+    assert seen == [False, True]
 
 
 def test_autocast_changes_nothing(device: str) -> None:

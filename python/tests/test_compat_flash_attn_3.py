@@ -178,12 +178,12 @@ def test_operators(device: str) -> None:
 
 def test_packed_operators(device: str) -> None:
     cu = torch.tensor([0, 5, 5, 12], dtype=torch.int32, device=device)
-    used = torch.tensor([2, 0, 7], dtype=torch.int32, device=device)
+    used_q, used_k = torch.tensor([[2, 0, 7], [4, 0, 3]], dtype=torch.int32, device=device)
     q, k, v = torch.randn(3, 12, 2, 16, device=device, dtype=torch.bfloat16)
     operands = leaves(q, k, v)
-    expected = fa3.flash_attn_varlen_func(*operands, cu, cu, 7, 7, used, used, causal=True, deterministic=True)
+    expected = fa3.flash_attn_varlen_func(*operands, cu, cu, 7, 7, used_q, used_k, causal=True, deterministic=True)
     lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 7, "max_seqlen_k": 7}
-    out, lse, _, _ = fa3._flash_attn_forward(q, k, v, **lengths, seqused_q=used, seqused_k=used, causal=True)
+    out, lse, _, _ = fa3._flash_attn_forward(q, k, v, **lengths, seqused_q=used_q, seqused_k=used_k, causal=True)
     assert torch.equal(out, expected)
     dout = torch.randn_like(out)
     gradients = {name: torch.empty_like(q) for name in ("dq", "dk", "dv")}
@@ -195,8 +195,8 @@ def test_packed_operators(device: str) -> None:
         out,
         lse,
         **lengths,
-        sequed_q=used,
-        sequed_k=used,
+        sequed_q=used_q,
+        sequed_k=used_k,
         **gradients,
         is_causal=True,
         deterministic=True,

@@ -18,8 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import tessera
-from tessera.torch import flash_impl, padding
-from tessera.torch.sdpa import sdpa, sdpa_mode
+from tessera.torch import flash_impl, padding, sdpa, sdpa_mode
 
 COMMON = settings(
     deadline=None, max_examples=60, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -278,7 +277,7 @@ def test_no_copies(device: str) -> None:
     keep = keep[:, :1, :1].expand(3, 2, 19, 23)
     spy = lambda *args, **kwargs: seen.append((args, kwargs)) or args[0]  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tessera.torch.sdpa.attention", spy)
+        patch.setattr("tessera.torch.scaled_dot_product.attention", spy)
         sdpa(q, k, v, keep)
     (tensors, options), *more = seen
     assert not more and options["bias"].shape == (3, 1, 1, 23)
@@ -348,7 +347,7 @@ def layers(device: str) -> list[tuple[nn.Module, tuple[Tensor, ...], dict[str, A
 
 @pytest.mark.parametrize("training", [True, False])
 def test_mode_in_modules(training: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tessera.torch.sdpa as module
+    import tessera.torch.scaled_dot_product as module
 
     calls = []
     original = module.attention

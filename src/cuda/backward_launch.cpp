@@ -146,8 +146,11 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   const std::int64_t bias_blocks =
       std::min(kMostBlocks, core::ceil_div<std::int64_t>(bias.count(), sm90::kRowThreads));
 
-  Status status = queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16,
-                               std::max<std::int64_t>(row_blocks, 1), &rows);
+  Status status;
+  if (row_blocks > 0 || plan.grid.count() > 0) {  // one block at least, which sets the counters
+    status = queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16,
+                          std::max<std::int64_t>(row_blocks, 1), &rows);
+  }
   if (status && wants_bias) status = queue.launch(RowsKernel::begin_bias, bias_blocks, &bias);
   if (status && plan.grid.count() > 0) {
     status = queue.launch(plan.kernel,

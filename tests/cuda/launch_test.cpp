@@ -306,11 +306,15 @@ TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
   EXPECT_EQ(launched(), "prepare_rows_bf16 1\ntessera_sm90_backward_bf16_d256_64x64 2\n");
   ASSERT_TRUE(enqueue("bwd bf16 h=2 q=64 k=0 d=256"));
   EXPECT_EQ(launched(), "prepare_rows_bf16 2\nfinish_rows_bf16 2\n");
-  const Problem problem = problem_of("bwd bf16 h=2 q=0 k=0 d=128 sink");
-  Tensors tensors = tensors_of(problem);
-  tensors.dsink = numbers_.data();
-  ASSERT_TRUE(enqueue(problem, tensors));
-  EXPECT_EQ(launched(), "prepare_rows_bf16 1\nsum_sinks 2\n");
+  // Without sequences there is no row to prepare, however long they would be.
+  for (const char* text :
+       {"bwd bf16 h=2 q=0 k=0 d=128 sink", "bwd bf16 b=0 h=2 q=64 k=64 d=128 sink"}) {
+    const Problem problem = problem_of(text);
+    Tensors tensors = tensors_of(problem);
+    tensors.dsink = numbers_.data();
+    ASSERT_TRUE(enqueue(problem, tensors));
+    EXPECT_EQ(launched(), "sum_sinks 2\n") << text;
+  }
 }
 
 // Memory of no bytes may have no address, or any.

@@ -73,11 +73,10 @@ def packed_keywords(
     """
     if seqused_q is not None or seqused_k is not None:
         start_q, end_q, start_k, end_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
-        used_q = end_q if seqused_q is None else start_q + seqused_q.to(torch.int32)
         used_k = end_k if seqused_k is None else start_k + seqused_k.to(torch.int32)
         starts_q, starts_k = [start_q], [start_k]
         if seqused_q is not None:
-            starts_q.append(used_q)
+            starts_q.append(start_q + seqused_q.to(torch.int32))
             starts_k.append(used_k)
         if seqused_k is not None:
             starts_q.append(end_q)

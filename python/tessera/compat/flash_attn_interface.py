@@ -18,8 +18,7 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``.
 """
 
-from __future__ import annotations
-
+# No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
 from typing import Any, NoReturn
 
 import torch
@@ -152,10 +151,11 @@ def flash_attn_varlen_func(
     return out if lse is None else (out, lse)
 
 
+@torch.no_grad()
 def flash_attn_combine(
     out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merges results over parts of the keys into the result over all of them.
+    """Merges results over parts of the keys into the result over all of them; outside autograd, as upstream.
 
     Mirrors ``flash_attn_interface.flash_attn_combine``.
 
@@ -171,8 +171,9 @@ def flash_attn_combine(
         0 and -inf where every part has -inf.
     """
     lse = torch.logsumexp(lse_partial, dim=0)
-    # Where all parts have -inf, any finite number instead of lse makes the weights exp(-inf) = 0.
-    weights = (lse_partial - lse.masked_fill(lse == float("-inf"), 0.0)).exp()[..., None]
+    weights = (lse_partial - lse).exp()[..., None]
+    # The condition also leaves out parts of no weight, which may hold anything, and rows where all parts have -inf,
+    # whose weights are NaN.
     combined = torch.where(weights > 0.0, weights * out_partial, 0.0).sum(dim=0)
     if out is not None:
         return out.copy_(combined), lse
@@ -317,7 +318,9 @@ def _flash_attn_forward(
 
 
 @_flash_attn_forward.register_fake
-def _flash_attn_forward_fake(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _flash_attn_forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, *others: object, **named: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *rows, heads, _ = q.shape
     lse = q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
     return q.new_empty((*rows, heads, v.shape[-1])), lse, lse.new_empty(0), lse.new_empty(0)
@@ -363,7 +366,7 @@ def _flash_attn_backward(
 
 
 @_flash_attn_backward.register_fake
-def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object) -> Tensor:
+def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object, **named: object) -> Tensor:
     *rows, heads, _ = q.shape
     return q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
 

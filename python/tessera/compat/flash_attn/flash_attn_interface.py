@@ -27,8 +27,7 @@ What differs from upstream:
   slope * position), and it is differentiable (upstream ignores its gradient).
 """
 
-from __future__ import annotations
-
+# No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
 from typing import Any, NoReturn
 
 import torch
