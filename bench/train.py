@@ -59,12 +59,14 @@ def cells(rows: list[dict[str, str]]) -> dict[tuple[str, int], Cell]:
 
 
 def curves(rows: list[dict[str, str]]) -> dict[str, list[float]]:
-    """The losses of the first round at the first context, by attention."""
+    """The losses of the first round at the first context, by attention; of the longest runs, since the learning rate
+    follows from the number of steps."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if (row["round"], row["context"]) == ("1", rows[0]["context"]) and row["loss"] != OUT_OF_MEMORY:
             found.setdefault(row["attention"], []).append(float(row["loss"]))
-    return found
+    longest = max(map(len, found.values()), default=0)
+    return {attention: losses for attention, losses in found.items() if len(losses) == longest}
 
 
 def furthest(one: list[float], other: list[float]) -> float:

@@ -57,17 +57,19 @@ def check(
     o, lse, gradients = run(ours, None)
     exact_o, exact_lse, exact_gradients = run(three_steps, torch.double)
     plain_o, plain_lse, plain_gradients = run(three_steps, q.dtype)
-    reference.assert_close("o", o, exact_o, plain_o)
+    # Where a row sees few keys the three steps may be luckily exact: a unit of the largest number is allowed, too.
+    unit = torch.finfo(q.dtype).eps
+    largest = float(exact_o.abs().max()) if exact_o.numel() else 0.0
+    reference.assert_close("o", o, exact_o, plain_o, floor=2e-5 + unit * largest)
     reference.assert_close("lse", lse, exact_lse, plain_lse)
     # Gradients that are sums: the rounding errors of their terms walk at random.
-    walk = {"sink": torch.finfo(q.dtype).eps * lse.numel() ** 0.5}
+    walk = {"sink": unit * lse.numel() ** 0.5}
     if "bias" in names:
         given_leaves["bias"] = given_leaves["bias"].expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         scores = run(three_steps, torch.double)[2][names.index("bias")]
-        walk["bias"] = scores.norm().item() * torch.finfo(q.dtype).eps
+        walk["bias"] = scores.norm().item() * unit
     for name, ours_, exact, plain in zip(names, gradients, exact_gradients, plain_gradients, strict=True):
-        # One draw of few numbers may be luckily exact: a unit of the largest is allowed, too.
-        floor = 3e-5 + float(exact.abs().max() if exact.numel() else 0) * torch.finfo(ours_.dtype).eps
+        floor = 3e-5 + 3 * float(exact.abs().max() if exact.numel() else 0) * torch.finfo(ours_.dtype).eps
         reference.assert_close(f"d{name}", ours_, exact, plain, factor=3.0, floor=floor + walk.get(name, 0.0))
 
 
