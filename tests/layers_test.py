@@ -1,6 +1,6 @@
 """The arrow of docs/architecture.md, checked on every #include:
 
-    core <- plan <- {reference, cpu, cuda} <- api <- {tools, tests}
+    core <- plan <- {reference, cpu, cuda} <- api <- {tools, python, tests}
 
 Backends never see each other, the reference shares nothing with core, and only cuda sees CUDA.
 """
@@ -25,6 +25,7 @@ ALLOWED = {
     "library": {"library", "cpu", "cuda", "plan", "core", "api", "types", "api.c"},
     # One meaning, one table: the command reads both, but computes through the API only.
     "tools": {"tools", "reference", "plan", "core", "api", "types", "api.c"},
+    "python": {"python", "api", "types"},
 }
 
 # layer: the system headers it may use, where that is limited
@@ -36,6 +37,7 @@ SYSTEM_OF = [
     (re.compile(r"cuda|nvrtc|cublas"), {"cuda"}),
     (re.compile(r"\w*intrin\.h|arm_neon\.h|hwy/"), {"cpu"}),
     (re.compile(r"nlohmann/|CLI/"), {"tools"}),
+    (re.compile(r"Python\.h"), {"python"}),
 ]
 
 
@@ -47,7 +49,7 @@ def layer_of(path):
             parts[2], "api")
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else "library"
-    return "tools" if parts[0] == "tools" else None
+    return parts[0] if parts[0] in ("tools", "python") else None
 
 
 def resolve(path, name):
@@ -106,6 +108,8 @@ def check_the_check():
         ("include/tessera/tessera.h", "<vector>"),
         ("tools/main.cpp", '"cpu/backend.h"'),
         ("tools/main.cpp", '"no/such/file.h"'),
+        ("python/native/call.cpp", '"plan/plan.h"'),
+        ("tools/main.cpp", "<Python.h>"),
     ]:
         if not violations(path, f"#include {name}\n"):
             sys.exit(f"this test does not see that {path} must not include {name}")
@@ -114,7 +118,7 @@ def check_the_check():
 def main():
     check_the_check()
     files = sorted(f.relative_to(SOURCE).as_posix()
-                   for folder in ("include", "src", "tools")
+                   for folder in ("include", "src", "tools", "python")
                    for f in (SOURCE / folder).rglob("*")
                    if f.suffix in {".h", ".hpp", ".cpp", ".c", ".cuh", ".cu", ".inl", ".inc"})
     found = [v for f in files for v in violations(f, (SOURCE / f).read_text())]
