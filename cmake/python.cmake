@@ -6,7 +6,7 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
 file(GLOB python_sources CONFIGURE_DEPENDS python/native/*.cpp)
 Python_add_library(tessera_python MODULE ${python_sources} ${objects})
-target_include_directories(tessera_python PRIVATE include src)
+target_include_directories(tessera_python PRIVATE include)
 target_compile_definitions(tessera_python PRIVATE Py_LIMITED_API=0x030A0000)
 target_link_libraries(tessera_python PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 set(python_package ${PROJECT_BINARY_DIR}/python/tessera)
