@@ -176,7 +176,9 @@ def compare(eager: Any, ours: Any, real: Tensor | None = None, gradients: bool =
     weights = torch.randn(*shape, VOCABULARY, device=device) * real[..., None] if gradients else None
     (a, da), (b, db), (c, dc) = (results(m, weights, **inputs) for m in (ours, eager, exact))
     at = real.bool()
-    assert error(a[at], c[at]) <= 2 * error(b[at], c[at]) + 1e-5 * c[at].abs().max()
+    # What one draw of a plain computation may be luckier by; mistakes are off by tenths.
+    slack = 5e-5 if a.dtype is torch.float32 else 4e-3
+    assert error(a[at], c[at]) <= 2 * error(b[at], c[at]) + slack * float(c[at].abs().max())
     if not gradients:
         return
     # The key's bias moves all scores of a row alike: its gradient is nothing but rounding.
@@ -186,7 +188,9 @@ def compare(eager: Any, ours: Any, real: Tensor | None = None, gradients: bool =
         da, db, dc = ({"all": torch.cat([d.flatten() for d in grads.values()])} for grads in (da, db, dc))
     largest = max(float(d.abs().max()) for d in dc.values())
     for name in dc:
-        floor = 5e-5 * float(dc[name].abs().max()) + 1e-6 * largest
+        floor = 2e-4 * float(dc[name].abs().max()) + 5e-6 * largest
+        if a.dtype is torch.bfloat16:
+            floor = 0.02 * float(dc[name].square().mean().sqrt())
         assert error(da[name], dc[name]) <= 3 * error(db[name], dc[name]) + floor, name
 
 
