@@ -353,7 +353,7 @@ Plan plan_for(const Problem& problem, const Device& device) {
       return std::hash<Problem>{}(key.problem) * 31 + static_cast<std::size_t>(key.ordinal);
     }
   };
-  // Sequences of ever new lengths would fill it; a plan costs some 10 microseconds to make again.
+  // Sequences of ever new lengths would fill it.
   constexpr std::size_t kMostPlans = 4096;
   static std::unordered_map<Key, Plan, Hash> plans;  // the interpreter's lock is held
   const Key key{problem, device.arch, device.ordinal};

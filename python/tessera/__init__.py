@@ -115,7 +115,7 @@ def attention(
     Shah et al. 2024, section 3).
     """
     framework = _torch_ops if isinstance(q, _Tensor) else _framework_of(q)
-    # By position: keywords cost a microsecond more.
+    # By position: keywords cost most of a microsecond more.
     return framework.attention(
         q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,

@@ -4,7 +4,7 @@ from typing import Any
 
 # Everything but the tensors and the state of the dropout, in the order in which `_native` and the custom ops take it:
 # max_seqlen_q, max_seqlen_k, softmax_scale, softcap, window_left, window_right, top_left, dropout_p, deterministic,
-# batch_invariant. A plain tuple: making one costs a tenth of what a NamedTuple does, on every call.
+# batch_invariant. A plain tuple: making a NamedTuple would take longer, on every call.
 Options = tuple[int, int, float | None, float, int, int, bool, float, bool, bool]
 
 
