@@ -1,8 +1,9 @@
 """Attention for torch tensors.
 
-`attention` is differentiable and goes one of two ways. Under torch.compile, torch.export and dispatch modes it calls the
-custom ops `tessera::forward` and `tessera::backward`, which have fake implementations. Otherwise, torch.func included,
-it calls the library straight away: on the host that costs a third of an op, a sixth with autograd (docs/python.md).
+`attention` is differentiable and goes one of two ways. Under torch.compile, torch.export and dispatch modes it calls
+the custom ops `tessera::forward` and `tessera::backward`, which have fake implementations. Otherwise, torch.func
+included, it calls the library straight away: on the host that costs a third of an op, a sixth with
+autograd (docs/python.md).
 """
 
 from typing import Any
