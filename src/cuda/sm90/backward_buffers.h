@@ -18,8 +18,8 @@ struct BackwardShape {
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
   static constexpr int kStatisticBytes = K.block_m * 4;
-  static constexpr int kProducerRegisters = K.any_layout ? 56 : K.head_dim <= 64 ? 40 : 24;
-  static constexpr int kConsumerRegisters = K.any_layout ? 224 : K.head_dim <= 64 ? 232 : 240;
+  static constexpr int kProducerRegisters = K.any_layout || K.head_dim <= 64 ? 40 : 24;
+  static constexpr int kConsumerRegisters = K.any_layout || K.head_dim <= 64 ? 232 : 240;
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 

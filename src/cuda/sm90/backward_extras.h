@@ -8,27 +8,21 @@
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/extras.h"
 #include "cuda/sm90/fragment.h"
 
 namespace tessera::cuda::sm90 {
 
-/// Where a thread's accumulators lie in the scores of a query head.
+/// Where a thread's accumulators lie in the scores of a query head. Accumulator i is at query
+/// first_query + i / 4 * 8 + i % 2 and key first_key + i / 2 % 2 * 8.
 struct ScorePlace {
   int batch, head;
-  int first_query;  ///< of the block of rows
-  int first_key;    ///< of the warp's 16, a multiple of 8
+  int first_query, first_key;
   int seqlen_q, seqlen_k;
-  std::uint32_t lane;
 
-  // Opaque: what is made of them is made anew each time, not kept in registers for 32 scores.
-  __device__ __forceinline__ int query_of(int i) const {
-    return static_cast<int>(ptx::opaque(first_query + lane % 4 * 2)) + i / 4 * 8 + i % 2;
-  }
-  __device__ __forceinline__ int key_of(int i) const {
-    return static_cast<int>(ptx::opaque(first_key + lane / 4)) + 8 * (i / 2 % 2);
-  }
-  __device__ __forceinline__ bool exists(int i) const {
-    return query_of(i) < seqlen_q && key_of(i) < seqlen_k;
+  /// How many queries from first_query on exist where the half-th key does.
+  __device__ __forceinline__ int queries_left(int half) const {
+    return first_key + 8 * half < seqlen_k ? seqlen_q - first_query : 0;
   }
 };
 
@@ -38,31 +32,38 @@ template <int kCount>
 __device__ __forceinline__ void transform_scores(const BackwardParams& p, const ScorePlace& at,
                                                  float (&s)[kCount],
                                                  std::uint32_t (&slopes)[kCount / 2]) {
-  const float alibi = p.alibi_slopes == nullptr
-                          ? 0.0F
-                          : p.alibi_slopes[(p.alibi_per_batch ? at.batch * p.heads : 0) + at.head];
-  const std::int64_t bias_start = at.batch * p.bias_batch + at.head * p.bias_head;
+  if (p.score.capped) {
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    float slope[2] = {1.0F, 1.0F};
+    for (int i = 0; i < kCount; i += 2) {
+      float slope[2];
 #pragma unroll
-    for (int j = i; j < i + 2; ++j) {
-      float x = s[j] * p.score.pre;
-      if (p.score.capped) {
+      for (int j = 0; j < 2; ++j) {
+        const float x = s[i + j] * p.score.pre;
         // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends; 1 - tanh^2 does not cancel so.
         const float rest = 2.0F * ptx::rcp(ptx::ex2(2.0F * core::kLog2e * fabsf(x)) + 1.0F);
-        slope[j - i] = rest * (2.0F - rest);
-        x = copysignf(1.0F - rest, x) * p.score.post;
+        slope[j] = rest * (2.0F - rest);
+        s[i + j] = copysignf(1.0F - rest, x) * p.score.post;
       }
-      const int query = at.query_of(j), key = at.key_of(j);
-      if (p.bias != nullptr && at.exists(j)) {
-        const std::int64_t from = bias_start + query * p.bias_query + key * p.bias_key;
-        x += load_float(p.bias, p.bias_dtype, from) * core::kLog2e;
-      }
-      const int distance = query + at.seqlen_k - at.seqlen_q - key;
-      s[j] = x + core::alibi2(alibi, fabsf(static_cast<float>(distance)));
+      slopes[i / 2] = ptx::pack<Dtype::f16>(slope[0], slope[1]);
     }
-    slopes[i / 2] = ptx::pack<Dtype::f16>(slope[0], slope[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] *= p.score.pre;
+  }
+  if (p.bias != nullptr) {
+    const std::int64_t start = at.batch * p.bias_batch + at.head * p.bias_head +
+                               at.first_key * p.bias_key + at.first_query * p.bias_query;
+    add_bias({p.bias,
+              p.bias_dtype,
+              start,
+              p.bias_key,
+              p.bias_query,
+              {at.queries_left(0), at.queries_left(1)}},
+             s);
+  }
+  if (p.alibi_slopes != nullptr) {
+    const float slope = p.alibi_slopes[(p.alibi_per_batch ? at.batch * p.heads : 0) + at.head];
+    add_alibi<-1>(slope, at.first_query + at.seqlen_k - at.seqlen_q - at.first_key, s);
   }
 }
 
@@ -72,40 +73,42 @@ __device__ __forceinline__ float slope_of(const std::uint32_t (&slopes)[kCount],
   return ptx::widen_f16(static_cast<std::uint16_t>(slopes[i / 2] >> i % 2 * 16));
 }
 
-/// Bit i of kept: the weight i is not dropped (S8). One Philox call serves eight keys of a query,
-/// which are rows of eight lanes: each of these makes every eighth call, and they exchange words.
+/// Dropout (S8): dropped weights become 0, the others are scaled. One Philox call serves eight keys
+/// of a query, which are rows of eight lanes: each of these makes every eighth call, and they
+/// exchange words.
 template <int kCount>
-__device__ __forceinline__ void draw_dropout(const BackwardParams& p, const ScorePlace& at,
-                                             std::uint32_t (&kept)[kCount / 32]) {
-  const std::uint32_t row = at.lane / 4;  // of eight keys
-#pragma unroll
-  for (int word = 0; word < kCount / 32; ++word) kept[word] = p.dropout.active() ? 0 : ~0U;
+__device__ __forceinline__ void drop(const BackwardParams& p, const ScorePlace& at,
+                                     float (&x)[kCount]) {
   if (!p.dropout.active()) return;
-#pragma unroll
+  static_assert(kCount <= 32);
+  const std::uint32_t lane = threadIdx.x % 32, row = lane / 4;  // row: of eight keys
+  std::uint32_t kept = 0;                                       // bit i: of x[i]
+#pragma unroll 1
   for (int first = 0; first < kCount; first += 8) {
     // Accumulators first to first + 7: four queries for each of two octets of keys.
     const int mine = first + static_cast<int>(row);
-    const core::Philox4<std::uint32_t> bits = core::dropout_bits<std::uint32_t>(
-        p.dropout, at.batch, at.head,
-        at.first_query + mine / 4 * 8 + static_cast<int>(at.lane % 4) * 2 + mine % 2,
+    const core::Philox4<std::uint32_t> random = core::dropout_bits<std::uint32_t>(
+        p.dropout, at.batch, at.head, at.first_query + mine / 4 * 8 + mine % 2,
         at.first_key / core::kPhiloxKeys + mine / 2 % 2);
+    std::uint32_t bits = 0;
 #pragma unroll
-    for (int i = first; i < first + 8; ++i) {
-      const int from = (i - first) * 4 + static_cast<int>(at.lane % 4);
+    for (int i = 0; i < 8; ++i) {
+      const int from = i * 4 + static_cast<int>(lane % 4);
       std::uint32_t word = 0;
 #pragma unroll
       for (std::uint32_t w = 0; w < 4; ++w) {
-        const std::uint32_t other = __shfl_sync(~0U, bits.word[w], from);
+        const std::uint32_t other = __shfl_sync(~0U, random.word[w], from);
         if (row / 2 == w) word = other;
       }
       const std::uint32_t half = row % 2 != 0 ? word >> 16 : word & 0xFFFFU;
-      if (half >= p.dropout.threshold) kept[i / 32] |= 1U << i % 32;
+      if (half >= p.dropout.threshold) bits |= 1U << i;
     }
+    kept |= bits << first;
   }
-}
-
-__device__ __forceinline__ bool bit(const std::uint32_t* words, int i) {
-  return (words[i / 32] >> i % 32 & 1) != 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = (kept >> i & 1) != 0 ? x[i] * p.dropout.keep_scale : 0.0F;
+  }
 }
 
 /// The gradients of scores, before the softcap's derivative, go to dbias.
@@ -113,15 +116,23 @@ template <int kCount>
 __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, const ScorePlace& at,
                                                     const float (&ds)[kCount]) {
   if (p.dbias == nullptr) return;
-  const std::int64_t start = at.batch * p.dbias_batch + at.head * p.dbias_head;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (!at.exists(i)) continue;
-    const std::int64_t to = start + at.query_of(i) * p.dbias_query + at.key_of(i) * p.dbias_key;
-    if (p.dbias_adds) {
-      atomicAdd(static_cast<float*>(p.dbias) + to, ds[i]);
-    } else {
-      store_float(p.dbias, p.bias_dtype, to, ds[i]);
+  for (int half = 0; half < 2; ++half) {
+    const int left = at.queries_left(half);
+    std::int64_t to = at.batch * p.dbias_batch + at.head * p.dbias_head +
+                      at.first_query * p.dbias_query + (at.first_key + 8 * half) * p.dbias_key;
+#pragma unroll
+    for (int c = 0; c < kCount / 4; ++c, to += 8 * p.dbias_query) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (8 * c + j >= left) continue;
+        const float x = ds[4 * c + 2 * half + j];
+        if (p.dbias_adds) {
+          atomicAdd(static_cast<float*>(p.dbias) + to + j * p.dbias_query, x);
+        } else {
+          store_float(p.dbias, p.bias_dtype, to + j * p.dbias_query, x);
+        }
+      }
     }
   }
 }

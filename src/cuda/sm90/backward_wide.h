@@ -78,10 +78,8 @@ class WideConsumer {
       if (agreed(!tile().queries.seen.empty())) {
         if constexpr (kExtras) {
           walk_with_extras();
-        } else if (agreed(p.in_order)) {
-          walk<true>();
         } else {
-          walk<false>();
+          walk();
         }
       }
       write();
@@ -129,8 +127,7 @@ class WideConsumer {
   }
 
   /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores
-  /// follow it. kOrdered: dQ is added in an order.
-  template <bool kOrdered>
+  /// follow it.
   __device__ __forceinline__ void walk() {
     pending_ = nullptr;
     issue_scores(item_);
@@ -145,21 +142,21 @@ class WideConsumer {
         const bool before = m <= blocks.full.begin && !blocks.full.empty();
         const int masked_end = before ? core::min(blocks.full.begin, end) : end;
 #pragma unroll 1
-        for (; m < masked_end; ++m) step<true, false, kOrdered>(head, m);
+        for (; m < masked_end; ++m) step<true, false>(head, m);
         const int full_end = core::min(blocks.full.end, end);
 #pragma unroll 1
-        for (; m < full_end; ++m) step<false, false, kOrdered>(head, m);
+        for (; m < full_end; ++m) step<false, false>(head, m);
       } while (m < end);
     }
-    step<true, true, kOrdered>(last_head, blocks.seen.end - 1);
+    step<true, true>(last_head, blocks.seen.end - 1);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
-    add_last<kOrdered>();
+    add_last();
   }
 
   // ---- a block of rows ----
 
-  template <bool kMasked, bool kLast, bool kOrdered>
+  template <bool kMasked, bool kLast>
   __device__ __forceinline__ void step(int head, int m) {
     if constexpr (kValues) {
       weigh<kMasked>(m);
@@ -181,13 +178,13 @@ class WideConsumer {
     issue_sum();
     if constexpr (!kLast) issue_scores(item_ + 1);
     // Only now: the tensor cores have work again.
-    if (agreed(pending_ != nullptr)) add_last<kOrdered>();
+    if (agreed(pending_ != nullptr)) add_last();
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
     pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
                piece_place(static_cast<int>(threadIdx.x % 128), 0);
-    if constexpr (kOrdered) note_turn(head, m);
+    if (p.in_order) note_turn(head, m);
     issue_queries(kFirstPiece);
     ptx::wgmma_wait<kLast ? 1 : 2>();
     if (leads_) summed().release(item_);
@@ -195,8 +192,8 @@ class WideConsumer {
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      if (kOrdered && piece == kFirstPiece + 1) take_turn();
-      add_queries<kOrdered>(pending_);
+      if (piece == kFirstPiece + 1 && p.in_order) take_turn();
+      add_queries(pending_);
       pending_ += kPieceFloats;
       issue_queries(piece);
     }
@@ -220,10 +217,12 @@ class WideConsumer {
     issue_scores(item_);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(scores_);
-    const ScorePlace place = {
-        tile().batch,         head, m * kM, tile().first_key + warp_ * 16, tile().band.seqlen_q,
-        tile().band.seqlen_k, lane_};
-    std::uint32_t kept[kM / 64];
+    const ScorePlace place = {tile().batch,
+                              head,
+                              m * kM + static_cast<int>(lane_ % 4) * 2,
+                              key_of(0),
+                              tile().band.seqlen_q,
+                              tile().band.seqlen_k};
     if constexpr (kValues) {
       std::uint32_t slopes[kM / 4];
       transform_scores(p, place, scores_, slopes);
@@ -232,18 +231,10 @@ class WideConsumer {
       store_weights();
       if (p.score.capped) store_slopes(slopes);
       ptx::barrier_arrive(kWeightsReady, kBoth);
-      draw_dropout<kM / 2>(p, place, kept);
-#pragma unroll
-      for (int i = 0; i < kM / 2; ++i) {
-        scores_[i] = bit(kept, i) ? scores_[i] * p.dropout.keep_scale : 0.0F;
-      }
+      drop(p, place, scores_);
       make_operand();
     } else {
-      draw_dropout<kM / 2>(p, place, kept);
-#pragma unroll
-      for (int i = 0; i < kM / 2; ++i) {
-        scores_[i] = bit(kept, i) ? scores_[i] * p.dropout.keep_scale : 0.0F;
-      }
+      drop(p, place, scores_);
       ptx::barrier_sync(kWeightsReady, kBoth);
       differentiate<true>();
       store_bias_gradient(p, place, scores_);
@@ -274,7 +265,7 @@ class WideConsumer {
       issue_queries(piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      add_queries<true>(to);
+      add_queries(to);
       to += kPieceFloats;
     }
     if (p.in_order) pass_turn();
@@ -418,28 +409,21 @@ class WideConsumer {
     for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
   }
 
-  template <bool kOrdered>
   __device__ __forceinline__ void add_queries(float* to) const {
-    const bool first =
-        kOrdered && p.in_order && turn().rank == 0;  // what is there has not been made 0
+    const bool first = p.in_order && turn().rank == 0;  // what is there has not been made 0
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float(&x)[32] = dq_;
-      if constexpr (kOrdered) {
-        ptx::add_global_or_store(first, to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2],
-                                 x[4 * i + 3]);
-      } else {
-        ptx::add_global(to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
-      }
+      ptx::add_global_or_store(first, to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2],
+                               x[4 * i + 3]);
     }
   }
 
   /// The piece of dQ that was left under way.
-  template <bool kOrdered>
   __device__ __forceinline__ void add_last() const {
-    if constexpr (kOrdered && kFirstPiece == kLastPiece) take_turn();
-    add_queries<kOrdered>(pending_);
-    if constexpr (kOrdered) pass_turn();
+    if (kFirstPiece == kLastPiece && p.in_order) take_turn();
+    add_queries(pending_);
+    if (p.in_order) pass_turn();
   }
 
   // ---- whose turn it is to add dQ of a block of rows, where that has an order ----

@@ -19,8 +19,8 @@ struct Shape {
   static constexpr int kQBytes = buffer_bytes(K.head_dim, K.block_m);
   static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
   static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
-  static constexpr int kProducerRegisters = K.any_layout ? 56 : kGroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = K.any_layout ? 224 : kGroups == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = K.any_layout ? 40 : kGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = K.any_layout ? 232 : kGroups == 2 ? 240 : 160;
   /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;

@@ -18,6 +18,7 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/buffers.h"
+#include "cuda/sm90/extras.h"
 #include "cuda/sm90/fragment.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/producer.h"
@@ -52,20 +53,21 @@ class Consumer {
 
   __device__ __forceinline__ void run() {
     if (group_ == S::kGroups - 1) pass_turn();
-    core::KeyBlocks own;
-    if (!next_tile(tile_, own)) return;
-    start(own);
-    for (;;) {
-      walk(own);
-      Tile next;
-      if (!next_tile(next, own)) break;
-      cross(next, own);
+    if constexpr (kAll) {
+      walk_with_extras();
+    } else {
+      core::KeyBlocks own;
+      if (!next_tile(tile_, own)) return;
+      start(own);
+      for (;;) {
+        walk(own);
+        Tile next;
+        if (!next_tile(next, own)) break;
+        cross(next, own);
+      }
+      finish_output();
+      write(tile_, reference_, sum_);
     }
-    buffers.v.wait_full(weighed_);
-    issue_output();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(o_);
-    write(tile_, reference_, sum_);
   }
 
  private:
@@ -174,7 +176,7 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
     release_keys(own.seen.size() == 1);
-    weigh(tile_, own);
+    weigh(tile_, own.seen.end - 1, own);
     make_operand();
     skip_values(skipped);
     clear_values(tile_, own);
@@ -183,13 +185,11 @@ class Consumer {
   /// All blocks but the first.
   __device__ __forceinline__ void walk(const core::KeyBlocks& own) {
     int n = own.seen.end - 2;
-    if constexpr (!kAll) {
 #pragma unroll 1
-      for (; n >= core::max(own.seen.begin, own.full.end); --n) step<true>(n, n == own.seen.begin);
-      const int full_begin = core::max(own.seen.begin, own.full.begin);
+    for (; n >= core::max(own.seen.begin, own.full.end); --n) step<true>(n, n == own.seen.begin);
+    const int full_begin = core::max(own.seen.begin, own.full.begin);
 #pragma unroll 1
-      for (; n >= full_begin; --n) step<false>(n, n == own.seen.begin);
-    }
+    for (; n >= full_begin; --n) step<false>(n, n == own.seen.begin);
 #pragma unroll 1
     for (; n >= own.seen.begin; --n) step<true>(n, n == own.seen.begin);
   }
@@ -203,7 +203,7 @@ class Consumer {
     const float reference[2] = {reference_[0], reference_[1]};
     float sum[2] = {sum_[0], sum_[1]};
     reset_softmax();
-    weigh(next, own);
+    weigh(next, own.seen.end - 1, own);
     finish_step();
     skip_values(skipped);
     clear_values(next, own);
@@ -212,15 +212,73 @@ class Consumer {
     tile_ = next;
   }
 
+  // ---- all tiles of rows with extras ----
+
+  /// A step with extras is long, so it is there once: for the first block of a tile, with the last
+  /// O of the tile before beside it, and for all others. Before the first tile of all there is one
+  /// without rows, and with weights of 0 for a buffer of values that nobody waits for or releases.
+  __device__ __forceinline__ void walk_with_extras() {
+    clear_output();
+    reset_softmax();
+    clear_operand();
+    tile_.first_row = 0;
+    core::KeyBlocks own;
+    own.seen = {0, 0};
+    for (int n = -1;; --n) {
+      const bool crosses = agreed(n < own.seen.begin), begun = agreed(weighed_ != ~0U);
+      bool more = true;
+      Tile next = tile_;
+      const float reference[2] = {reference_[0], reference_[1]};
+      float sum[2] = {sum_[0], sum_[1]};
+      if (crosses) {
+        more = next_tile(next, own);
+        n = own.seen.end - 1;
+        reset_softmax();
+      }
+      const int skipped = crosses ? next.blocks_end - own.seen.end : 0;
+      if (more) {
+        skip_keys(skipped);
+        begin_step(begun);
+        release_keys(n == own.seen.begin);
+        transform(next, n);
+        const bool rescales = weigh(next, n, own);
+        drop(next, n);
+        finish_step(begun);
+        if (rescales && !crosses) rescale();
+      } else if (begun) {
+        finish_output();
+      }
+      if (crosses) {
+        if (more) {
+          skip_values(skipped);
+          clear_values(next, own);
+        }
+        write(tile_, reference, sum);
+        if (!more) return;
+        clear_output();
+        tile_ = next;
+      }
+    }
+  }
+
+  /// O of the last tile.
+  __device__ __forceinline__ void finish_output() {
+    buffers.v.wait_full(weighed_);
+    issue_output();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(o_);
+  }
+
   // ---- a block of keys ----
 
-  /// Issues S of the next item and O of the one before; returns when S is there.
-  __device__ __forceinline__ void begin_step() {
+  /// Issues S of the next item and O of the one before; returns when S is there. begun: there is
+  /// one before.
+  __device__ __forceinline__ void begin_step(bool begun = true) {
     ++item_;
     buffers.k.wait_full(item_);
     take_turn();
     issue_scores();
-    buffers.v.wait_full(weighed_);
+    if (begun) buffers.v.wait_full(weighed_);
     issue_output();
     pass_turn();
     ptx::wgmma_wait<K.any_layout ? 0 : 1>();
@@ -228,10 +286,10 @@ class Consumer {
   }
 
   /// Waits for O and makes P the next operand.
-  __device__ __forceinline__ void finish_step() {
+  __device__ __forceinline__ void finish_step(bool begun = true) {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(o_);
-    if (leads_) buffers.v.release(weighed_);
+    if (begun && leads_) buffers.v.release(weighed_);
     make_operand();
   }
 
@@ -239,30 +297,27 @@ class Consumer {
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
     begin_step();
     release_keys(last_of_tile);
-    if constexpr (kAll) transform(tile_, n);
     float top[2];
     const Raw raw = cap(top);
     if constexpr (kMasked) mask(tile_, n);
     if constexpr (kMasked || !kSoftcap) greatest_or_zero(top);
     const bool rescales = soften<true>(top, raw);
-    if constexpr (kAll) drop(tile_, n);
     if constexpr (!kSoftcap) finish_step();
-    if (rescales) {
-#pragma unroll
-      for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= factor_[i / 2 % 2];
-    }
+    if (rescales) rescale();
   }
 
-  /// The first block of a tile: nothing to rescale yet.
-  __device__ __forceinline__ void weigh(const Tile& t, const core::KeyBlocks& own) {
-    const int n = own.seen.end - 1;
-    if constexpr (kAll) transform(t, n);
+  __device__ __forceinline__ void rescale() {
+#pragma unroll
+    for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= factor_[i / 2 % 2];
+  }
+
+  /// S of the n-th block, any of those of tile t, becomes P. True: O must be rescaled.
+  __device__ __forceinline__ bool weigh(const Tile& t, int n, const core::KeyBlocks& own) {
     float top[2];
     const Raw raw = cap(top);
     if (agreed(n >= own.full.end || n < own.full.begin)) mask(t, n);
     greatest_or_zero(top);
-    soften(top, raw);
-    if constexpr (kAll) drop(t, n);
+    return soften(top, raw);
   }
 
   // ---- scores to weights; score i of a thread: query row_of(i), key key_of(n, i) ----
@@ -298,7 +353,8 @@ class Consumer {
   };
 
   /// Softcap: looks for the series that is good for all of the warp, and caps the scores at once if
-  /// there is none. The greatest scores come with it, from the same bits.
+  /// there is none: tanh(pre x) / pre, which is no larger than x and still lacks to_base2_. The
+  /// greatest scores come with it, from the same bits.
   __device__ __forceinline__ Raw cap(float (&top)[2]) {
     if constexpr (!kSoftcap) return {false, false};
     greatest_or_zero(top);
@@ -315,58 +371,69 @@ class Consumer {
     const bool wide = !agreed(farthest > __float_as_int(p.series.wide_limit));
     if (!wide) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] = capped(s_[i]);
+      for (int i = 0; i < kN / 2; ++i) s_[i] = tanh_of(s_[i]) * (1.0F / p.score.pre);
       greatest_or_zero(top);
     }
     return {narrow, wide};
   }
 
-  /// tanh(pre x) / pre, which is no larger than x and still lacks to_base2_.
-  __device__ __forceinline__ float capped(float x) const {
-    // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-    const float e = ptx::ex2(2.0F * core::kLog2e * p.score.pre * x);
-    return (1.0F - 2.0F * ptx::rcp(e + 1.0F)) * (1.0F / p.score.pre);
+  /// Of the softcap. tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
+  __device__ __forceinline__ float tanh_of(float product) const {
+    const float e = ptx::ex2(2.0F * core::kLog2e * p.score.pre * product);
+    return 1.0F - 2.0F * ptx::rcp(e + 1.0F);
   }
 
   /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).
   __device__ __forceinline__ void transform(const Tile& t, int n) {
-    const float slope = p.alibi_slopes == nullptr
-                            ? 0.0F
-                            : p.alibi_slopes[(p.alibi_per_batch ? t.batch * p.heads : 0) + t.head];
+    if (p.score.capped) {
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      const int query = row_of(t, i / 2 % 2), key = key_of(n, i);
-      float x = s_[i] * p.score.pre;
-      if (p.score.capped) {
-        // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-        x = (1.0F - 2.0F * ptx::rcp(ptx::ex2(2.0F * core::kLog2e * x) + 1.0F)) * p.score.post;
-      }
-      if (p.bias != nullptr) x += bias_of(t, query, key) * core::kLog2e;
-      const int distance = query + t.band.seqlen_k - t.band.seqlen_q - key;
-      s_[i] = x + core::alibi2(slope, fabsf(static_cast<float>(distance)));
+      for (int i = 0; i < kN / 2; ++i) s_[i] = tanh_of(s_[i]) * p.score.post;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) s_[i] *= p.score.pre;
+    }
+    const int query = row_of(t, 0), key = key_of(n, 0);
+    if (p.bias != nullptr) {
+      const int keys = t.band.seqlen_k - key, queries = t.band.seqlen_q - query;
+      const std::int64_t start =
+          t.batch * p.bias_batch + t.head * p.bias_head + query * p.bias_query + key * p.bias_key;
+      add_bias({p.bias,
+                p.bias_dtype,
+                start,
+                p.bias_query,
+                p.bias_key,
+                {0 < queries ? keys : 0, 8 < queries ? keys : 0}},
+               s_);
+    }
+    if (p.alibi_slopes != nullptr) {
+      const float slope = p.alibi_slopes[(p.alibi_per_batch ? t.batch * p.heads : 0) + t.head];
+      add_alibi<1>(slope, query + t.band.seqlen_k - t.band.seqlen_q - key, s_);
     }
   }
 
-  /// 0 outside the sequences, which nobody sees.
-  __device__ __forceinline__ float bias_of(const Tile& t, int query, int key) const {
-    if (query >= t.band.seqlen_q || key >= t.band.seqlen_k) return 0.0F;
-    const std::int64_t at =
-        t.batch * p.bias_batch + t.head * p.bias_head + query * p.bias_query + key * p.bias_key;
-    return load_float(p.bias, p.bias_dtype, at);
-  }
-
-  /// Dropout of P (S8); the sum has been taken. A thread's two neighbouring keys share a word.
+  /// Dropout of P (S8); the sum has been taken. A quad's pairs of neighbouring keys share a call:
+  /// each of its lanes makes every fourth one, and they exchange words.
   __device__ __forceinline__ void drop(const Tile& t, int n) {
     if (!p.dropout.active()) return;
+    static_assert(kN <= 64);
+    std::uint32_t kept = 0;  // bit i: of s_[i]
+#pragma unroll 1
+    for (int first = 0; first < kN / 4; first += 4) {
+      const int pair = first + lane_ % 4;
+      core::Philox4<std::uint32_t> random = core::dropout_bits<std::uint32_t>(
+          p.dropout, t.batch, t.head, row_of(t, pair % 2), n * kN / core::kPhiloxKeys + pair / 2);
+      transpose_in_quad(lane_, random.word);
+      std::uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      const core::Philox4<std::uint32_t> random = core::dropout_bits<std::uint32_t>(
-          p.dropout, t.batch, t.head, row_of(t, i / 2 % 2), key_of(n, i) / core::kPhiloxKeys);
-      const int which = lane_ % 4;
-      const std::uint32_t word = which < 2 ? (which == 0 ? random.word[0] : random.word[1])
-                                           : (which == 2 ? random.word[2] : random.word[3]);
-      s_[i] = (word & 0xFFFF) >= p.dropout.threshold ? s_[i] * p.dropout.keep_scale : 0.0F;
-      s_[i + 1] = word >> 16 >= p.dropout.threshold ? s_[i + 1] * p.dropout.keep_scale : 0.0F;
+      for (int i = 0; i < 4; ++i) {
+        if ((random.word[i] & 0xFFFF) >= p.dropout.threshold) bits |= 1U << 2 * i;
+        if (random.word[i] >> 16 >= p.dropout.threshold) bits |= 2U << 2 * i;
+      }
+      kept |= bits << 2 * first;
+    }
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      s_[i] = (kept >> i & 1) != 0 ? s_[i] * p.dropout.keep_scale : 0.0F;
     }
   }
 
@@ -460,6 +527,10 @@ class Consumer {
     reference_[0] = reference_[1] = -core::kInfinity;
     sum_[0] = sum_[1] = 0.0F;
   }
+  __device__ __forceinline__ void clear_operand() {
+#pragma unroll
+    for (int i = 0; i < kN / 4; ++i) operand_[i] = 0;
+  }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] = 0.0F;
@@ -497,12 +568,12 @@ class Consumer {
       const bool exists = row_exists(t, half);
       store_lse(t, half, exists, lse);
       std::uint16_t* const to = output_of(t, half);
-      for (int c = 0; c < K.head_dim_v; c += 16) store_output(exists, c, to + c, 0, 0);
+      const int end = exists ? p.head_dim_v - store_column(lane_) : 0;
+      for (int c = 0; c < K.head_dim_v; c += 16) {
+        store_columns<K.any_layout>(c, end, to + c, 0, 0);
+      }
     }
   }
-
-  // Where results go. A quad of lanes writes 16 columns of a row, lanes 0 and 2 the first 8, lanes
-  // 1 and 3 the others.
 
   __device__ __forceinline__ bool row_exists(const Tile& t, int half) const {
     return query_of(t, half) < t.band.seqlen_q;
@@ -516,26 +587,9 @@ class Consumer {
         exists && p.softmax_lse != nullptr && lane_ % 4 == 0,
         p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
   }
-  __device__ __forceinline__ int column_of_lane() const {
-    return lane_ % 2 * 8 + lane_ % 4 / 2 * 4;
-  }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
     return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +
-           member_of(t, half) * p.o_strides.head + column_of_lane();
-  }
-  /// Four neighbouring columns of a row, from column + column_of_lane() on.
-  __device__ __forceinline__ void store_output(bool exists, int column, std::uint16_t* to,
-                                               std::uint32_t a, std::uint32_t b) const {
-    if constexpr (K.any_layout) {
-      const std::uint32_t words[2] = {a, b};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        ptx::store_if(exists && column + column_of_lane() + i < p.head_dim_v, to + i,
-                      static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16));
-      }
-    } else {
-      ptx::store_if(exists && column + lane_ % 2 * 8 < p.head_dim_v, to, a, b);
-    }
+           member_of(t, half) * p.o_strides.head + store_column(lane_);
   }
 
   __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2],
@@ -554,15 +608,8 @@ class Consumer {
       }
       const bool exists = row_exists(t, half);
       store_lse(t, half, exists, core::lse_of(merged));
-      std::uint16_t* const to = output_of(t, half);
-#pragma unroll
-      for (int c = 0; c < K.head_dim_v; c += 16) {
-        const int at = c / 2 + 2 * half;
-        std::uint32_t a = ptx::pack<S::kType>(o_[at] * scale, o_[at + 1] * scale);
-        std::uint32_t b = ptx::pack<S::kType>(o_[at + 4] * scale, o_[at + 5] * scale);
-        swap_in_pair(lane_, a, b);
-        store_output(exists, c, to + c, a, b);
-      }
+      store_row<S::kType, K.any_layout>(o_, half, scale, exists, lane_, p.head_dim_v,
+                                        output_of(t, half));
     }
   }
 

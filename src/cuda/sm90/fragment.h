@@ -22,13 +22,12 @@ __device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int v
   }
 }
 
-/// Element `at` of a tensor of any type. By reference: parameters are read where they are needed.
-__device__ __forceinline__ float load_float(const void* const& tensor, const Dtype& dtype,
-                                            std::int64_t at) {
-  if (dtype == Dtype::f32) return static_cast<const float*>(tensor)[at];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(tensor)[at];
+/// An element of a tensor of any type; a 16-bit one comes as its bits.
+__device__ __forceinline__ float to_float(float x, Dtype) { return x; }
+__device__ __forceinline__ float to_float(std::uint16_t bits, Dtype dtype) {
   return dtype == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : ptx::widen_f16(bits);
 }
+/// Element `at` becomes x.
 __device__ __forceinline__ void store_float(void* tensor, Dtype dtype, std::int64_t at, float x) {
   if (dtype == Dtype::f32) {
     static_cast<float*>(tensor)[at] = x;
@@ -72,16 +71,25 @@ __device__ __forceinline__ void mask_row(float (&x)[kCount], int half, core::Ran
   }
 }
 
-/// a of the odd lane and b of the even one of a pair change places.
+/// Of two lanes whose numbers differ by kBit, a of the one that has it and b of the other change
+/// places.
+template <std::uint32_t kBit = 1>
 __device__ __forceinline__ void swap_in_pair(std::uint32_t lane, std::uint32_t& a,
                                              std::uint32_t& b) {
-  const bool odd = lane % 2 != 0;
-  const std::uint32_t other = __shfl_xor_sync(~0U, odd ? a : b, 1);
-  if (odd) {
+  const bool has = (lane & kBit) != 0;
+  const std::uint32_t other = __shfl_xor_sync(~0U, has ? a : b, kBit);
+  if (has) {
     a = other;
   } else {
     b = other;
   }
+}
+/// Word i of a quad's lane j and word j of its lane i change places.
+__device__ __forceinline__ void transpose_in_quad(std::uint32_t lane, std::uint32_t (&word)[4]) {
+  swap_in_pair<1>(lane, word[0], word[1]);
+  swap_in_pair<1>(lane, word[2], word[3]);
+  swap_in_pair<2>(lane, word[0], word[2]);
+  swap_in_pair<2>(lane, word[1], word[3]);
 }
 
 // A quad of lanes writes 16 columns of a row, lanes 0 and 2 the first 8, lanes 1 and 3 the others.
@@ -91,36 +99,36 @@ __device__ __forceinline__ int store_column(std::uint32_t lane) {
   return static_cast<int>(lane % 2 * 8 + lane % 4 / 2 * 4);
 }
 
-/// Four neighbouring columns of a row, the first of them `column` + store_column; `to` is its
-/// address. dim: how many columns the row has.
+/// Four neighbouring columns of a row, from `column` on, to their address. end: of the columns.
 template <bool kAnyLayout>
-__device__ __forceinline__ void store_columns(bool exists, std::uint32_t lane, int column, int dim,
-                                              std::uint16_t* to, std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ void store_columns(int column, int end, std::uint16_t* to,
+                                              std::uint32_t a, std::uint32_t b) {
   if constexpr (kAnyLayout) {
     const std::uint32_t words[2] = {a, b};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      ptx::store_if(exists && column + store_column(lane) + i < dim, to + i,
+      ptx::store_if(column + i < end, to + i,
                     static_cast<std::uint16_t>(words[i / 2] >> i % 2 * 16));
     }
   } else {
-    ptx::store_if(exists && column + static_cast<int>(lane % 2 * 8) < dim, to, a, b);
+    ptx::store_if(column < end, to, a, b);
   }
 }
 
 /// The half-th row of accumulators, times `scale`, in the storage type. row: its address plus
-/// store_column.
+/// store_column; dim: its columns.
 template <Dtype kType, bool kAnyLayout, int kCount>
 __device__ __forceinline__ void store_row(const float (&x)[kCount], int half, float scale,
                                           bool exists, std::uint32_t lane, int dim,
                                           std::uint16_t* row) {
+  const int end = exists ? dim - store_column(lane) : 0;  // of the columns from the lane's first on
 #pragma unroll
   for (int c = 0; c < kCount * 2; c += 16) {
     const int at = c / 2 + 2 * half;
     std::uint32_t a = ptx::pack<kType>(x[at] * scale, x[at + 1] * scale);
     std::uint32_t b = ptx::pack<kType>(x[at + 4] * scale, x[at + 5] * scale);
     swap_in_pair(lane, a, b);
-    store_columns<kAnyLayout>(exists, lane, c, dim, row + c, a, b);
+    store_columns<kAnyLayout>(c, end, row + c, a, b);
   }
 }
 
