@@ -361,27 +361,7 @@ class ForwardItem {
     return fresh;
   }
 
-  /// Epilogue of S^T: only the maximum.
-  struct ToMaximum {
-    const State& state;
-    core::Score score;
-    int key;
-    F32 top[kNV];
-
-    template <int MR>
-    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
-      const int first = key + static_cast<int>(m);
-#pragma GCC unroll 16
-      for (int i = 0; i < MR; ++i) {
-        for (int n = 0; n < kNV; ++n) {
-          const F32 x = core::score2(score, c[i][n]);
-          top[n] = max(visible(state, n, first + i, x, F32(-core::kInfinity)), top[n]);
-        }
-      }
-    }
-  };
-
-  /// Epilogue of S^T: raw products, for transform().
+  /// Epilogue of S^T: raw products.
   struct ToScores {
     float* out;
 
@@ -461,7 +441,7 @@ class ForwardItem {
     if (kPairs) keys.begin -= (keys.begin - block_.begin) & 1;
     State state = load_state(t);
     if (general_) {
-      multiply_keys(t, keys, ToScores{scratch_.scores});
+      multiply_to_scores(t, keys);
       transform(t, keys, state);
     } else {
       weigh(t, keys, state);
@@ -524,33 +504,48 @@ class ForwardItem {
   }
 
   /// Nothing but scale and mask between the products: P^T comes out of the first one's registers.
-  [[gnu::noinline]] void weigh(int t, core::Range keys, State& state) const {
-    ToWeights first(*this, t, state, keys.begin);
-    multiply_keys(t, keys, first);
-    first.flush();
+  void weigh(int t, core::Range keys, State& state) const {
+    F32 sum[kNV];
+    multiply_to_weights(t, keys, state, sum);
     Mask exceeded[kNV];
     bool redo = false;
     for (int n = 0; n < kNV; ++n) {
-      exceeded[n] = ~(first.sum[n] <= F32(__builtin_exp2f(kSlack)));
+      exceeded[n] = ~(sum[n] <= F32(__builtin_exp2f(kSlack)));
       redo |= any(exceeded[n]);
     }
     if (redo) {
-      reweigh(t, keys, state, exceeded, first.sum);
+      raise_to_maximum(t, keys, state, exceeded);
+      multiply_to_weights(t, keys, state, sum);
     }
-    for (int n = 0; n < kNV; ++n) state.sum[n] += first.sum[n];
+    for (int n = 0; n < kNV; ++n) state.sum[n] += sum[n];
   }
 
-  /// Weights again, with higher references: rare.
-  [[gnu::noinline]] void reweigh(int t, core::Range keys, State& state, const Mask (&exceeded)[kNV],
-                                 F32 (&sum)[kNV]) const {
-    ToMaximum highest{state, score_, keys.begin, {}};
-    for (F32& top : highest.top) top = F32(-core::kInfinity);
-    multiply_keys(t, keys, highest);
-    raise_references(t, state, exceeded, highest.top);
-    ToWeights second(*this, t, state, keys.begin);
-    multiply_keys(t, keys, second);
-    second.flush();
-    for (int n = 0; n < kNV; ++n) sum[n] = second.sum[n];
+  [[gnu::noinline]] void multiply_to_weights(int t, core::Range keys, State& state,
+                                             F32 (&sum)[kNV]) const {
+    ToWeights epilogue(*this, t, state, keys.begin);
+    multiply_keys(t, keys, epilogue);
+    epilogue.flush();
+    for (int n = 0; n < kNV; ++n) sum[n] = epilogue.sum[n];
+  }
+
+  [[gnu::noinline]] void multiply_to_scores(int t, core::Range keys) const {
+    multiply_keys(t, keys, ToScores{scratch_.scores});
+  }
+
+  /// Raises the references of the chosen rows to the maximum of the block's scores: rare.
+  [[gnu::noinline]] void raise_to_maximum(int t, core::Range keys, State& state,
+                                          const Mask (&chosen)[kNV]) const {
+    multiply_to_scores(t, keys);
+    F32 top[kNV];
+    for (F32& x : top) x = F32(-core::kInfinity);
+    for (int key = keys.begin; key < keys.end; ++key) {
+      const float* raw = scratch_.scores + (key - keys.begin) * kTile;
+      for (int n = 0; n < kNV; ++n) {
+        const F32 x = core::score2(score_, load(raw + n * kLanes));
+        top[n] = max(visible(state, n, key, x, F32(-core::kInfinity)), top[n]);
+      }
+    }
+    raise_references(t, state, chosen, top);
   }
 
   // ---- the general path: softcap, bias, ALiBi, dropout ----
