@@ -55,7 +55,7 @@ class BackwardUnit {
         if (fused_bias) write_bias(t_, first, row, seen);
       }
       if (fused_bias) write_zero_bias(t_, first, row, max_rows());
-      with_storage(t_.problem.dtype, [&](auto storage) {
+      with_tensor_storage<K>(t_.problem.dtype, [&](auto storage) {
         using T = decltype(storage);
         write_keys<T>(t_.tensors.dk, t_.scratch.dk, t_.problem.head_dim, t_.d, scale_);
         write_keys<T>(t_.tensors.dv, t_.scratch.dv, t_.problem.head_dim_v, t_.dv, 1.0F);
@@ -149,7 +149,8 @@ class BackwardUnit {
     for (; column + kTile <= t_.d; column += kTile) add_dq_columns<kNV>(column, out, fresh);
     for (; column < t_.d; column += kLanes) add_dq_columns<1>(column, out, fresh);
     if (number_ == last) {
-      with_storage(t_.problem.dtype, [&](auto storage) { write_dq<decltype(storage)>(out); });
+      with_tensor_storage<K>(t_.problem.dtype,
+                             [&](auto storage) { write_dq<decltype(storage)>(out); });
     } else {
       pass_turn(turn, number_ - first + 1);
     }

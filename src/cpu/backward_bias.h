@@ -17,6 +17,30 @@ inline bool writes_bias_once(const Problem& p, const Tensors& tensors) {
          (s.queries || p.seqlen_q == 1) && (s.keys || p.seqlen_k == 1);
 }
 
+/// data[start[slot] + key * stride_key] = values[key * stride + slot] for `keys` keys and `slots`
+/// <= kLanes slots; null values are zeros.
+template <class T>
+[[gnu::noinline]] void store_bias_lanes(T* data, const std::int64_t (&start)[kLanes], int slots,
+                                        std::int64_t stride_key, int keys, const float* values,
+                                        std::int64_t stride) {
+  for (int key = 0; key < keys; key += kLanes) {
+    const int count = core::min(kLanes, keys - key);
+    F32 x[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      x[i] = values != nullptr && i < count ? load(values + (key + i) * stride) : F32{};
+    }
+    transpose(x);
+    for (int i = 0; i < slots; ++i) {
+      T* out = data + start[i] + key * stride_key;
+      if (stride_key == 1 || count == 1) {
+        store_n(out, x[i], count);
+      } else {
+        for (int j = 0; j < count; ++j) store_n(out + j * stride_key, F32(lane(x[i], j)), 1);
+      }
+    }
+  }
+}
+
 /// Writes values[key][slot] for keys [first, first + keys) and `slots` slots; place(slot) gives
 /// each slot's query and head. Null values are zeros.
 template <class Place>
@@ -26,37 +50,20 @@ inline void store_bias(const Problem& p, const Tensors& tensors, int batch, int 
   const BiasShape& shape = *p.bias;
   const Bias& dbias = tensors.dbias;
   const std::int64_t stride_key = shape.keys ? dbias.stride_key : 0;
-  with_storage(shape.dtype, [&](auto storage) {
-    using T = decltype(storage);
-    T* data = static_cast<T*>(dbias.data) + (shape.batch ? batch * dbias.stride_batch : 0) +
-              first * stride_key;
-    for (std::int64_t slot = 0; slot < slots; slot += kLanes) {
-      const int lanes = static_cast<int>(core::min<std::int64_t>(kLanes, slots - slot));
-      T* out[kLanes];
-      for (int i = 0; i < lanes; ++i) {
-        const auto [query, head] = place(slot + i);
-        out[i] = data + (shape.heads ? head * dbias.stride_head : 0) +
-                 (shape.queries ? query * dbias.stride_query : 0);
-      }
-      for (int key = 0; key < keys; key += kLanes) {
-        const int count = core::min(kLanes, keys - key);
-        F32 x[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          x[i] = values != nullptr && i < count ? load(values + (key + i) * stride + slot) : F32{};
-        }
-        transpose(x);
-        for (int i = 0; i < lanes; ++i) {
-          if (stride_key == 1 || count == 1) {
-            store_n(out[i] + key * stride_key, x[i], count);
-          } else {
-            for (int j = 0; j < count; ++j) {
-              store_n(out[i] + (key + j) * stride_key, F32(lane(x[i], j)), 1);
-            }
-          }
-        }
-      }
+  for (std::int64_t slot = 0; slot < slots; slot += kLanes) {
+    const int count = static_cast<int>(core::min<std::int64_t>(kLanes, slots - slot));
+    std::int64_t start[kLanes];
+    for (int i = 0; i < count; ++i) {
+      const auto [query, head] = place(slot + i);
+      start[i] = (shape.batch ? batch * dbias.stride_batch : 0) +
+                 (shape.heads ? head * dbias.stride_head : 0) +
+                 (shape.queries ? query * dbias.stride_query : 0) + first * stride_key;
     }
-  });
+    with_storage(shape.dtype, [&](auto storage) {
+      store_bias_lanes(static_cast<decltype(storage)*>(dbias.data), start, count, stride_key, keys,
+                       values != nullptr ? values + slot : nullptr, stride);
+    });
+  }
 }
 
 /// A query and its head, or stand-ins where the bias does not tell them apart.

@@ -30,7 +30,7 @@ class BackwardRows {
   void prepare() {
     pack();
     t_.shared.turns[slot_row_ / kTile] = 0;
-    with_storage(t_.problem.dtype, [&](auto storage) {
+    with_tensor_storage<K>(t_.problem.dtype, [&](auto storage) {
       using T = decltype(storage);
       scale_rows<T>();
       if (t_.band.keys_of(core::Range{query_[0], query_[kTile - 1] + 1}).empty()) zero_dq<T>();
@@ -39,14 +39,11 @@ class BackwardRows {
 
   /// Q and dO, as rows and transposed.
   void pack() {
-    with_storage(t_.problem.dtype, [&](auto storage) {
+    with_tensor_storage<K>(t_.problem.dtype, [&](auto storage) {
       using T = decltype(storage);
-      if constexpr (!Tile::kPairs || std::is_same_v<T, Bf16>) {
-        pack_tensor<T>(t_.tensors.q, t_.problem.head_dim, t_.d, t_.shared.q,
-                       t_.shared.q_transposed);
-        pack_tensor<T>(t_.tensors.dout, t_.problem.head_dim_v, t_.dv, t_.shared.dout,
-                       t_.shared.dout_transposed);
-      }
+      pack_tensor<T>(t_.tensors.q, t_.problem.head_dim, t_.d, t_.shared.q, t_.shared.q_transposed);
+      pack_tensor<T>(t_.tensors.dout, t_.problem.head_dim_v, t_.dv, t_.shared.dout,
+                     t_.shared.dout_transposed);
     });
   }
 

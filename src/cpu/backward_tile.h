@@ -142,9 +142,9 @@ class BackwardTile {
   // ---- copies in ----
 
   /// Copies keys [first, first + kN) of K and V; past the last one come zeros.
-  void load_block(int first) {
+  [[gnu::noinline]] void load_block(int first) {
     block = {first, core::min(first + kN, map.sequence.seqlen_k)};
-    with_storage(problem.dtype, [&](auto storage) {
+    with_tensor_storage<K>(problem.dtype, [&](auto storage) {
       using T = decltype(storage);
       load_rows<T>(tensors.k, problem.head_dim, d, scratch.k);
       load_rows<T>(tensors.v, problem.head_dim_v, dv, scratch.v);
@@ -311,7 +311,7 @@ class BackwardTile {
         constexpr auto kPart = static_cast<std::int64_t>(kVectorBytes / sizeof(T));
         for (; i + kPart <= n; i += kPart) __builtin_memcpy(out + i, source + i, kVectorBytes);
         __builtin_memcpy(out + i, source + i, static_cast<std::size_t>(n - i) * sizeof(T));
-      } else if constexpr (!kPairs) {
+      } else {
         widen_rows(source, 0, 1, n, out, 0);
       }
       for (i = n; i < stride; ++i) out[i] = Element{};

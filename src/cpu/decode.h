@@ -262,13 +262,11 @@ class DecodeItem {
         rows_[r].keys = core::intersect(band_.keys_of(row.query), keys_);
       }
     }
-    with_storage(problem_.dtype, [&](auto storage) {
+    with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
       using T = decltype(storage);
-      if constexpr (!kPairs || std::is_same_v<T, Bf16>) {
-        load_queries<T>();
-        attend<T>();
-        write<T>();
-      }
+      load_queries<T>();
+      attend<T>();
+      write<T>();
     });
   }
 

@@ -165,7 +165,7 @@ class ForwardItem {
   }
 
   void load_queries(int t) {
-    with_storage(problem_.dtype, [&](auto storage) {
+    with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
       using T = decltype(storage);
       const T* rows[kTile];
       for (int i = 0; i < kTile; ++i) {
@@ -175,7 +175,7 @@ class ForwardItem {
       }
       if constexpr (!kPairs) {
         rows_to_lanes(rows, problem_.head_dim, plan_.score.pre, queries(t));
-      } else if constexpr (std::is_same_v<T, Bf16>) {
+      } else {
         rows_to_lane_pairs(rows, problem_.head_dim, queries(t));
       }
     });
@@ -189,7 +189,7 @@ class ForwardItem {
 
   /// Makes key_rows_ and value_rows_ point at the block's keys and values.
   void load_block() {
-    with_storage(problem_.dtype, [&](auto storage) {
+    with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
       using T = decltype(storage);
       const T* k = static_cast<const T*>(tensors_.k.data) + map_.key_offset(tensors_.k) +
                    block_.begin * tensors_.k.stride_seqlen;
@@ -209,7 +209,7 @@ class ForwardItem {
         const Rows<float> values =
             copied(v, tensors_.v.stride_seqlen, problem_.head_dim_v, scratch_.v);
         value_rows_ = {values.data, values.stride};
-      } else if constexpr (std::is_same_v<T, Bf16>) {
+      } else {
         key_rows_ = {k, tensors_.k.stride_seqlen};
         auto* pairs = reinterpret_cast<std::uint32_t*>(scratch_.v);
         const std::int64_t stride = forward_copy_stride(problem_.head_dim_v);
@@ -694,7 +694,7 @@ class ForwardItem {
       store(lse + n, core::lse_of(merged));
     }
     if (whole) {
-      with_storage(problem_.dtype, [&](auto storage) {
+      with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
         using T = decltype(storage);
         T* rows[kTile];
         for (int i = 0; i < kTile; ++i) {

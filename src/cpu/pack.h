@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "core/kernel.h"
 #include "cpu/simd.h"
 #include "tessera/types.hpp"
 
@@ -21,6 +22,16 @@ TESSERA_INLINE void with_storage(Dtype dtype, const Body& body) {
   }
 }
 
+/// The same for the tensors of a kernel: bf16 operands come from tensors of bf16.
+template <core::Kernel K, class Body>
+TESSERA_INLINE void with_tensor_storage(Dtype dtype, const Body& body) {
+  if constexpr (K.operand == core::Operand::bf16) {
+    body(Bf16{});
+  } else {
+    with_storage(dtype, body);
+  }
+}
+
 /// Asks for a row, into the second-level cache.
 TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
@@ -29,8 +40,8 @@ TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
 
 /// out[j][i] = row[i][j] * factor for j < n: kTile rows become the lanes of n vectors.
 template <class T>
-TESSERA_INLINE void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, float factor,
-                                  float* out) {
+[[gnu::noinline]] void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, float factor,
+                                     float* out) {
   for (int first = 0; first < kTile; first += kLanes) {
     for (std::int64_t j = 0; j < n; j += kLanes) {
       F32 x[kLanes];
@@ -50,8 +61,8 @@ TESSERA_INLINE void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, 
 
 /// The same for pairs: out[j][i] = (row[i][2j], row[i][2j+1]), 2j < n; past an odd end comes a
 /// zero.
-TESSERA_INLINE void rows_to_lane_pairs(const Bf16* const (&row)[kTile], std::int64_t n,
-                                       std::uint32_t* out) {
+[[gnu::noinline]] inline void rows_to_lane_pairs(const Bf16* const (&row)[kTile], std::int64_t n,
+                                                 std::uint32_t* out) {
   for (int first = 0; first < kTile; first += kLanes) {
     for (std::int64_t j = 0; j < n; j += 2 * kLanes) {
       U32 x[kLanes];
@@ -77,8 +88,8 @@ TESSERA_INLINE void rows_to_lane_pairs(const Bf16* const (&row)[kTile], std::int
 
 /// row[i][j] = in[j][i] * factor[i] for j < n and i < count: the way back, rounded to T.
 template <class T>
-TESSERA_INLINE void lanes_to_rows(const float* in, std::int64_t n, const float* factor, int count,
-                                  T* const (&row)[kTile]) {
+[[gnu::noinline]] void lanes_to_rows(const float* in, std::int64_t n, const float* factor,
+                                     int count, T* const (&row)[kTile]) {
   for (int first = 0; first < count; first += kLanes) {
     const F32 f = load(factor + first);
     const int rows = count - first < kLanes ? count - first : kLanes;
@@ -114,8 +125,9 @@ TESSERA_INLINE void widen_rows(const T* in, std::int64_t in_stride, std::int64_t
 }
 
 /// out[r/2][j] = (in[r][j], in[r+1][j]) for even r; past an odd end comes a row of zeros.
-TESSERA_INLINE void pair_rows(const Bf16* in, std::int64_t in_stride, std::int64_t rows,
-                              std::int64_t n, std::uint32_t* out, std::int64_t out_stride) {
+[[gnu::noinline]] inline void pair_rows(const Bf16* in, std::int64_t in_stride, std::int64_t rows,
+                                        std::int64_t n, std::uint32_t* out,
+                                        std::int64_t out_stride) {
   for (std::int64_t r = 0; r < rows; r += 2) {
     const Bf16* low = in + r * in_stride;
     const bool pair = r + 1 < rows;

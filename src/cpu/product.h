@@ -146,15 +146,25 @@ TESSERA_INLINE void product_block(std::int64_t m, std::int64_t k, A a, const B* 
   }
 }
 
+/// The same for 1 or any even number of `rows` up to MR.
 template <int MR, int NV, class A, class B, class Epilogue>
-TESSERA_INLINE void product_rest(int rows, std::int64_t m, std::int64_t k, const A& a, const B* b,
+TESSERA_INLINE void product_rows(int rows, std::int64_t m, std::int64_t k, const A& a, const B* b,
                                  std::int64_t b_stride, Epilogue& epilogue,
                                  std::int64_t last_only) {
   if (rows == MR) {
     product_block<MR, NV>(m, k, a, b, b_stride, epilogue, last_only);
   } else if constexpr (MR > 1) {
-    product_rest<MR - 1, NV>(rows, m, k, a, b, b_stride, epilogue, last_only);
+    product_rows<MR == 2 ? 1 : MR - 2, NV>(rows, m, k, a, b, b_stride, epilogue, last_only);
   }
+}
+
+/// Rows of the next block if `left` are left. The last block and a bit are split evenly: a block of
+/// few rows would wait for its own additions. An odd row comes alone, as every number of rows is
+/// code of its own.
+TESSERA_INLINE int rows_at_once(std::int64_t left) {
+  if (left == kRowBlock || left >= std::int64_t{2} * kRowBlock) return kRowBlock;
+  const int rest = static_cast<int>(left);
+  return rest > kRowBlock ? (rest + 3) / 4 * 2 : rest > 1 ? rest / 2 * 2 : rest;
 }
 
 /// Calls epilogue(m, c) for every m in [0, rows), in order, with c (F32[NV], may be changed) = row
@@ -168,18 +178,10 @@ template <int NV = kNV, class A, class B, class Epilogue>
 TESSERA_INLINE void product(std::int64_t rows, std::int64_t k, const A& a, const B* b,
                             std::int64_t b_stride, Epilogue&& epilogue,
                             std::int64_t last_only = 0) {
-  std::int64_t m = 0;
-  // The last block and a bit are split evenly: a block of few rows would wait for its own
-  // additions.
-  constexpr std::int64_t kTwoBlocks = std::int64_t{2} * kRowBlock;
-  for (; rows - m >= kTwoBlocks || rows - m == kRowBlock; m += kRowBlock) {
-    product_block<kRowBlock, NV>(m, k, a, b, b_stride, epilogue, last_only);
-  }
-  while (m < rows) {
-    const int rest = static_cast<int>(rows - m);
-    const int block = rest > kRowBlock ? (rest + 3) / 4 * 2 : rest;
-    product_rest<kRowBlock, NV>(block, m, k, a, b, b_stride, epilogue, last_only);
-    m += block;
+  int block = 0;
+  for (std::int64_t m = 0; m < rows; m += block) {
+    block = rows_at_once(rows - m);
+    product_rows<kRowBlock, NV>(block, m, k, a, b, b_stride, epilogue, last_only);
   }
 }
 
