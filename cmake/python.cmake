@@ -12,6 +12,7 @@ target_link_libraries(tessera_python PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 set(python_package ${PROJECT_BINARY_DIR}/python/tessera)
 set_target_properties(tessera_python PROPERTIES
   OUTPUT_NAME _native
+  UNITY_BUILD ON  # headers are most of its time
   PREFIX ""
   SUFFIX .abi3.so
   LIBRARY_OUTPUT_DIRECTORY ${python_package})

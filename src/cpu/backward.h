@@ -13,7 +13,7 @@
 // sink and of a broadcast bias.
 #pragma once
 
-#include <iterator>
+#include <array>
 
 #include "cpu/backward_bias.h"
 #include "cpu/backward_rows.h"

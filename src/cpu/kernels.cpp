@@ -6,8 +6,8 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include <array>
 #include <cstddef>
-#include <iterator>
 #include <utility>
 
 #include "cpu/backward.h"
