@@ -149,7 +149,11 @@ def run(library, case, seed):
 
 
 def philox(counter, key):
-    """Philox4x32-10 on int64 tensors of 32-bit words (S8; Salmon et al., SC 2011)."""
+    """Philox4x32-10 on int64 tensors of 32-bit words (S8; Salmon et al., SC 2011).
+
+    Written once more, on the device, so that the kernels' own is judged and not repeated; the library's
+    dropout_mask would have to make the mask of the whole batch on the host.
+    """
     mask = 0xFFFFFFFF
 
     def multiply(a, b):  # high and low word

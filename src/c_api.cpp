@@ -354,6 +354,15 @@ tessera_code tessera_problem_parse(const char* text, tessera_problem* problem, c
   });
 }
 
+tessera_code tessera_dropout_mask(const tessera_problem* problem, uint64_t seed, uint64_t offset,
+                                  uint8_t* keep, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    return tessera::dropout_mask(*p, seed, offset, keep);
+  });
+}
+
 tessera_code tessera_measure_peaks(const char* device, double seconds,
                                    const tessera_executor* executor, tessera_peaks* peaks,
                                    char* error, size_t error_size) {

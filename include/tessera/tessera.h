@@ -188,6 +188,12 @@ TESSERA_API size_t tessera_problem_print(const tessera_problem* problem, char* t
 TESSERA_API tessera_code tessera_problem_parse(const char* text, tessera_problem* problem,
                                                char* error, size_t error_size);
 
+/** Which weights dropout keeps in every run with this philox_seed and philox_offset: `keep` gets 1
+ * (kept) or 0 in (batch, num_heads, seqlen_q, seqlen_k) bytes of host memory. */
+TESSERA_API tessera_code tessera_dropout_mask(const tessera_problem* problem, uint64_t seed,
+                                              uint64_t offset, uint8_t* keep, char* error,
+                                              size_t error_size);
+
 /** What a machine reaches in simple loops; tessera::Peaks in tessera.hpp describes the fields. */
 typedef struct tessera_peaks {
   size_t size;       /**< sizeof(tessera_peaks), set by the caller */

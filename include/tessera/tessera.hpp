@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -93,6 +94,14 @@ TESSERA_API Status run(const Plan& plan, const Tensors& tensors, void* workspace
 /// Plans for this machine and runs with a workspace of its own.
 TESSERA_API Status attend(const Problem& problem, const Tensors& tensors,
                           const Execution& execution = {});
+
+/// Which weights dropout keeps in every run of the problem with this philox_seed and philox_offset,
+/// on any device (S8). `keep`: (batch, num_heads, seqlen_q, seqlen_k) bytes of host memory,
+/// contiguous, 1 where a weight is kept; packed: seqlen_q and seqlen_k are the longest sequences',
+/// and each sequence counts from 0. For tests and displays: the mask is as large as the matrix that
+/// kernels never hold. Errors: invalid (the problem, keep).
+TESSERA_API Status dropout_mask(const Problem& problem, std::uint64_t seed, std::uint64_t offset,
+                                std::uint8_t* keep);
 
 /// What a machine reaches in simple loops; per second, all workers together.
 struct Peaks {

@@ -284,6 +284,21 @@ Problem problem_of(const Inputs& in, const Options& options) {
   return p;
 }
 
+Problem problem_of_mask(const View& keep, float dropout_p) {
+  constexpr DLType kUint8 = {kDLUInt, 8, 1};
+  if (!keep) invalid("keep is None: a tensor is required");
+  if (keep.on_gpu()) invalid("keep is on " + name_of(keep.device) + ": must be on the CPU");
+  check_array("keep", keep, keep, kUint8, "(batch, num_heads, seqlen_q, seqlen_k)", keep.ndim == 4);
+  Problem p;
+  p.batch = keep.shape[0];
+  p.num_heads = p.num_heads_k = keep.shape[1];
+  p.seqlen_q = keep.shape[2];
+  p.seqlen_k = keep.shape[3];
+  p.head_dim = p.head_dim_v = 1;
+  p.dropout_p = dropout_p;
+  return p;
+}
+
 Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   Tensors t;
   t.q = rows_of(in.q, p.packed);

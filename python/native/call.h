@@ -35,6 +35,9 @@ struct Options {
 Problem problem_of(const Inputs& inputs, const Options& options);
 Tensors tensors_of(const Inputs& inputs, const Options& options, const Problem& problem);
 
+/// What `keep` is the dropout mask of. Throws Raise(ValueError) if it cannot hold one.
+Problem problem_of_mask(const View& keep, float dropout_p);
+
 /// The processor that the tensors lie on. Throws Raise(RuntimeError: no driver, no kernels for it).
 Device device_of(const View& q);
 

@@ -1,9 +1,8 @@
-// The module tessera._native: two calls that compute, one that explains, and the threads. Written
-// against CPython's limited API, so that one binary serves every Python from 3.10 on, and DLPack,
-// so that it serves every framework.
+// The module tessera._native: two calls that compute, one that explains, the dropout mask, and the
+// threads. Written against CPython's limited API, so that one binary serves every Python from 3.10
+// on, and DLPack, so that it serves every framework.
 //
-// Called by tessera/arrays.py and tessera/torch/ops.py only; python/tessera/_native.pyi has the
-// signatures.
+// Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
 #include <exception>
 #include <memory>
@@ -278,6 +277,24 @@ PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   });
 }
 
+/// The mask of rule S8 in a tensor of the caller's.
+PyObject* write_dropout_mask(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("dropout_mask", objects, count, 4);
+    Views views;
+    const View keep = views.view("keep", arguments.next(), true);
+    const float dropout_p = arguments.real("dropout_p");
+    const std::uint64_t seed = arguments.bits("rng_state[0]");
+    const std::uint64_t offset = arguments.bits("rng_state[1]");
+    const Problem problem = problem_of_mask(keep, dropout_p);
+    {
+      const WithoutLock unlocked;
+      check(dropout_mask(problem, seed, offset, reinterpret_cast<std::uint8_t*>(keep.data)));
+    }
+    return none();
+  });
+}
+
 PyObject* set_num_threads(PyObject*, PyObject* number) {
   return guarded([&] {
     const long threads = PyLong_AsLong(number);
@@ -330,6 +347,7 @@ PyMethodDef* methods() {
       {"forward", fast(forward), METH_FASTCALL, nullptr},
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
+      {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},
       {"set_num_threads", set_num_threads, METH_O, nullptr},
       {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},
       {"after_fork", after_fork, METH_NOARGS, nullptr},

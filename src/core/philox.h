@@ -73,14 +73,22 @@ TESSERA_HD constexpr Philox4<U> dropout_bits(const Dropout& dropout, U batch, U 
   return philox4x32_10<U>({{octet, query, head, batch}}, dropout.key0, dropout.key1);
 }
 
+/// Is the weight of this key kept, by the bits of its octet?
+TESSERA_HD constexpr bool dropout_keeps(const Dropout& dropout, const Philox4<std::uint32_t>& bits,
+                                        int key) {
+  const std::uint32_t word = bits.word[(key >> 1) & 3];
+  return ((key & 1) != 0 ? word >> 16 : word & 0xFFFFU) >= dropout.threshold;
+}
+
 /// Is the weight of this key kept?
 TESSERA_HD constexpr bool dropout_keeps(const Dropout& dropout, int batch, int head, int query,
                                         int key) {
-  const Philox4<std::uint32_t> bits = dropout_bits<std::uint32_t>(
-      dropout, static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(head),
-      static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(key) / kPhiloxKeys);
-  const std::uint32_t word = bits.word[(key >> 1) & 3];
-  return ((key & 1) != 0 ? word >> 16 : word & 0xFFFFU) >= dropout.threshold;
+  return dropout_keeps(dropout,
+                       dropout_bits<std::uint32_t>(dropout, static_cast<std::uint32_t>(batch),
+                                                   static_cast<std::uint32_t>(head),
+                                                   static_cast<std::uint32_t>(query),
+                                                   static_cast<std::uint32_t>(key) / kPhiloxKeys),
+                       key);
 }
 
 }  // namespace tessera::core

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "check/runs.h"
+#include "tessera/tessera.h"
 
 namespace tessera::tools {
 namespace {
@@ -226,6 +227,28 @@ TEST(Misuse, EmptyProblemsNeedNoTensors) {
                      }())
                   .ok());
   EXPECT_TRUE(attend(parse("bwd f32 b=0 h=2 q=3 k=4 d=8"), {}).ok());
+}
+
+TEST(Misuse, DropoutMask) {
+  std::uint8_t keep[1];
+  Problem problem = parse("fwd f32 q=1 k=1 d=1 dropout=0.5");
+  EXPECT_NE(dropout_mask(problem, 1, 2, nullptr).text.find("keep = null"), std::string::npos);
+  problem.dropout_p = 1.0F;
+  EXPECT_NE(dropout_mask(problem, 1, 2, keep).text.find("dropout_p = 1"), std::string::npos);
+  problem.dropout_p = 0.5F;
+  problem.seqlen_q = 0;
+  EXPECT_TRUE(dropout_mask(problem, 1, 2, nullptr).ok());
+
+  char error[128];
+  tessera_problem c;
+  tessera_problem_init(&c, sizeof c);
+  ASSERT_EQ(tessera_problem_parse("fwd f32 q=1 k=1 d=1", &c, error, sizeof error), TESSERA_OK);
+  keep[0] = 77;
+  EXPECT_EQ(tessera_dropout_mask(&c, 1, 2, keep, error, sizeof error), TESSERA_OK);
+  EXPECT_EQ(keep[0], 1);
+  EXPECT_EQ(tessera_dropout_mask(&c, 1, 2, nullptr, error, sizeof error), TESSERA_INVALID);
+  EXPECT_STREQ(error, "keep = null: must point to the mask");
+  EXPECT_EQ(tessera_dropout_mask(nullptr, 1, 2, keep, nullptr, 0), TESSERA_INVALID);
 }
 
 /// An executor may offer no threads or very many.

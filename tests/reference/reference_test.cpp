@@ -8,6 +8,7 @@
 
 #include "reference/problem_data.h"
 #include "reference/storage.h"
+#include "tessera/tessera.hpp"
 
 namespace tessera {
 namespace {
@@ -170,6 +171,28 @@ TEST(Reference, DropoutKeepsTheExpectedShareS8) {
     }
     EXPECT_NEAR(dropped / double{kCount}, static_cast<double>(p), 0.015) << "seed " << seed;
     EXPECT_NEAR(sum / kCount, 1.0, 0.08) << "seed " << seed;
+  }
+}
+
+TEST(Reference, TheLibraryShowsTheSameMaskS8) {
+  const std::uint64_t seed = fresh_seed();
+  for (const char* text : {"fwd f32 b=2 h=4/2 q=3 k=29 d=1 dropout=0.3", "fwd f32 q=5 k=8 d=1",
+                           "bwd bf16 b=3 h=2 q=7 k=1 d=1 packed=9,2 dropout=0.9999"}) {
+    const Problem p = parse(text);
+    const reference::Dropout dropout(p.dropout_p, seed, seed + 3);
+    std::vector<std::uint8_t> expected;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      for (std::int64_t h = 0; h < p.num_heads; ++h) {
+        for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
+          for (std::int64_t j = 0; j < p.seqlen_k; ++j)
+            expected.push_back(dropout.factor(b, h, i, j) == 0.0 ? 0 : 1);
+        }
+      }
+    }
+    expected.push_back(77);  // behind the mask
+    std::vector<std::uint8_t> keep(expected.size(), 77);
+    ASSERT_TRUE(dropout_mask(p, seed, seed + 3, keep.data()).ok());
+    EXPECT_EQ(keep, expected) << text << ", seed " << seed;
   }
 }
 
