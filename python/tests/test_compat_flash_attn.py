@@ -227,6 +227,15 @@ def test_dropout_is_drawn_from_torch(device: str) -> None:
     assert not torch.equal(first, second)
 
 
+def test_the_state_of_dropout_is_on_the_cpu_whatever_the_default_device() -> None:
+    q, k, v = torch.randn(3, 1, 16, 2, 16)
+    with torch.device("meta"):
+        out, _, matrix = fa.flash_attn_func(q, k, v, 0.5, return_attn_probs=True)
+        without = fa.flash_attn_gpu.fwd(q, k, v, None, None, 0.0, None, False, -1, -1, 0.0, False)
+        again = tessera.attention(q, k, v, dropout_p=0.5)
+    assert {x.device.type for x in (out, matrix, *without, again)} == {"cpu"}
+
+
 def test_what_is_returned(device: str) -> None:
     q = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)
     assert isinstance(fa.flash_attn_func(q, q, q), Tensor)

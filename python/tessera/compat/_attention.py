@@ -11,6 +11,8 @@ from torch import Tensor
 
 import tessera
 import tessera.torch
+from tessera.torch.ops import is_transformed, is_watched
+from tessera.torch.tensors import rows
 
 # Keyword arguments of tessera.attention, tessera.torch.forward and tessera.torch.backward.
 Keywords = dict[str, Any]
@@ -24,11 +26,6 @@ def refuse(function: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, Tensor) or value:
             raise NotImplementedError(f"{function}: {name} is given, which Tessera cannot do: leave it out")
-
-
-def contiguous_columns(x: Tensor) -> Tensor:
-    """`x`, copied if its last stride is not 1."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def score_keywords(
@@ -103,7 +100,7 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Differentiable attention: o, and lse with -inf in empty rows or None."""
     with without_autocast(q):
-        q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
+        q, k, v = rows(q), rows(k), rows(v)
         result: Any = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
     out, lse = result if return_lse else (result, None)
     return out, lse
@@ -118,29 +115,18 @@ def attend_packed(
         q: None if `packed` holds the queries as well.
         packed: what `split` makes views of.
     """
-    if _is_watched(packed) or not (torch.is_grad_enabled() and packed.requires_grad):
-        # Without gradients there is nothing to join, and what compilers see must be operators.
+    if is_watched(packed) or is_transformed() or not (torch.is_grad_enabled() and packed.requires_grad):
+        # Without gradients there is nothing to join, and what compilers and transforms see must be operators.
         return attend(*_operands(q, packed, split), keywords, return_lse)
     with without_autocast(packed):
-        q = None if q is None else contiguous_columns(q)
-        out, lse = _PackedAttention.apply(q, contiguous_columns(packed), split, keywords)
+        q = None if q is None else rows(q)
+        out, lse = _PackedAttention.apply(q, rows(packed), split, keywords)
     return out, lse if return_lse else None
 
 
 def _operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = split(packed) if q is None else (q, *split(packed))
     return q, k, v
-
-
-def _is_watched(x: Tensor) -> bool:
-    """Whether somebody traces or transforms what is computed from `x`, so that it cannot be computed straight away."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-        or x.is_meta
-    )
 
 
 class _PackedAttention(torch.autograd.Function):

@@ -15,7 +15,6 @@ from torch import Tensor
 import tessera.torch
 from tessera.compat._attention import (
     Keywords,
-    contiguous_columns,
     packed_keywords,
     refuse,
     row_products,
@@ -23,6 +22,8 @@ from tessera.compat._attention import (
     without_autocast,
 )
 from tessera.compat._dropout_matrix import dropout_matrix
+from tessera.torch.ops import draw_rng_state
+from tessera.torch.tensors import rows
 
 
 def fwd(
@@ -202,7 +203,7 @@ def attention_keywords(
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
     keywords["alibi_slopes"] = alibi_slopes
     keywords["dropout_p"] = dropout_p
-    keywords["rng_state"] = torch.randint(-(2**63), 2**63 - 1, (2,)) if dropout_p > 0.0 else None
+    keywords["rng_state"] = draw_rng_state() if dropout_p > 0.0 else None
     return keywords
 
 
@@ -218,11 +219,11 @@ def _forward(
     if return_softmax and keywords["rng_state"] is None:
         raise ValueError("return_softmax is True, but dropout_p = 0: there is a matrix only with dropout_p > 0")
     with without_autocast(q):
-        q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
+        q, k, v = rows(q), rows(k), rows(v)
         out, lse, _ = tessera.torch.forward(q, k, v, out=out, **keywords)
         matrix = dropout_matrix(q, k, keywords) if return_softmax else q.new_empty(0)
     state = keywords["rng_state"]
-    return [out, infinite_lse(lse), matrix, torch.zeros(2, dtype=torch.int64) if state is None else state]
+    return [out, infinite_lse(lse), matrix, torch.zeros(2, dtype=torch.int64, device="cpu") if state is None else state]
 
 
 def _backward(
@@ -231,7 +232,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _refuse_generator(generator)
     with without_autocast(q):
-        q, k, v, out = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v), contiguous_columns(out)
+        q, k, v, out = rows(q), rows(k), rows(v), rows(out)
         return tessera.torch.backward(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, **keywords)
 
 

@@ -30,13 +30,13 @@ from tessera.compat._attention import (
     Split,
     attend,
     attend_packed,
-    contiguous_columns,
     packed_keywords,
     refuse,
     row_products,
     score_keywords,
     without_autocast,
 )
+from tessera.torch.tensors import rows
 
 
 def flash_attn_func(
@@ -312,7 +312,7 @@ def _flash_attn_forward(
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
     keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
     with without_autocast(q):
-        q, k, v = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v)
+        q, k, v = rows(q), rows(k), rows(v)
         out, lse, _ = tessera.torch.forward(q, k, v, **keywords)
     return out, lse, lse.new_empty(0), lse.new_empty(0)
 
@@ -360,7 +360,7 @@ def _flash_attn_backward(
     keywords = score_keywords(softmax_scale, is_causal, (window_size_left, window_size_right), softcap, deterministic)
     keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k)
     with without_autocast(q):
-        q, k, v, out = contiguous_columns(q), contiguous_columns(k), contiguous_columns(v), contiguous_columns(out)
+        q, k, v, out = rows(q), rows(k), rows(v), rows(out)
         tessera.torch.backward(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **keywords)
         return row_products(dout, out)
 

@@ -124,7 +124,7 @@ def flash_attention_backward(
     query, key, value = rows(query), rows(key), rows(value)
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     return backward(
-        rows(grad_out), query, key, value, rows(out), logsumexp, causal=is_causal,
+        grad_out, query, key, value, rows(out), logsumexp, causal=is_causal,
         window=_window(window_size_left, window_size_right), softmax_scale=scale, dropout_p=dropout_p,
         rng_state=rng_state.view(torch.int64).cpu() if dropout_p > 0.0 else None,
         deterministic=torch.are_deterministic_algorithms_enabled(), dq=dq, dk=dk, dv=dv, **packed,

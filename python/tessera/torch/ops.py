@@ -6,6 +6,7 @@ included, it calls the library straight away: on the host that costs a third of 
 autograd (docs/python.md).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import _native
 from ..arguments import Options, band, is_top_left, require_packed
+from .tensors import rows
 
 # The eight input tensors in the library's order: q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k.
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -33,10 +35,8 @@ def _longest(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
     return int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
 
 
-def _draw(rng_state: Tensor | None) -> Tensor:
-    """(seed, offset) of the dropout mask."""
-    if rng_state is not None:
-        return rng_state
+def draw_rng_state() -> Tensor:
+    """(seed, offset) of a dropout mask, from torch's generator for the CPU."""
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 
@@ -174,13 +174,11 @@ def _run_backward(
 ) -> None:
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
-    if dout.stride(-1) != 1 and dout.shape[-1] > 1:
-        dout = dout.contiguous()
     if dlse is not None:
         dlse = dlse.contiguous()
     _native.backward(
-        *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, dout, dlse, dq, dk, dv, dbias, dsink, _stream(q),
-        _allocate,
+        *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, rows(dout), dlse, dq, dk, dv, dbias, dsink,
+        _stream(q), _allocate,
     )  # fmt: skip
 
 
@@ -375,7 +373,19 @@ class _Backward(torch.autograd.Function):
 
 _no_dispatch = Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
+
+# Whether torch.func transforms what is computed.
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def is_watched(q: Tensor) -> bool:
+    """Whether somebody wants to see the operators that are called, or nothing is to be computed."""
+    return (
+        torch.compiler.is_compiling()
+        or _dispatch_modes() > 0
+        or type(q).__torch_dispatch__ is not _no_dispatch
+        or q.is_meta
+    )
 
 
 def attention(
@@ -391,16 +401,11 @@ def attention(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
     q, k, v, *_ = inputs
-    state = None if dropout_p == 0.0 else _draw(rng_state)
+    state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
     lse: Tensor | None
-    if (
-        torch.compiler.is_compiling()
-        or _dispatch_modes() > 0
-        or type(q).__torch_dispatch__ is not _no_dispatch
-        or q.is_meta
-    ):  # somebody wants to see what is computed, or nothing is to be computed
+    if is_watched(q):
         o, lse = torch.ops.tessera.forward(*inputs, state, *options)
-    elif _transforms():
+    elif is_transformed():
         o, lse = _Forward.apply(options, state, *inputs)
     elif torch.is_grad_enabled() and (
         q.requires_grad
@@ -452,12 +457,12 @@ def forward(
         q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    state = None if dropout_p == 0.0 else _draw(rng_state)
+    state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
     o, lse = _outputs(inputs[0], inputs[2])
     if out is not None:
         o = out
     _run_forward(inputs, options, state, o, lse)
-    return o, lse, torch.empty(0, dtype=torch.int64) if state is None else state
+    return o, lse, torch.empty(0, dtype=torch.int64, device="cpu") if state is None else state
 
 
 def backward(

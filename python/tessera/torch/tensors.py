@@ -1,4 +1,4 @@
-"""What the stand-ins do to tensors on their way to the kernels."""
+"""What is done to tensors on their way to the kernels."""
 
 import math
 
