@@ -75,7 +75,7 @@ void check_rows(const char* name, const View& view, const View& q,
   const auto last = static_cast<std::size_t>(ndim - 1);
   if (view.strides[last] != 1 && view.shape[last] > 1 && view.size() > 0) {
     invalid(value(name, ": stride of the last dimension", view.strides[last]) +
-            ": must be 1; make it so with .contiguous()");
+            ": must be 1; .contiguous() makes it so, np.ascontiguousarray for NumPy");
   }
 }
 
@@ -98,6 +98,20 @@ std::int64_t check_cu_seqlens(const Inputs& in) {
   check_array("cu_seqlens_k", in.cu_seqlens_k, in.q, kInt32, "(batch + 1,), like cu_seqlens_q",
               in.cu_seqlens_k.ndim == 1 && in.cu_seqlens_k.shape[0] == in.cu_seqlens_q.shape[0]);
   return in.cu_seqlens_q.shape[0] - 1;
+}
+
+/// Whether so many packed sequences of at most max_seqlen_q or max_seqlen_k rows can hold the rows.
+void check_longest(const std::string& name, const View& view, std::int64_t batch,
+                   std::int64_t longest) {
+  const std::string text = "max_seqlen_" + name + " = " + std::to_string(longest);
+  if (longest < 0 || longest > kMaxSeqlen) {
+    invalid(text + ": must lie in [0, " + std::to_string(kMaxSeqlen) + "]");
+  }
+  if (view.shape[0] > batch * longest) {
+    invalid(name + " has " + std::to_string(view.shape[0]) + " rows: the " + std::to_string(batch) +
+            " sequences of cu_seqlens_" + name + " hold " + std::to_string(batch * longest) +
+            " at most, with " + text);
+  }
 }
 
 /// Size of dimension i of (batch, num_heads, seqlen_q, seqlen_k); missing leading ones are 1.
@@ -164,13 +178,7 @@ bool unaligned(const View& view) {
   return false;
 }
 
-ConstTensor rows_of(const View& view, bool packed) {
-  const Axes axes(packed);
-  return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
-          view.strides[axes.heads]};
-}
-
-Tensor written_rows(const View& view, bool packed) {
+Tensor rows_of(const View& view, bool packed) {
   const Axes axes(packed);
   return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
           view.strides[axes.heads]};
@@ -197,6 +205,10 @@ void read_sizes(const Inputs& in, const Options& options, Problem& p) {
   p.num_heads_k = in.k.shape[axes.heads];
   p.head_dim = q.shape[axes.dim];
   p.head_dim_v = in.v.shape[axes.dim];
+  if (p.packed) {
+    check_longest("q", q, p.batch, options.max_seqlen_q);
+    check_longest("k", in.k, p.batch, options.max_seqlen_k);
+  }
   p.seqlen_q = p.packed ? options.max_seqlen_q : q.shape[axes.rows];
   p.seqlen_k = p.packed ? options.max_seqlen_k : in.k.shape[axes.rows];
   if (p.packed) {
@@ -246,6 +258,10 @@ void check_dbias(const Inputs& in) {
   check_device("dbias", in.dbias, in.q);
 }
 
+void check_window(const char* name, std::int64_t keys) {
+  if (keys < -1) invalid(value(name, "", keys) + ": must be 0 or more, or -1 for unbounded");
+}
+
 }  // namespace
 
 Problem problem_of(const Inputs& in, const Options& options) {
@@ -256,6 +272,8 @@ Problem problem_of(const Inputs& in, const Options& options) {
   p.packed = static_cast<bool>(in.cu_seqlens_q);
   read_sizes(in, options, p);
   check_shapes(in, p);
+  check_window("window[0]", options.window_left);
+  check_window("window[1]", options.window_right);
   p.softmax_scale = options.softmax_scale;
   p.softcap = options.softcap;
   p.window_left = options.window_left;
@@ -304,7 +322,7 @@ Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   t.q = rows_of(in.q, p.packed);
   t.k = rows_of(in.k, p.packed);
   t.v = rows_of(in.v, p.packed);
-  t.o = written_rows(in.o, p.packed);
+  t.o = rows_of(in.o, p.packed);
   t.softmax_lse = pointer<float>(in.softmax_lse);
   if (in.bias) {
     t.bias = {in.bias.data, bias_stride(in.bias, 0), bias_stride(in.bias, 1),
@@ -319,9 +337,9 @@ Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   if (p.pass == Pass::forward) return t;
   t.dout = rows_of(in.dout, p.packed);
   t.dsoftmax_lse = pointer<const float>(in.dsoftmax_lse);
-  t.dq = written_rows(in.dq, p.packed);
-  t.dk = written_rows(in.dk, p.packed);
-  t.dv = written_rows(in.dv, p.packed);
+  t.dq = rows_of(in.dq, p.packed);
+  t.dk = rows_of(in.dk, p.packed);
+  t.dv = rows_of(in.dv, p.packed);
   if (in.dbias) {
     t.dbias = {in.dbias.data, bias_stride(in.dbias, 0), bias_stride(in.dbias, 1),
                bias_stride(in.dbias, 2), bias_stride(in.dbias, 3)};

@@ -14,6 +14,37 @@ namespace tessera::python {
 
 namespace {
 
+/// "softcap = 'a': must be a number", with the object as Python prints it, cut to one short line.
+[[noreturn]] void wrong_type(const char* name, PyObject* object, const char* expected) {
+  PyErr_Clear();
+  PyObject* const printed = PyObject_Repr(object);
+  const char* const bytes =
+      printed != nullptr ? PyUnicode_AsUTF8AndSize(printed, nullptr) : nullptr;
+  std::string text = bytes != nullptr ? bytes : "?";
+  Py_XDECREF(printed);
+  PyErr_Clear();
+  constexpr std::size_t kLongest = 60;
+  const std::size_t end = text.find('\n');
+  if (end < kLongest) {
+    text.replace(end, std::string::npos, " ...");
+  } else if (text.size() > kLongest) {
+    // Not into the middle of a character.
+    std::size_t cut = kLongest;
+    while ((static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
+    text.replace(cut, std::string::npos, " ...");
+  }
+  throw Raise{PyExc_TypeError, std::string(name) + " = " + text + ": must be " + expected};
+}
+
+std::int64_t integer_of(const char* name, PyObject* object) {
+  const auto number = static_cast<std::int64_t>(PyLong_AsLongLong(object));
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    const bool large = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
+    wrong_type(name, object, large ? "an integer of 64 bits" : "an integer");
+  }
+  return number;
+}
+
 /// Arguments of a call by position.
 class Arguments {
  public:
@@ -27,29 +58,28 @@ class Arguments {
 
   PyObject* next() { return *objects_++; }
 
-  std::int64_t integer(const char* name) {
-    PyObject* object = next();
-    const auto number = static_cast<std::int64_t>(PyLong_AsLongLong(object));
-    if (number == -1 && PyErr_Occurred() != nullptr) fail(name, "an integer");
-    return number;
-  }
+  std::int64_t integer(const char* name) { return integer_of(name, next()); }
 
   std::uint64_t bits(const char* name) {
-    PyObject* object = next();
+    PyObject* const object = next();
     const auto number = static_cast<std::uint64_t>(PyLong_AsUnsignedLongLongMask(object));
-    if (PyErr_Occurred() != nullptr) fail(name, "an integer");
+    if (PyErr_Occurred() != nullptr) wrong_type(name, object, "an integer");
     return number;
   }
 
   void* address(const char* name) {
-    void* const number = PyLong_AsVoidPtr(next());
-    if (number == nullptr && PyErr_Occurred() != nullptr) fail(name, "a CUDA stream's handle");
+    PyObject* const object = next();
+    void* const number = PyLong_AsVoidPtr(object);
+    if (number == nullptr && PyErr_Occurred() != nullptr) {
+      wrong_type(name, object, "a CUDA stream's handle");
+    }
     return number;
   }
 
   float real(const char* name) {
-    const double number = PyFloat_AsDouble(next());
-    if (number == -1.0 && PyErr_Occurred() != nullptr) fail(name, "a number");
+    PyObject* const object = next();
+    const double number = PyFloat_AsDouble(object);
+    if (number == -1.0 && PyErr_Occurred() != nullptr) wrong_type(name, object, "a number");
     return static_cast<float>(number);
   }
 
@@ -60,17 +90,13 @@ class Arguments {
   }
 
   bool flag(const char* name) {
-    const int truth = PyObject_IsTrue(next());
-    if (truth < 0) fail(name, "True or False");
+    PyObject* const object = next();
+    const int truth = PyObject_IsTrue(object);
+    if (truth < 0) wrong_type(name, object, "True or False");
     return truth != 0;
   }
 
  private:
-  [[noreturn]] static void fail(const char* name, const char* expected) {
-    PyErr_Clear();
-    throw Raise{PyExc_TypeError, std::string(name) + ": must be " + expected};
-  }
-
   PyObject* const* objects_;
 };
 
@@ -255,7 +281,7 @@ PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
 Device device_named(PyObject* name, const View& q) {
   if (name == Py_None) return device_of(q);
   const char* text = PyUnicode_AsUTF8AndSize(name, nullptr);
-  if (text == nullptr) throw PythonError{};
+  if (text == nullptr) wrong_type("device", name, "the name of a device, e.g. 'h200', or None");
   const Result<Device> device = named_device(text);
   check(device.status());
   return *device;
@@ -297,8 +323,7 @@ PyObject* write_dropout_mask(PyObject*, PyObject* const* objects, Py_ssize_t cou
 
 PyObject* set_num_threads(PyObject*, PyObject* number) {
   return guarded([&] {
-    const long threads = PyLong_AsLong(number);
-    if (threads == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+    const std::int64_t threads = integer_of("num_threads", number);
     if (threads < 1 || threads > 4096) {
       throw Raise{PyExc_ValueError,
                   "num_threads = " + std::to_string(threads) + ": must lie in [1, 4096]"};

@@ -60,7 +60,7 @@ const DLExchange* exchange_of(PyTypeObject* type) {
 }
 
 /// object.__dlpack__(max_version=(1, 0)); without arguments where an old framework knows none.
-PyObject* export_capsule(PyObject* object) {
+PyObject* export_capsule(const char* name, PyObject* object) {
   const Reference method(PyObject_GetAttrString(object, "__dlpack__"));
   if (method.object == nullptr) throw PythonError{};
   const Reference none(PyTuple_New(0));
@@ -71,7 +71,7 @@ PyObject* export_capsule(PyObject* object) {
     PyErr_Clear();
     capsule = PyObject_Call(method.object, none.object, nullptr);
   }
-  if (capsule == nullptr) throw PythonError{};
+  if (capsule == nullptr) unreadable(name);
   return capsule;
 }
 
@@ -153,7 +153,7 @@ const DLTensor* Views::borrow(const char* name, PyObject* object, bool written) 
                     "': must be a tensor (torch, NumPy, JAX, or anything with __dlpack__)"};
   }
   const Reference source(detached(object));
-  PyObject* capsule = export_capsule(source.object);
+  PyObject* capsule = export_capsule(name, source.object);
   capsules_.push_back(capsule);  // its destructor hands the tensor back
   if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
     const auto* managed = static_cast<const DLManagedTensorVersioned*>(

@@ -109,7 +109,7 @@ def attention(
         ValueError: an argument makes no sense; the text names it, its value, and what would be accepted.
         NotImplementedError: no kernel of this device does it; the text holds the reason of every kernel.
         RuntimeError: the machine refused: no driver, a driver that is too old, no memory.
-        TypeError: q is no tensor.
+        TypeError: what must be a tensor, or a number, is none.
 
     The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
     Shah et al. 2024, section 3).

@@ -1,5 +1,6 @@
 """`tessera.attention` for NumPy arrays, and for JAX arrays in the memory of the CPU."""
 
+import operator
 import sys
 from typing import Any
 
@@ -46,7 +47,7 @@ def _to_native(name: str, array: Any) -> np.ndarray | None:
 def _lengths(cu_seqlens: np.ndarray | None, longest: int | None) -> int:
     if cu_seqlens is None:
         return 0
-    return int(np.diff(cu_seqlens).max(initial=0)) if longest is None else int(longest)
+    return int(np.diff(cu_seqlens).max(initial=0)) if longest is None else longest
 
 
 def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
@@ -55,7 +56,11 @@ def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
     if rng_state is None:
         seed, offset = np.random.randint(0, 2**63, 2, np.int64).tolist()
         return seed, offset
-    return int(rng_state[0]), int(rng_state[1])
+    try:
+        seed, offset = (operator.index(number) for number in rng_state)
+    except (TypeError, ValueError):
+        raise ValueError(f"rng_state = {rng_state!r}: must be a pair of integers, (seed, offset)") from None
+    return seed, offset
 
 
 def prepare(

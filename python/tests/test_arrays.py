@@ -93,6 +93,24 @@ def test_dropout_follows_numpy_s_generator() -> None:
     assert (first != second).any()
 
 
+def test_wrong_arguments() -> None:
+    q, k, v = arrays()
+    with pytest.raises(ValueError, match=r"rng_state = \(1,\): must be a pair of integers"):
+        tessera.attention(q, k, v, dropout_p=0.5, rng_state=(1,))
+    with pytest.raises(ValueError, match="rng_state = 'ab': must be a pair of integers"):
+        tessera.attention(q, k, v, dropout_p=0.5, rng_state="ab")
+    with pytest.raises(TypeError, match="max_seqlen_q = 2.5: must be an integer"):
+        tessera.attention(q[0], k[0], v[0], cu_seqlens_q=np.array([0, 19], np.int32), max_seqlen_q=2.5)  # type: ignore
+    with pytest.raises(ValueError, match="q cannot be read: DLPack only supports native byte order"):
+        tessera.attention(q.astype(">f4"), k, v)
+    with pytest.raises(ValueError, match="np.ascontiguousarray for NumPy"):
+        tessera.attention(q[..., ::2], k[..., :12], v)
+    with pytest.raises(TypeError, match="k is of type 'list', but q is an array"):
+        tessera.attention(q, k.tolist(), v)
+    with pytest.raises(ValueError, match="q.dtype = float64: must be float32, bfloat16 or float16"):
+        tessera.attention(q.astype(float), k, v)
+
+
 def test_jax() -> None:
     jax = pytest.importorskip("jax")
     q, k, v = arrays()

@@ -571,5 +571,11 @@ def test_refusals(device: str) -> None:
         fa.flash_attn_func(dense, dense, dense, 0.1, softcap=5.0)
     with pytest.raises(ValueError, match="return_softmax"):
         fa._flash_attn_forward(dense, dense, dense, 0.0, 0.25, False, -1, -1, 0.0, None, True)
-    with pytest.raises(ValueError, match="k"):
+    with pytest.raises(ValueError, match=r"k has shape \(1, 4, 2, 8\): must be \(1, 4, 2, 16\)"):
         fa.flash_attn_func(dense, dense[:, :, :, :8], dense)
+    with pytest.raises(ValueError, match="window_size = 3: must be a pair"):
+        fa.flash_attn_func(dense, dense, dense, window_size=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"qkv has shape \(1, 4, 2, 16\): must be \(..., 3, heads, head_dim\)"):
+        fa.flash_attn_qkvpacked_func(dense)
+    with pytest.raises(ValueError, match=r"kv has shape \(1, 4, 3, 2, 16\): must be \(..., 2, heads, head_dim\)"):
+        fa.flash_attn_kvpacked_func(dense, torch.stack([dense] * 3, 2))

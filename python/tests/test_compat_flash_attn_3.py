@@ -275,6 +275,8 @@ def test_other_refusals(device: str) -> None:
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="all of them or none"):
         fa3._flash_attn_forward(q[0], q[0], q[0], cu_seqlens_q=cu)
+    with pytest.raises(ValueError, match=r"seqused_k has shape \(2,\): must be \(1,\)"):
+        fa3.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, 4, 4, seqused_k=cu)
     for num_heads_q in (None, 3, 8):
         with pytest.raises(ValueError, match=f"num_heads_q is {num_heads_q}"):
             fa3.flash_attn_qkvpacked_func(q, num_heads_q=num_heads_q)

@@ -31,21 +31,33 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k": x(1, 7, 2, 16), "v": x(1, 7, 2, 16)}, ValueError, "k has shape (1, 7, 2, 16): must be (2, 7, 2, 16)"),
     ({"k": x(2, 7, 3, 16), "v": x(2, 7, 3, 16)}, ValueError, "num_heads"),
     ({"q": Q.transpose(2, 3).contiguous().transpose(2, 3)}, ValueError,
-     "q: stride of the last dimension = 4: must be 1; make it so with .contiguous()"),
+     "q: stride of the last dimension = 4: must be 1; .contiguous() makes it so"),
     ({"k": torch.empty(2, 7, 2, 16, device="meta")}, ValueError, "k cannot be read: Cannot pack tensors on meta"),
     ({"window": 3}, ValueError, "window = 3: must be a pair (left, right), -1 for unbounded"),
-    ({"window": (-2, 0)}, ValueError, "window_left = -2"),
-    ({"window": ("a", 0)}, TypeError, "window[0]: must be an integer"),
+    ({"window": (-2, 0)}, ValueError, "window[0] = -2: must be 0 or more, or -1 for unbounded"),
+    ({"window": (0, -3)}, ValueError, "window[1] = -3: must be 0 or more, or -1 for unbounded"),
+    ({"window": ("a", 0)}, TypeError, "window[0] = 'a': must be an integer"),
+    ({"window": (2**70, 0)}, TypeError, "window[0] = 1180591620717411303424: must be an integer of 64 bits"),
     ({"alignment": "left"}, ValueError, "alignment = 'left': must be 'bottom_right' or 'top_left'"),
     ({"softcap": -1.0}, ValueError, "softcap = -1"),
+    ({"softcap": None}, TypeError, "softcap = None: must be a number"),
     ({"softmax_scale": float("nan")}, ValueError, "softmax_scale = nan"),
+    ({"softmax_scale": torch.ones(20)}, TypeError,
+     "softmax_scale = tensor([1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1.,  ...: must be a number"),
     ({"dropout_p": 1.0}, ValueError, "dropout_p = 1"),
+    ({"dropout_p": 0.5, "rng_state": (1, 2)}, ValueError, "rng_state is (1, 2): must be (seed, offset), a torch.int64"),
+    ({"dropout_p": 0.5, "rng_state": x(2)}, ValueError, "rng_state is torch.float32 of shape (2,): must be"),
+    ({"dropout_p": 0.5, "rng_state": AT.long()}, ValueError, "rng_state is torch.int64 of shape (3,): must be"),
+    ({"alibi_slopes": [1.0]}, TypeError, "alibi_slopes is of type 'list', but q is a torch tensor"),
     ({"alibi_slopes": x(3)}, ValueError, "alibi_slopes has shape (3,): must be (num_heads,) or (batch, num_heads)"),
     ({"alibi_slopes": x(4).double()}, ValueError, "alibi_slopes.dtype = float64: must be float32"),
     ({"sink": x(4, 1)}, ValueError, "sink has shape (4, 1): must be (num_heads,)"),
     ({"sink": x(8)[::2]}, ValueError, "sink must be contiguous"),
     ({"bias": x(2, 4, 5, 6)}, ValueError, "bias has shape (2, 4, 5, 6): must be (2 or 1, 4 or 1, 5 or 1, 7 or 1)"),
     ({"bias": x(2, 4, 5, 7).half()}, ValueError, "bias.dtype = float16: must be float32 or q's type, float32"),
+    ({"bias": 1.0}, TypeError, "bias is of type 'float', but q is a torch tensor"),
+    ({"q": torch.nested.nested_tensor([Q[0]], layout=torch.jagged)}, NotImplementedError, "q is a nested tensor"),
+    ({"cu_seqlens_q": [0, 5]}, TypeError, "cu_seqlens_q is of type 'list', but q is a torch tensor"),
     ({"cu_seqlens_k": AT}, ValueError, "cu_seqlens_k is given, but cu_seqlens_q is None"),
     ({"max_seqlen_q": 3}, ValueError, "max_seqlen_q is given, but cu_seqlens_q is None"),
     ({"cu_seqlens_q": AT}, ValueError, "q has shape (2, 5, 4, 16): must be (total, heads, head_dim), since"),
@@ -61,9 +73,13 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text
 PACKED_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cu_seqlens_q": AT.long()}, "cu_seqlens_q.dtype = int64: must be int32"),
     ({"cu_seqlens_k": AT[:2].contiguous()}, "cu_seqlens_k has shape (2,): must be (batch + 1,), like cu_seqlens_q"),
-    ({"cu_seqlens_q": torch.tensor([0, 4, 2, 5], dtype=torch.int32)}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": torch.tensor([0, 4, 2, 5], dtype=torch.int32)}, "cu_seqlens_q[2] = 2: the sequence's length"),
+    ({"cu_seqlens_q": torch.tensor([1, 2, 5], dtype=torch.int32)}, "cu_seqlens_q[0] = 1: must be 0"),
     ({"cu_seqlens_q": torch.tensor([0, 2, 4], dtype=torch.int32), "max_seqlen_q": 3}, "cu_seqlens_q[2] = 4"),
-    ({"max_seqlen_q": 2, "max_seqlen_k": 3}, "seqlen_q"),
+    ({"max_seqlen_q": -1}, "max_seqlen_q = -1: must lie in [0, "),
+    ({"max_seqlen_k": 2}, "k has 5 rows: the 2 sequences of cu_seqlens_k hold 4 at most, with max_seqlen_k = 2"),
+    ({"max_seqlen_q": 2, "max_seqlen_k": 3}, "q has 5 rows: the 2 sequences of cu_seqlens_q hold 4 at most"),
+    ({"max_seqlen_q": 1 << 40}, "max_seqlen_q = 1099511627776: must lie in [0, "),
 ]
 
 
@@ -84,6 +100,13 @@ def test_backward_needs_what_forward_returned() -> None:
         tt.backward(o, Q, K, K, o, lse, dbias=x(1, 1, 1, 1))
     with pytest.raises(ValueError, match="dbias has shape"):
         tt.backward(o, Q, K, K, o, lse, bias=x(1, 4, 1, 7), dbias=x(1, 1, 1, 7))
+
+
+def test_numbers_that_are_none() -> None:
+    with pytest.raises(TypeError, match="num_threads = 'two': must be an integer"):
+        tessera.set_num_threads("two")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="device = 3: must be the name of a device"):
+        tessera.explain(Q, K, K, device=3)  # type: ignore[arg-type]
 
 
 def test_no_gpu_here() -> None:

@@ -32,7 +32,12 @@ def score_keywords(
     softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float, deterministic: bool
 ) -> Keywords:
     """The arguments that both versions have. Upstream takes any negative number for "no limit"."""
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size = {window_size!r}: must be a pair (left, right), negative for no limit"
+        ) from None
     return {
         "softmax_scale": softmax_scale,
         "causal": causal,
@@ -68,6 +73,9 @@ def packed_keywords(
         max_seqlen_q, max_seqlen_k: upper bounds of the sequences' lengths.
         seqused_q, seqused_k: int32 (batch), at most the sequences' lengths.
     """
+    for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if used is not None and used.shape != cu_seqlens_q[1:].shape:
+            raise ValueError(f"{name} has shape {tuple(used.shape)}: must be ({cu_seqlens_q.shape[0] - 1},), (batch,)")
     if seqused_q is not None or seqused_k is not None:
         start_q, end_q, start_k, end_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
         used_k = end_k if seqused_k is None else start_k + seqused_k.to(torch.int32)
@@ -125,7 +133,12 @@ def attend_packed(
 
 
 def _operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = split(packed) if q is None else (q, *split(packed))
+    parts = split(packed)
+    expected = 3 if q is None else 2
+    if len(parts) != expected:
+        name = "qkv" if q is None else "kv"
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}: must be (..., {expected}, heads, head_dim)")
+    q, k, v = parts if q is None else (q, *parts)
     return q, k, v
 
 

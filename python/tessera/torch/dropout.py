@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from .ops import seed_and_offset
 
 
 def dropout_mask(
@@ -27,9 +28,9 @@ def dropout_mask(
         seqlen_q, seqlen_k: packed: max_seqlen_q and max_seqlen_k; each sequence counts from 0.
 
     Raises:
-        ValueError: dropout_p or a size is out of range.
+        ValueError: dropout_p or a size is out of range, or rng_state is no state.
     """
-    seed, offset = (0, 0) if dropout_p == 0.0 else rng_state.tolist()
+    seed, offset = (0, 0) if dropout_p == 0.0 else seed_and_offset(rng_state)
     keep = torch.empty((batch, num_heads, seqlen_q, seqlen_k), dtype=torch.uint8, device="cpu")
     _native.dropout_mask(keep, dropout_p, seed, offset)
     return keep.view(torch.bool).to(device)

@@ -24,6 +24,13 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | No
 # ---- arguments
 
 
+def _require_tensors(**arguments: Any) -> None:
+    """The ones that are given."""
+    for name, x in arguments.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"{name} is of type {type(x).__name__!r}, but q is a torch tensor")
+
+
 def _longest(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
     if longest is not None:
         return longest
@@ -40,14 +47,24 @@ def draw_rng_state() -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 
+def seed_and_offset(rng_state: Any) -> tuple[int, int]:
+    """The two numbers of a state, which are taken modulo 2^64."""
+    if not isinstance(rng_state, Tensor) or rng_state.shape != (2,) or rng_state.dtype is not torch.int64:
+        given = (
+            f"{rng_state.dtype} of shape {tuple(rng_state.shape)}" if isinstance(rng_state, Tensor) else repr(rng_state)
+        )
+        raise ValueError(f"rng_state is {given}: must be (seed, offset), a torch.int64 tensor of shape (2,)")
+    seed, offset = rng_state.tolist()
+    return seed, offset
+
+
 def _seed(rng_state: Tensor, device: torch.device) -> tuple[int, int]:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "dropout_p > 0 while a CUDA graph is captured: every replay would draw the same mask; "
             "capture without dropout"
         )
-    seed, offset = rng_state.tolist()
-    return seed, offset
+    return seed_and_offset(rng_state)
 
 
 # Looked up once: every call asks.
@@ -89,6 +106,8 @@ def prepare(
     if not isinstance(k, Tensor) or not isinstance(v, Tensor):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
+    if bias is not None or alibi_slopes is not None or sink is not None:
+        _require_tensors(bias=bias, alibi_slopes=alibi_slopes, sink=sink)
     if _autocasts():
         q, k, v = _autocast(q, k, v)
     if q.dtype is _uint16:
@@ -96,6 +115,7 @@ def prepare(
     left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
     longest_q = longest_k = 0
     if cu_seqlens_q is not None:
+        _require_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         longest_q = _longest("q", cu_seqlens_q, max_seqlen_q)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
@@ -404,6 +424,8 @@ def attention(
     state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
     lse: Tensor | None
     if is_watched(q):
+        if q.is_nested:
+            raise NotImplementedError("q is a nested tensor: pack it and pass cu_seqlens_q")
         o, lse = torch.ops.tessera.forward(*inputs, state, *options)
     elif is_transformed():
         o, lse = _Forward.apply(options, state, *inputs)

@@ -59,16 +59,25 @@ def sdpa(
     Raises:
         ValueError, NotImplementedError: as `tessera.attention`; also ValueError for shapes that do not broadcast and
             NotImplementedError for nested tensors.
+        TypeError: what must be a tensor is none.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is of type {type(tensor).__name__!r}: must be a torch tensor")
         if tensor.is_nested:
             raise NotImplementedError(f"{name} is a nested tensor: pack it and pass cu_seqlens_q to tessera.attention")
         if tensor.dim() < 2:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}: must be (..., num_heads, seqlen, head_dim)")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"key has shape {tuple(key.shape)}: head_dim must be query's, {query.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"value has shape {tuple(value.shape)}: seqlen_k must be key's, {key.shape[-2]}")
     if attn_mask is None and mask_is is not None:
         raise ValueError(f"mask_is = {mask_is!r}, but attn_mask is None: mask_is tells what attn_mask holds")
     if attn_mask is not None and is_causal:
         raise ValueError("is_causal = True together with attn_mask: must be one of the two")
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask is of type {type(attn_mask).__name__!r}: must be a torch tensor")
 
     options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": dropout_p}
     if is_causal or mask_is == "causal":
@@ -139,7 +148,8 @@ def _check_mask(
     """
     autocast = torch.is_autocast_enabled(query.device.type)
     if mask.dtype not in (torch.bool, torch.float32, query.dtype) and not (autocast and mask.is_floating_point()):
-        raise ValueError(f"attn_mask.dtype = {mask.dtype}: must be torch.bool, torch.float32 or {query.dtype}")
+        kinds = " or ".join(map(str, dict.fromkeys((torch.bool, torch.float32, query.dtype))))
+        raise ValueError(f"attn_mask.dtype = {mask.dtype}: must be {kinds}")
     if mask.dim() > len(scores) or any(
         n not in (1, size) for n, size in zip(reversed(mask.shape), reversed(scores), strict=False)
     ):
