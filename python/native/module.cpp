@@ -352,14 +352,16 @@ PyObject* after_fork(PyObject*, PyObject*) {
 
 PyObject* version_text(PyObject*, PyObject*) { return PyUnicode_FromString(version()); }
 
-/// (name, "") of GPU `ordinal`, or (None, why there is none).
-PyObject* gpu(PyObject*, PyObject* ordinal) {
-  return guarded([&]() -> PyObject* {
-    const long number = PyLong_AsLong(ordinal);
-    if (number == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+PyObject* gpu_name(PyObject*, PyObject* ordinal) {
+  return guarded([&] {
+    const std::int64_t number = integer_of("ordinal", ordinal);
+    if (number < 0 || number > INT32_MAX) {
+      throw Raise{PyExc_ValueError,
+                  "ordinal = " + std::to_string(number) + ": must be a GPU's number, 0 or more"};
+    }
     const Result<Device> device = this_gpu(static_cast<int>(number));
-    if (!device) return Py_BuildValue("Os", Py_None, device.status().text.c_str());
-    return Py_BuildValue("ss", device->name.c_str(), "");
+    check(device.status());
+    return PyUnicode_FromString(device->name.c_str());
   });
 }
 
@@ -377,7 +379,7 @@ PyMethodDef* methods() {
       {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},
       {"after_fork", after_fork, METH_NOARGS, nullptr},
       {"version", version_text, METH_NOARGS, nullptr},
-      {"gpu", gpu, METH_O, nullptr},
+      {"gpu", gpu_name, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   return table;

@@ -174,9 +174,23 @@ def get_num_threads() -> int:
     return _native.get_num_threads()
 
 
-def gpu(ordinal: int = 0) -> str | None:
-    """The name of a GPU of this machine that Tessera has kernels for, e.g. "NVIDIA H200"; None if there is none."""
-    return _native.gpu(ordinal)[0]
+def gpu(ordinal: int = 0, *, required: bool = False) -> str | None:
+    """The name of a GPU of this machine that Tessera has kernels for, e.g. "NVIDIA H200"; None if there is none.
+
+    Args:
+        ordinal: the number of the GPU, from 0.
+        required: raise the reason instead of returning None. A tensor on that GPU is told the same.
+
+    Raises:
+        RuntimeError: with `required`; no driver, no such GPU, or no kernels for it.
+        ValueError: ordinal is negative.
+    """
+    try:
+        return _native.gpu(ordinal)
+    except RuntimeError:
+        if required:
+            raise
+        return None
 
 
 # Now if possible: what torch.compile has seen of this module must not change afterwards.

@@ -105,17 +105,30 @@ def test_backward_needs_what_forward_returned() -> None:
 def test_numbers_that_are_none() -> None:
     with pytest.raises(TypeError, match="num_threads = 'two': must be an integer"):
         tessera.set_num_threads("two")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ordinal = None: must be an integer"):
+        tessera.gpu(None)  # type: ignore[arg-type]
+    for ordinal in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"ordinal = {ordinal}: must be"):
+            tessera.gpu(ordinal)
     with pytest.raises(TypeError, match="device = 3: must be the name of a device"):
         tessera.explain(Q, K, K, device=3)  # type: ignore[arg-type]
 
 
 def test_no_gpu_here() -> None:
-    """Where there is no driver, asking for a GPU says so; the CPU goes on working."""
+    """Where there is none, everyone who asks for a GPU is told why; the CPU goes on working."""
     if tessera.gpu() is not None:
         pytest.skip("there is a GPU")
-    with pytest.raises(RuntimeError, match="libcuda|driver|GPU"):
+    with pytest.raises(RuntimeError, match="libcuda|driver|GPU") as reason:
+        tessera.gpu(required=True)
+    with pytest.raises(RuntimeError, match=re.escape(str(reason.value))):
         tessera.explain(Q.bfloat16(), K.bfloat16(), K.bfloat16(), device="gpu")
     assert tessera.attention(Q, K, K).shape == Q.shape
+
+
+def test_no_such_gpu() -> None:
+    assert tessera.gpu(1000) is None
+    with pytest.raises(RuntimeError, match="no NVIDIA driver|'gpu:1000': this machine has|cuDeviceGetCount"):
+        tessera.gpu(1000, required=True)
 
 
 def test_gpu_tensors(device: str) -> None:
