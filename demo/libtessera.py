@@ -1,5 +1,8 @@
 """libtessera from Python through its C ABI (include/tessera/tessera.h), with ctypes and nothing else.
 
+Kept beside the package of python/ because bench/ times the library itself, by plans, kernels' names, workspaces and
+peaks, which the package keeps to itself; and because demo/ needs nothing built but libtessera.so.
+
 Problems are given in their one-line form ("fwd f32 b=1 h=8 q=1024 k=1024 d=64 causal"); tensors as
 NumPy arrays, or as anything that has torch's data_ptr() and stride(). The structures below mirror the
 header field by field.
