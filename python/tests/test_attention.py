@@ -23,15 +23,18 @@ def check(
     given_leaves = {"q": q, "k": k, "v": v, **{n: features[n] for n in names if n not in "qkv"}}
     rng_state = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64) if dropout_p else None
 
-    def run(compute: Any, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def leaves_of(dtype: torch.dtype | None) -> dict[str, Tensor]:
         """dtype: what leaves are converted to; None leaves them alone."""
         leaves = {}
         for n, x in given_leaves.items():
             x = x.detach() if dtype is None or (n == "sink" and dtype != torch.double) else x.detach().to(dtype)
             leaves[n] = x.requires_grad_()
+        return leaves
+
+    def run(compute: Any, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         o, lse = compute(**leaves)
-        (o.double() * dout).sum().add((lse.double().nan_to_num(neginf=0.0) * dlse).sum()).backward()
-        return o, lse, [leaves[n].grad for n in names]  # type: ignore[misc]
+        total = (o.double() * dout).sum() + (lse.double().nan_to_num(neginf=0.0) * dlse).sum()
+        return o, lse, list(torch.autograd.grad(total, [leaves[n] for n in names], retain_graph=True))
 
     others = {n: x for n, x in features.items() if n not in names}
 
@@ -54,23 +57,19 @@ def check(
     dout = torch.randn(rows, dtype=torch.double, device=q.device).to(q.dtype).double()
     lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if packed is None else (q.shape[1], q.shape[0])
     dlse = torch.randn(lse_shape, dtype=torch.double, device=q.device)
-    o, lse, gradients = run(ours, None)
-    exact_o, exact_lse, exact_gradients = run(three_steps, torch.double)
-    plain_o, plain_lse, plain_gradients = run(three_steps, q.dtype)
-    # Where a row sees few keys the three steps may be luckily exact: a unit of the largest number is allowed, too.
-    unit = torch.finfo(q.dtype).eps
-    largest = float(exact_o.detach().abs().max()) if exact_o.numel() else 0.0
-    reference.assert_close("o", o, exact_o, plain_o, floor=2e-5 + unit * largest)
-    reference.assert_close("lse", lse, exact_lse, plain_lse)
-    # Gradients that are sums: the rounding errors of their terms walk at random.
-    walk = {"sink": unit * lse.numel() ** 0.5}
-    if "bias" in names:
-        given_leaves["bias"] = given_leaves["bias"].expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-        scores = run(three_steps, torch.double)[2][names.index("bias")]
-        walk["bias"] = scores.norm().item() * unit
-    for name, ours_, exact, plain in zip(names, gradients, exact_gradients, plain_gradients, strict=True):
-        floor = 3e-5 + 3 * float(exact.abs().max() if exact.numel() else 0) * torch.finfo(ours_.dtype).eps
-        reference.assert_close(f"d{name}", ours_, exact, plain, factor=3.0, floor=floor + walk.get(name, 0.0))
+    o, lse, gradients = run(ours, leaves_of(None))
+    truth = leaves_of(torch.double)
+    with reference.recording() as steps:
+        exact_o, exact_lse, exact_gradients = run(three_steps, truth)
+    plain_o, _, plain_gradients = run(three_steps, leaves_of(q.dtype))
+    reference.assert_output_close(o, exact_o, plain_o)
+    reference.assert_lse_close(lse, exact_lse, steps)
+    finite_dlse = dlse.masked_fill(exact_lse == -torch.inf, 0.0)
+    noise = reference.gradient_noise(
+        steps, (exact_o, exact_lse), (dout, finite_dlse), [truth[n] for n in names], q.dtype
+    )
+    for name, *three, bound in zip(names, gradients, exact_gradients, plain_gradients, noise, strict=True):
+        reference.assert_gradient_close(f"d{name}", *three, bound)
 
 
 def tensors(
