@@ -12,11 +12,6 @@ endif()
 # Optimised in every configuration: a kernel that is not inlined is not testable in finite time.
 # Instrumented code is not: at -O3 a file takes g++ minutes.
 set(isa_flags_all -O3 -fno-math-errno -fno-trapping-math)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # A fifth of the time of -O3 for nothing: the loops that count are vectors and unrolled as written, and
-  # no faster as copies for every value of a flag.
-  list(APPEND isa_flags_all -fno-ipa-cp-clone -fno-unswitch-loops -fvect-cost-model=very-cheap)
-endif()
 if(TESSERA_SANITIZE)
   list(APPEND isa_flags_all -O1)
 endif()
