@@ -1,11 +1,13 @@
-"""GQA, packed sequences, a window and softcap on a GPU beside the plain causal kernel and beside PyTorch.
+"""GQA, packed sequences, windows, softcap, ALiBi, bias and dropout on a GPU beside the plain kernel and PyTorch.
 
     gpu_features.py --library build/release/libtessera.so --output FILE [--rounds N]
 
-bf16, head_dim 128, causal, random normal inputs; useful FLOPs a second: 4 head_dim for every visible pair of
-query and key. The plain kernel has the same heads, head_dim and total number of tokens. Feature, plain kernel and
-peer take turns; medians of CUDA-event times. Peers: cuDNN (GQA), FlashAttention-2 as PyTorch carries it (packed,
-window), FlexAttention compiled (softcap, with --flex). Needs PyTorch.
+bf16, head_dim 128, causal but for the bias, random normal inputs; useful FLOPs a second: 4 head_dim for every visible
+pair of query and key. The plain kernel's problem has the same heads, head_dim, number of tokens and useful FLOPs (3 %
+more beside the window, which is one sequence of 16,384 tokens, the plain one eight of 2,048; the window is also shown
+beside one plain sequence). Feature, plain kernel and peer take turns; medians of CUDA-event times. Peers: cuDNN (GQA),
+FlashAttention-2 as PyTorch carries it (packed, window, ALiBi, dropout), PyTorch's memory-efficient kernel (bias),
+FlexAttention compiled (softcap, with --flex). Needs PyTorch.
 """
 
 import argparse
@@ -64,9 +66,9 @@ def gqa(library):
     return run, b * h * causal_pairs(s), (b, s, h), "cuDNN", cudnn
 
 
-def flash2(q, k, v, cu, longest, **window):
-    return torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, 0.0, True, False,
-                                                   **window)[0]
+def flash2(q, k, v, cu, longest, dropout_p=0.0, **more):
+    return torch.ops.aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, dropout_p, True, False,
+                                                   **more)[0]
 
 
 def packed(library):
@@ -83,12 +85,48 @@ def packed(library):
     return run, h * sum(map(causal_pairs, lengths)), (16, 4096, h), "FlashAttention-2", peer
 
 
-def window(library):
+def window(library, plain=(8, 2048)):
     b, s, h, width = 1, 16384, 16, 1024
     q, k, v = (randn(b, s, h, D) for _ in range(3))
     run = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} window={width - 1},0", q, k, v)
     peer = lambda: flash2(q, k, v, None, s, window_size_left=width - 1, window_size_right=0)
-    return run, b * h * (width * s - width * (width - 1) // 2), (b, s, h), "FlashAttention-2", peer
+    return run, b * h * (width * s - width * (width - 1) // 2), (*plain, h), "FlashAttention-2", peer
+
+
+def window_beside_one_sequence(library):
+    return window(library, (1, 16384))
+
+
+def alibi(library):
+    b, s, h = 2, 8192, 16
+    q, k, v = (randn(b, s, h, D) for _ in range(3))
+    slopes = torch.rand(h, device="cuda")
+    run = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} causal alibi=h", q, k, v, alibi_slopes=slopes)
+    peer = lambda: flash2(q, k, v, None, s, alibi_slopes=slopes)
+    return run, b * h * causal_pairs(s), (b, s, h), "FlashAttention-2", peer
+
+
+def key_bias(library):
+    """A value for every key of a batch, as a mask of padding is."""
+    b, s, h = 8, 2048, 16
+    q, k, v = (randn(b, s, h, D) for _ in range(3))
+    bias = torch.randn(b, 1, 1, s, device="cuda")
+    run = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} bias=bk:f32", q, k, v, bias=bias)
+    mask = bias.bfloat16().expand(b, h, s, s)
+
+    def efficient():
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)),
+                                                  attn_mask=mask).transpose(1, 2)
+    return run, b * h * s * s, (b, s, h, ""), "memory-efficient", efficient
+
+
+def dropout(library):
+    b, s, h = 2, 8192, 16
+    q, k, v = (randn(b, s, h, D) for _ in range(3))
+    run = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} causal dropout=0.1", q, k, v)
+    peer = lambda: flash2(q, k, v, None, s, dropout_p=0.1)  # which draws another mask
+    return run, b * h * causal_pairs(s), (b, s, h), "FlashAttention-2", peer
 
 
 def softcap(library):
@@ -107,11 +145,12 @@ def softcap(library):
 
 
 def measure(library, build, rounds, with_flex):
-    run, pairs, (b, s, h), peer_name, peer = build(library)
+    run, pairs, (b, s, h, *mask), peer_name, peer = build(library)
+    mask = mask[0] if mask else "causal"
     if peer_name == "FlexAttention":
         peer = peer() if with_flex else None
-    plain = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} causal", *(randn(b, s, h, D) for _ in range(3)))
-    flops, plain_flops = 4 * D * pairs, 4 * D * b * h * causal_pairs(s)
+    plain = Run(library, f"fwd bf16 b={b} h={h} q={s} k={s} d={D} {mask}", *(randn(b, s, h, D) for _ in range(3)))
+    flops, plain_flops = 4 * D * pairs, 4 * D * b * h * (causal_pairs(s) if mask else s * s)
     run()
     difference = float("nan")
     if peer is not None:
@@ -136,7 +175,7 @@ def main():
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     rows = []
-    for build in (gqa, packed, window, softcap):
+    for build in (gqa, packed, window, window_beside_one_sequence, softcap, alibi, key_bias, dropout):
         run, peer_name, ours, plain, peer, difference = measure(library, build, arguments.rounds,
                                                                 arguments.flex)
         rows.append(dict(zip(COLUMNS, (

@@ -79,6 +79,12 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 b=16 h=32 q=1024 k=1024 d=64 causal"), "sm90.forward.bf16.d64.128x128");
     EXPECT_EQ(row("fwd bf16 b=8 h=32 q=2048 k=2048 d=64 causal"), "sm90.forward.bf16.d64.192x128");
     EXPECT_EQ(row("fwd f16 h=16 q=4096 k=4096 d=128 causal"), "sm90.forward.f16.d128.128x128");
+    EXPECT_EQ(row("fwd f16 h=16 q=8192 k=8192 d=128 causal"), "sm90.forward.f16.d128.192x80");
+    EXPECT_EQ(row("fwd bf16 b=8 h=16 q=2048 k=2048 d=128"), "sm90.forward.bf16.d128.128x128");
+    EXPECT_EQ(row("fwd bf16 b=4 h=16 q=4096 k=4096 d=128"), "sm90.forward.bf16.d128.192x80");
+    EXPECT_EQ(row("fwd bf16 h=16 q=16384 k=16384 d=128 window=1023,0"),
+              "sm90.forward.bf16.d128.128x128");
+    EXPECT_EQ(row("fwd bf16 h=16 q=8192 k=8192 d=96"), "sm90.forward.bf16.d96.192x80");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192/128"), "sm90.forward.bf16.d192v128.128x128");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192"), "sm90.forward.bf16.d192.128x96");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=72"), "sm90.forward.bf16.d96.128x128");
