@@ -214,7 +214,8 @@ namespace {
 /// row's own head dims and on whole tiles; but a step of a warpgroup, from its scores to its
 /// weights, cannot be shorter than its chain of latencies. The constants fit the H200's choices.
 /// Three warpgroups above head_dim 64 read keys and values two thirds as often, but have few
-/// registers and more to do from tile to tile.
+/// registers and more to do from tile to tile; and of few rows they make so few tiles that
+/// multiprocessors stay idle.
 double gpu_cost(const PlanData& plan) {
   Problem p = plan.problem;
   // The longest sequence of the batch must not decide (S9).
@@ -222,9 +223,9 @@ double gpu_cost(const PlanData& plan) {
   const core::Kernel& row = plan.kernel;
   if (p.seqlen_q == 0) return 0;
   const bool crowded = row.pass == Pass::forward && row.block_m > 128 && row.head_dim > 64;
-  const double tiles = static_cast<double>(core::ceil_div<std::int64_t>(
-                           p.seqlen_q * plan.packed_heads, row.block_m)) /
-                       plan.packed_heads;
+  const std::int64_t rows = p.seqlen_q * plan.packed_heads;
+  const double tiles =
+      static_cast<double>(core::ceil_div<std::int64_t>(rows, row.block_m)) / plan.packed_heads;
   double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
   if (p.window_left >= 0 || p.window_right >= 0) {
     // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
@@ -234,8 +235,8 @@ double gpu_cost(const PlanData& plan) {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
-  const double multiply =
-      (pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0) * (crowded ? 0.905 : 1.0);
+  const double ease = !crowded ? 1.0 : rows < 2048 ? 1.4 : 0.905;
+  const double multiply = ease * (pairs * (row.head_dim + row.head_dim_v) / 2048.0 + 150.0);
   // Where the backward's warpgroups have roles, scores go through both of them.
   const double latency = splits_roles(row) ? 1600.0 : 1300.0;
   // Of two that wait for latencies, the one that multiplies less.

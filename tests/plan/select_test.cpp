@@ -85,9 +85,15 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 h=16 q=16384 k=16384 d=128 window=1023,0"),
               "sm90.forward.bf16.d128.128x128");
     EXPECT_EQ(row("fwd bf16 h=16 q=8192 k=8192 d=96"), "sm90.forward.bf16.d96.192x80");
+    EXPECT_EQ(row("fwd bf16 b=8 h=32/8 q=48 k=8192 d=128 causal"),
+              "sm90.forward.bf16.d128.128x128");
+    EXPECT_EQ(row("fwd bf16 b=4 h=32/8 q=200 k=8192 d=128 causal"),
+              "sm90.forward.bf16.d128.128x128");
+    EXPECT_EQ(row("fwd bf16 b=4 h=32/8 q=4096 k=4096 d=128 causal"),
+              "sm90.forward.bf16.d128.192x80");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192/128"), "sm90.forward.bf16.d192v128.128x128");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192"), "sm90.forward.bf16.d192.128x96");
-    EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=72"), "sm90.forward.bf16.d96.128x128");
+    EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=72"), "sm90.forward.bf16.d96.192x80");
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=256"), "sm90.forward.bf16.d256.128x64");
     EXPECT_EQ(row("fwd bf16 h=8 q=512 k=512 d=256 causal"), "sm90.forward.bf16.d256.128x64");
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
@@ -210,8 +216,9 @@ TEST(Select, GroupsArePackedWhereThatMakesFewerTiles_S10) {
   };
   EXPECT_EQ(packed("fwd bf16 b=4 h=32/8 q=1 k=8192 d=128"), 4);
   EXPECT_EQ(packed("fwd bf16 b=4 h=32/1 q=16 k=8192 d=64"), 32);
-  EXPECT_EQ(packed("fwd bf16 h=32/8 q=130 k=8192 d=128 causal"), 4);  // 5 tiles, not 8
-  EXPECT_EQ(packed("fwd bf16 h=32/8 q=4096 k=4096 d=128 causal"), 1);
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=130 k=8192 d=128 causal"), 4);   // 5 tiles, not 8
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=4096 k=4096 d=128 causal"), 4);  // 86 tiles, not 88
+  EXPECT_EQ(packed("fwd bf16 h=32/8 q=8064 k=8064 d=128 causal"), 1);
   EXPECT_EQ(packed("fwd bf16 h=32 q=1 k=8192 d=128"), 1);
   EXPECT_EQ(packed("fwd bf16 h=6/2 q=1 k=8192 d=128"), 1);  // 3 is no power of two
   EXPECT_EQ(packed("fwd bf16 h=64/1 q=100 k=8192 d=128"), 64);
