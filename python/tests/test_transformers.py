@@ -200,6 +200,16 @@ def near(ours: Tensor, eager: Tensor) -> None:
     assert error(ours.detach(), eager.detach().double()) <= (1e-4 if ours.dtype is torch.float32 else 0.05) * largest
 
 
+def same_words(ours: Any, eager: Any) -> None:
+    """What generate() returns with its logits, up to the first word on which rounding may have decided."""
+    exact = ours.logits[0].device.type == "cpu"
+    for i, (x, y) in enumerate(zip(ours.logits, eager.logits, strict=True)):
+        assert error(x.float(), y.double()) <= (1e-4 if exact else 0.2) * float(y.abs().max()), f"token {i}"
+        if not torch.equal(ours.sequences[:, : LENGTH + i + 1], eager.sequences[:, : LENGTH + i + 1]):
+            assert not exact, f"token {i}"
+            break
+
+
 @pytest.fixture(autouse=True)
 def no_quadratic_masks() -> Iterator[None]:
     """A test that lets a mask's elements be made says so."""
@@ -259,11 +269,7 @@ def test_generation(make: Callable[[], Any], side: str, cache: str, device: str)
     if cache == "static":
         arguments["cache_implementation"] = "static"
     b, a = (model.generate(**arguments) for model in (eager, ours))
-    for i, (x, y) in enumerate(zip(a.logits, b.logits, strict=True)):
-        assert error(x.float(), y.double()) <= (1e-4 if device == "cpu" else 0.2) * float(y.abs().max()), f"token {i}"
-        if not torch.equal(a.sequences[:, : LENGTH + i + 1], b.sequences[:, : LENGTH + i + 1]):
-            assert device == "cuda", f"token {i}"  # rounding may choose another word, from which on all differ
-            break
+    same_words(a, b)
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -319,13 +325,16 @@ def test_compiled(make: Callable[[], Any], side: str, device: str) -> None:
 
 def test_compiled_decoding_with_a_static_cache(device: str) -> None:
     eager, ours = build(llama, device, types(device)[0])
-    arguments = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    arguments = {
+        "max_new_tokens": 4, "do_sample": False, "cache_implementation": "static",
+        "output_logits": True, "return_dict_in_generate": True,
+    }  # fmt: skip
     ids, mask = tokens(device, 2), padding("left", device)[:2]
     torch._dynamo.reset()
     expected = eager.generate(ids, attention_mask=mask, **arguments, disable_compile=True)
     compiled = transformers.CompileConfig(backend="aot_eager", mode=None, fullgraph=True)
     compiled._compile_all_devices = True
-    assert torch.equal(ours.generate(ids, attention_mask=mask, **arguments, compile_config=compiled), expected)
+    same_words(ours.generate(ids, attention_mask=mask, **arguments, compile_config=compiled), expected)
 
 
 def test_chunks_compiled(device: str) -> None:
