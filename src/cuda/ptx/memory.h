@@ -144,4 +144,23 @@ __device__ __forceinline__ void store_if(bool condition, std::uint16_t* to, std:
                : "memory");
 }
 
+/// What lies there, or 0. Of memory that nobody writes meanwhile: loads may change their order, so
+/// that they are under way together.
+__device__ __forceinline__ float load_if(bool condition, const float* from) {
+  float x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.f32 %0, 0f00000000;\n"
+      "@p ld.global.nc.f32 %0, [%2];\n}\n"
+      : "=f"(x)
+      : "r"(static_cast<int>(condition)), "l"(from));
+  return x;
+}
+__device__ __forceinline__ std::uint16_t load_if(bool condition, const std::uint16_t* from) {
+  std::uint16_t x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.b16 %0, 0;\n"
+      "@p ld.global.nc.b16 %0, [%2];\n}\n"
+      : "=h"(x)
+      : "r"(static_cast<int>(condition)), "l"(from));
+  return x;
+}
+
 }  // namespace tessera::cuda::ptx

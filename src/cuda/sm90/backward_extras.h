@@ -26,13 +26,14 @@ struct ScorePlace {
   }
 };
 
-/// Raw products become base-2 scores (S1). slopes: the softcap's derivatives, pairs of f16; they
-/// lie between 0 and 1 and are as precise there as what they are multiplied with will be.
-template <int kCount>
+/// Raw products become base-2 scores (S1). store_slopes(slopes) gets the softcap's derivatives,
+/// pairs of f16, before registers are needed for more; they lie between 0 and 1 and are as precise
+/// there as what they are multiplied with will be.
+template <int kCount, class Store>
 __device__ __forceinline__ void transform_scores(const BackwardParams& p, const ScorePlace& at,
-                                                 float (&s)[kCount],
-                                                 std::uint32_t (&slopes)[kCount / 2]) {
+                                                 float (&s)[kCount], const Store& store_slopes) {
   if (p.score.capped) {
+    std::uint32_t slopes[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       float slope[2];
@@ -46,6 +47,7 @@ __device__ __forceinline__ void transform_scores(const BackwardParams& p, const 
       }
       slopes[i / 2] = ptx::pack<Dtype::f16>(slope[0], slope[1]);
     }
+    store_slopes(slopes);
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] *= p.score.pre;

@@ -224,12 +224,10 @@ class WideConsumer {
                               tile().band.seqlen_q,
                               tile().band.seqlen_k};
     if constexpr (kValues) {
-      std::uint32_t slopes[kM / 4];
-      transform_scores(p, place, scores_, slopes);
+      transform_scores(p, place, scores_, [this](const auto& slopes) { store_slopes(slopes); });
       __syncwarp();
       weigh<true>(m);
       store_weights();
-      if (p.score.capped) store_slopes(slopes);
       ptx::barrier_arrive(kWeightsReady, kBoth);
       drop(p, place, scores_);
       make_operand();

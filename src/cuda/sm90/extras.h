@@ -20,16 +20,24 @@ struct BiasPlace {
 
 template <class T, int kCount>
 __device__ __forceinline__ void add_bias_of(const BiasPlace& at, float (&s)[kCount]) {
+  constexpr int kAtOnce = 4;  // pairs of columns whose loads are under way together
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const T* from = static_cast<const T*>(at.bias) + at.start + 8 * half * at.row;
 #pragma unroll
-    for (int c = 0; c < kCount / 4; ++c, from += 8 * at.column) {
+    for (int first = 0; first < kCount / 4; first += kAtOnce) {
+      T x[kAtOnce][2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (8 * c + j >= at.columns[half]) continue;
-        float& score = s[4 * c + 2 * half + j];
-        score = fmaf(to_float(from[j * at.column], at.dtype), core::kLog2e, score);
+      for (int c = 0; c < kAtOnce; ++c, from += 8 * at.column) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          x[c][j] = ptx::load_if(8 * (first + c) + j < at.columns[half], from + j * at.column);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        float& score = s[4 * (first + i / 2) + 2 * half + i % 2];
+        score = fmaf(to_float(x[i / 2][i % 2], at.dtype), core::kLog2e, score);
       }
     }
   }

@@ -417,7 +417,7 @@ class Consumer {
     if (!p.dropout.active()) return;
     static_assert(kN <= 64);
     std::uint32_t kept = 0;  // bit i: of s_[i]
-#pragma unroll 1
+#pragma unroll 2
     for (int first = 0; first < kN / 4; first += 4) {
       const int pair = first + lane_ % 4;
       core::Philox4<std::uint32_t> random = core::dropout_bits<std::uint32_t>(
