@@ -1,7 +1,7 @@
 // What stands between a product and its score besides scale, softcap and mask: bias and ALiBi. For
-// a warpgroup's accumulators (ptx/wgmma.h): i of a thread is 8 (i / 2 % 2) rows and 8 (i / 4) + i %
-// 2 columns from the thread's first; rows are queries and columns keys in the forward pass, the
-// other way round in the backward pass.
+// a warpgroup's accumulators (ptx/wgmma.h): in a thread's i-th, (i / 2 % 2) * 8 rows and
+// i / 4 * 8 + i % 2 columns from its first one. Rows are queries and columns keys in the forward
+// pass; in the backward pass rows are keys.
 #pragma once
 
 #include "core/score.h"
