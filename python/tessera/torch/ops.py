@@ -320,8 +320,9 @@ def _refuse_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
     )
 
 
-torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
-torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
+if hasattr(torch.library, "register_vmap"):  # from 2.5 on; before, torch refuses in its own words
+    torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
+    torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
 
 
 # ---- autograd without the dispatcher
