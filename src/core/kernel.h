@@ -41,8 +41,8 @@ struct Kernel {
   int split_n = 0;   ///< keys after which the forward may split; 0: never splits
   int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
   int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
-  int head_dim_v = 0;         ///< GPU: the same of values
-  int q_stages = 0;           ///< GPU: buffers of queries
+  int head_dim_v = 0;  ///< GPU: the same of values
+  int q_stages = 0;    ///< GPU: buffers of queries, tile_m (forward) or block_m (backward) each
   Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too

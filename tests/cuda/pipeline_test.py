@@ -1,7 +1,8 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
 One producer (src/cuda/sm90/producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
-a tile's description travels with its queries, tiles without keys and the end of work too. In some tiles a
+the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with
+them, tiles without keys and the end of work too. In some tiles a
 warpgroup passes over the first block, in some it wants the first block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer
 may be filled while somebody still multiplies what lies in it. Dropping the waits of skip_keys() and
 skip_values() must be seen, and so must values that come late, or the model would prove nothing.
@@ -69,36 +70,46 @@ class Turn:
             yield
 
 
-def produce(tiles, q, k, v, overwritten, late):
-    item = values = 0
-    for tile, blocks in enumerate(tiles):
-        if blocks == 0 and values < item and not late:
-            yield from v.fill(values, overwritten)
-            values += 1
-        yield from q.fill(tile, overwritten)
-        for _ in range(blocks):
-            yield from k.fill(item, overwritten)
-            if values < item:
+def produce(tiles, shares, q, k, v, overwritten, late):
+    item = values = handed = 0
+    for blocks in tiles:
+        if blocks == 0:
+            if values < item and not late:
                 yield from v.fill(values, overwritten)
                 values += 1
+            for _ in range(shares):
+                yield from q.fill(handed, overwritten)
+                handed += 1
+        for n in range(blocks):
+            yield from k.fill(item, overwritten)
+            for share in range(shares if n == 0 else 1):
+                if n == 0:
+                    yield from q.fill(handed, overwritten)
+                    handed += 1
+                if share == 0 and values < item:
+                    yield from v.fill(values, overwritten)
+                    values += 1
             item += 1
     if values < item:
         yield from v.fill(values, overwritten)
-    yield from q.fill(len(tiles), overwritten)  # says that there are no more
+    for share in range(shares):
+        yield from q.fill(handed + share, overwritten)  # says that there are no more
 
 
-def consume(group, tiles, skips, turns, q, k, v, waits, clears):
+def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
     """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?"""
     if group == len(turns) - 1:
         turns[0].arrive()
     item = weighed = -1
+    mine = 0 if shares == 1 else group
     for tile, blocks in enumerate(tiles):
-        yield from q.wait_full(tile)
-        q.readers[tile % q.stages].add((group, tile))
+        asked = tile * shares + mine
+        yield from q.wait_full(asked)
+        q.readers[asked % q.stages].add((group, asked))
         yield
         if blocks == 0:
-            q.readers[tile % q.stages].discard((group, tile))
-            q.release(tile)
+            q.readers[asked % q.stages].discard((group, asked))
+            q.release(asked)
             continue
         skipped = skips(tile, group, len(turns) - 1)
         for n in range(blocks):
@@ -123,8 +134,8 @@ def consume(group, tiles, skips, turns, q, k, v, waits, clears):
             k.readers[item % STAGES].discard((group, item))
             k.release(item)
             if n == blocks - 1:
-                q.readers[tile % q.stages].discard((group, tile))
-                q.release(tile)
+                q.readers[asked % q.stages].discard((group, asked))
+                q.release(asked)
             yield
             if weighed >= 0:
                 v.readers[weighed % STAGES].discard((group, weighed))
@@ -136,19 +147,19 @@ def consume(group, tiles, skips, turns, q, k, v, waits, clears):
                 for i in range(item - skipped, item):
                     yield from v.wait_full(i)
                     v.release(i)
-    yield from q.wait_full(len(tiles))
+    yield from q.wait_full(len(tiles) * shares + mine)
     if weighed >= 0:
         yield from v.wait_full(weighed)
 
 
-def fault(seed, groups, q_stages, tiles, skips, waits=True, clears=False, late=False):
+def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
-    q, k, v = Ring(q_stages, groups), Ring(STAGES, groups), Ring(STAGES, groups)
+    q, k, v = Ring(q_stages, groups // shares), Ring(STAGES, groups), Ring(STAGES, groups)
     turns = [Turn() for _ in range(groups)]
     overwritten = []
-    running = [produce(tiles, q, k, v, overwritten, late)]
-    running += [consume(g, tiles, skips, turns, q, k, v, waits, clears) for g in range(groups)]
+    running = [produce(tiles, shares, q, k, v, overwritten, late)]
+    running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears) for g in range(groups)]
     for _ in range(4000 * (sum(tiles) + len(tiles))):
         one = schedule.choice(running)
         if next(one, "over") == "over":
@@ -173,7 +184,7 @@ def main():
     print(f"seed {first}")
     runs, unwaited, late = 0, 0, 0
     for groups in (2, 3):
-        for q_stages in (1, 2):
+        for q_stages, shares in ((2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
                 for tiles in ([4] * 5, [2] * 7, [2, 3, 2, 5, 2], [0, 2, 0, 0, 0, 3, 2, 0], [0, 0, 0],
                               [1, 0, 0, 0, 1, 1, 0, 0, 0, 2]):
@@ -182,7 +193,7 @@ def main():
                     for seed in range(first, first + 60):
                         runs += 1
                         clears = seed % 2 == 0
-                        problem = (seed, groups, q_stages, tiles, skips)
+                        problem = (seed, groups, q_stages, shares, tiles, skips)
                         found = fault(*problem, clears=clears)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, seed {seed}: {found}")

@@ -16,7 +16,10 @@ struct Shape {
   static constexpr int kThreads = threads(K);
   static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
-  static constexpr int kQBytes = buffer_bytes(K.head_dim, K.block_m);
+  static constexpr int kShares = query_shares(K);
+  static constexpr int kQStages = query_stages(K);
+  static constexpr int kQRows = K.block_m / kShares;
+  static constexpr int kQBytes = buffer_bytes(K.head_dim, kQRows);
   static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
   static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
   static constexpr int kProducerRegisters = K.any_layout ? 40 : kGroups == 2 ? 24 : 32;
@@ -53,7 +56,7 @@ struct Order {
 
 template <core::Kernel K>
 struct Buffers {
-  Ring<K.q_stages> q;
+  Ring<query_stages(K)> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
   char* orders;  ///< one beside each buffer of q
 
@@ -62,14 +65,14 @@ struct Buffers {
     const std::uint32_t start = ptx::shared_address(shared);
     const std::uint32_t base = (start + 1023) / 1024 * 1024;
     q.data = base;
-    k.data = q.data + K.q_stages * S::kQBytes;
+    k.data = q.data + S::kQStages * S::kQBytes;
     v.data = k.data + kStages * S::kKBytes;
     q.bytes = S::kQBytes;
     k.bytes = S::kKBytes;
     v.bytes = S::kVBytes;
     q.full = v.data + kStages * S::kVBytes;
-    q.empty = q.full + 8 * K.q_stages;
-    k.full = q.empty + 8 * K.q_stages;
+    q.empty = q.full + 8 * S::kQStages;
+    k.full = q.empty + 8 * S::kQStages;
     k.empty = k.full + 8 * kStages;
     v.full = k.empty + 8 * kStages;
     v.empty = v.full + 8 * kStages;
@@ -77,14 +80,14 @@ struct Buffers {
   }
 
   __device__ __forceinline__ void initialise() const {
-    q.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
+    q.initialise(Shape<K>::kProducers, Shape<K>::kGroups / Shape<K>::kShares);
     k.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
     v.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
     ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ Order<K>& order(std::uint32_t q_item) const {
-    return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * kOrderBytes);
+    return *reinterpret_cast<Order<K>*>(orders + q_item % Shape<K>::kQStages * kOrderBytes);
   }
 };
 

@@ -2,8 +2,7 @@
 // one tile of block_m query rows after another on a grid of one block per multiprocessor.
 //
 // Warpgroup 0 produces (producer.h): one thread describes each tile and asks the copy engine for
-// its Q, then for its blocks of keys and values, from the right (the diagonal) to the left, into
-// rings of two. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
+// its Q and its blocks of keys and values, from the right (the diagonal) to the left, into rings. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
 // += P V of the block before it, and while the tensor cores are at O, P of the new block is made
 // from S in registers. The stream of blocks does not end with a tile: the first S of the next tile
 // is issued beside the last O of this one. The warpgroups take turns at issuing (a named barrier
@@ -49,7 +48,8 @@ class Consumer {
         leads_(threadIdx.x % 128 == 0),
         to_base2_(kAll       ? 1.0F
                   : kSoftcap ? params.score.pre * params.score.post
-                             : params.score.pre) {}
+                             : params.score.pre),
+        q_item_(S::kShares == 1 ? ~0U : static_cast<std::uint32_t>(group - S::kShares)) {}
 
   __device__ __forceinline__ void run() {
     if (group_ == S::kGroups - 1) pass_turn();
@@ -88,7 +88,7 @@ class Consumer {
     for (int i = 0; i < K.head_dim / 16; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
       ScoreWgmma::shared(s_,
-                         ptx::descriptor(q_descriptor_ + (chunk * K.block_m * 128 + column) / 16),
+                         ptx::descriptor(q_descriptor_ + (chunk * S::kQRows * 128 + column) / 16),
                          ptx::descriptor(k + (chunk * kN * 128 + column) / 16), i != 0);
     }
     ptx::wgmma_commit();
@@ -553,11 +553,13 @@ class Consumer {
   }
 
   __device__ __forceinline__ void take_order(Tile& t, core::KeyBlocks& own) {
-    buffers.q.wait_full(++q_item_);
+    q_item_ += S::kShares;
+    buffers.q.wait_full(q_item_);
     const Order<K>& order = buffers.order(q_item_);
     t = order.tile;
     own = order.walks[group_].blocks;
-    q_descriptor_ = ptx::descriptor_along(buffers.q.buffer(q_item_) + group_ * kRows * 128);
+    const int first = S::kShares == 1 ? group_ * kRows : 0;
+    q_descriptor_ = ptx::descriptor_along(buffers.q.buffer(q_item_) + first * 128);
   }
 
   /// Rows that see no key (S4); with a sink its logit is all the denominator.
@@ -622,7 +624,7 @@ class Consumer {
   const float to_base2_;
 
   Tile tile_;
-  std::uint32_t q_item_ = ~0U;  ///< in the ring of Q
+  std::uint32_t q_item_;        ///< in the ring of Q
   std::uint32_t q_descriptor_;  ///< of this warpgroup's queries in it
   std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
   std::uint32_t weighed_ =

@@ -24,9 +24,11 @@ class Producer {
       produce(index);
     }
     load_values();
-    buffers.q.claim(q_item_);
-    if (leads()) buffers.order(q_item_).tile.first_row = -1;
-    buffers.q.announce(q_item_, 0);
+    for (int share = 0; share < S::kShares; ++share) {
+      buffers.q.claim(q_item_);
+      if (leads()) buffers.order(q_item_).tile.first_row = -1;
+      buffers.q.announce(q_item_++, 0);
+    }
   }
 
  private:
@@ -61,36 +63,53 @@ class Producer {
     tile.softmax_lse =
         ((packed ? 0 : std::int64_t{batch} * p.heads << shift) + first_head) * p.lse_head + first_q;
 
+    const LoadRows rows = {first_q + queries.begin, seqlen_q - queries.begin,
+                           static_cast<int>(first_head), packed ? 0 : batch};
     // Consumers may wait for values before they look at the next tile; with keys theirs come in
     // time.
-    if (blocks.empty()) load_values();
-    buffers.q.claim(q_item_);
-    if (leads()) {
-      Order<K>& order = buffers.order(q_item_);
-      order.tile = tile;
-      for (int group = 0; group < S::kGroups; ++group) {
-        order.walks[group].blocks =
-            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, p.rows, blocks, group);
-      }
-    }
     if (blocks.empty()) {
-      buffers.q.announce(q_item_, 0);
-    } else {
-      fill<K.any_layout, K.block_m>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                                    {first_q + queries.begin, seqlen_q - queries.begin,
-                                     static_cast<int>(first_head), packed ? 0 : batch},
-                                    shift > 0);
+      load_values();
+      for (int share = 0; share < S::kShares; ++share) hand_out(tile, rows, blocks, share);
     }
-    ++q_item_;
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
+      const bool first = n == blocks.end - 1;
       const LoadRows keys = {first_k + n * K.block_n, seqlen_k - n * K.block_n, head / p.group,
                              packed ? 0 : batch};
       buffers.k.claim(item_);
       fill<K.any_layout, K.block_n>(buffers.k, item_, p.k, p.k_source, p.head_dim, S::kChunks,
                                     keys);
-      load_values();
+      // In the order in which they are wanted: the first warpgroup is ahead of the others.
+#pragma unroll 1
+      for (int share = 0; share == 0 || (first && share < S::kShares); ++share) {
+        if (first) hand_out(tile, rows, blocks, share);
+        if (share == 0) load_values();
+      }
       waiting_ = keys;
     }
+  }
+
+  /// A share of a tile: what it is, and its queries, of the tile's `rows`.
+  __device__ __forceinline__ void hand_out(const Tile& tile, LoadRows rows, core::Range blocks,
+                                           int share) {
+    buffers.q.claim(q_item_);
+    if (leads()) {
+      Order<K>& order = buffers.order(q_item_);
+      order.tile = tile;
+      for (int i = share; i < share + S::kGroups / S::kShares; ++i) {
+        order.walks[i].blocks =
+            blocks.empty() ? core::KeyBlocks{} : walk_of(tile, p.rows, blocks, i);
+      }
+    }
+    if (blocks.empty()) {
+      buffers.q.announce(q_item_, 0);
+    } else {
+      const int before = share * S::kQRows >> p.rows.shift;
+      rows.row += before;
+      rows.valid -= before;
+      fill<K.any_layout, S::kQRows>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                    rows, p.rows.shift > 0);
+    }
+    ++q_item_;
   }
 
   /// Blocks that a warpgroup of the tile walks over: all but the rightmost one if its rows do not
