@@ -100,9 +100,8 @@ def wanted_loop(row):
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
     return {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
             "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
-            "VIMNMX3": row["block_n"] // 4, "BAR": 2,
-            "SHFL": 8,  # the greatest of a quad, and of rows without a score above 0 once more
-            "R2UR": 0}
+            "VIMNMX3": 0, "SHFL": 4,  # the greatest score is only looked for where weights turn out too large
+            "BAR": 2, "R2UR": 0}
 
 
 def steady_loop(row, loops):

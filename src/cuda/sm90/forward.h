@@ -2,14 +2,17 @@
 // one tile of block_m query rows after another on a grid of one block per multiprocessor.
 //
 // Warpgroup 0 produces (producer.h): one thread describes each tile and asks the copy engine for
-// its Q and its blocks of keys and values, from the right (the diagonal) to the left, into rings. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
+// its Q and its blocks of keys and values, from the right (the diagonal) to the left, into rings.
+// The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
 // += P V of the block before it, and while the tensor cores are at O, P of the new block is made
 // from S in registers. The stream of blocks does not end with a tile: the first S of the next tile
 // is issued beside the last O of this one. The warpgroups take turns at issuing (a named barrier
 // each), so that one multiplies while another is at its exponentials.
 //
-// The softmax shift of a row is a reference that is raised only when the maximum has grown by more
-// than kSlack powers of two, so O is hardly ever rescaled (FlashAttention-4's lazy rescaling).
+// The softmax shift of a row is a reference, the greatest score of the first block with one. It is
+// raised only when weights turn out much larger than 1, so O is hardly ever rescaled
+// (FlashAttention-4's lazy rescaling), and later blocks are weighed without a look for their
+// maximum.
 #pragma once
 
 #include "core/softmax.h"
@@ -24,8 +27,10 @@
 
 namespace tessera::cuda::sm90 {
 
-/// log2 of what a weight may reach before the reference is raised; 16-bit weights are as precise
-/// there as below 1.
+/// What a thread's weights of a block and row may add up to before the reference is raised; 16-bit
+/// weights are as precise there as below 1.
+inline constexpr float kMostPart = 4096.0F;
+/// log2 of what a weight may reach before the same happens, where maxima are looked for.
 inline constexpr float kSlack = 8.0F;
 
 template <core::Kernel K>
@@ -287,23 +292,105 @@ class Consumer {
 
   /// Waits for O and makes P the next operand.
   __device__ __forceinline__ void finish_step(bool begun = true) {
+    take_output(begun);
+    make_operand();
+  }
+  __device__ __forceinline__ void take_output(bool begun = true) {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(o_);
     if (begun && leads_) buffers.v.release(weighed_);
-    make_operand();
   }
 
   template <bool kMasked>
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
     begin_step();
     release_keys(last_of_tile);
+    if constexpr (!kSoftcap) {
+      if constexpr (kMasked) mask(tile_, n);
+      take_output();
+      weigh_at_once();
+      return;
+    }
+    constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
+    if constexpr (kNarrowFirst) {
+      take_output();
+      if (weigh_narrow()) return;
+    }
     float top[2];
     const Raw raw = cap(top);
-    if constexpr (kMasked) mask(tile_, n);
-    if constexpr (kMasked || !kSoftcap) greatest_or_zero(top);
-    const bool rescales = soften<true>(top, raw);
-    if constexpr (!kSoftcap) finish_step();
+    if constexpr (kMasked) {
+      mask(tile_, n);
+      greatest_or_zero(top);
+    }
+    const bool rescales = soften(top, raw);
+    if constexpr (!kNarrowFirst) take_output();
+    make_operand();
     if (rescales) rescale();
+  }
+
+  /// P of S becomes the operand without a look for the greatest scores: references are raised only
+  /// if weights turn out too large, and then the weights are made anew.
+  __device__ __forceinline__ void weigh_at_once() {
+    weighed_ = item_;
+    float shift[2] = {reference_[0] * to_base2_, reference_[1] * to_base2_};
+#pragma unroll 1
+    for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
+      float part[2];
+      make_weights(shift, part, [&](float x, float y) { return fmaf(x, to_base2_, -y); });
+      if (!agreed(raised == 0 && too_large(part))) {
+        sum_[0] += part[0];
+        sum_[1] += part[1];
+        return;
+      }
+      float top[2];
+      greatest(top);
+      raise(top);
+      rescale();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shift[half] = core::shift_of(reference_[half]) * to_base2_;
+      }
+    }
+  }
+
+  /// The same of raw products for which the softcap's short series is good. False: it is not, or
+  /// weights turn out too large; only the operand has changed.
+  __device__ __forceinline__ bool weigh_narrow() {
+    const float shift[2] = {reference_[0] * to_base2_, reference_[1] * to_base2_};
+    float part[2];
+    float farthest = 0.0F;  // square; NaNs are beyond all limits
+    make_weights(shift, part, [&](float x, float y) {
+      farthest = __int_as_float(max(__float_as_int(farthest), __float_as_int(x * x)));
+      return p.series.narrow(x) - y;
+    });
+    const float limit = p.series.narrow_limit;
+    const bool narrow = __float_as_int(farthest) <= __float_as_int(limit * limit) && limit > 0.0F;
+    if (agreed(!narrow || too_large(part))) return false;
+    weighed_ = item_;
+    sum_[0] += part[0];
+    sum_[1] += part[1];
+    return true;
+  }
+
+  /// exponent(score, shift): the operand becomes its powers of 2; part: their sums. A row without a
+  /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
+  template <class Exponent>
+  __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2],
+                                               const Exponent& exponent) {
+    part[0] = part[1] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kN / 2; i += 2) {
+      float weight[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        weight[j] = ptx::ex2(exponent(s_[i + j], shift[i / 2 % 2]));
+        part[i / 2 % 2] += weight[j];
+      }
+      operand_[i / 2] = ptx::pack<S::kType>(weight[0], weight[1]);
+    }
+  }
+  __device__ __forceinline__ static bool too_large(const float (&part)[2]) {
+    return !(part[0] < kMostPart && part[1] < kMostPart);
   }
 
   __device__ __forceinline__ void rescale() {
@@ -439,9 +526,6 @@ class Consumer {
 
   /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
   /// top: of greatest_or_zero(). Raw products serve as well there: they are no smaller than scores.
-  /// kFinishes: softcap rows finish the step on every way through, so that conversions mix with
-  /// exponentials.
-  template <bool kFinishes = false>
   __device__ __forceinline__ bool soften(float (&top)[2], Raw raw) {
     bool raises = false;
 #pragma unroll
@@ -455,25 +539,34 @@ class Consumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (raw.wide) top[half] = p.series.wide(top[half]) / to_base2_;
-        const float raised = fmaxf(top[half], reference_[half]);
-        factor_[half] =
-            raised == -core::kInfinity ? 1.0F : ptx::ex2((reference_[half] - raised) * to_base2_);
-        reference_[half] = raised;
-        sum_[half] *= factor_[half];
       }
+      raise(top);
     }
     if (raw.narrow) {
-      weigh_by<kFinishes>([this](float x, float shift) { return p.series.narrow(x) - shift; });
+      weigh_by([this](float x, float shift) { return p.series.narrow(x) - shift; });
     } else if (raw.wide) {
-      weigh_by<kFinishes>([this](float x, float shift) { return p.series.wide(x) - shift; });
+      weigh_by([this](float x, float shift) { return p.series.wide(x) - shift; });
     } else {
-      weigh_by<kFinishes>([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
+      weigh_by([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
     }
     return raises;
   }
 
+  /// References become the rows' greatest scores, where these are greater; what goes by them
+  /// follows, but for O.
+  __device__ __forceinline__ void raise(const float (&top)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float raised = fmaxf(top[half], reference_[half]);
+      factor_[half] =
+          raised == -core::kInfinity ? 1.0F : ptx::ex2((reference_[half] - raised) * to_base2_);
+      reference_[half] = raised;
+      sum_[half] *= factor_[half];
+    }
+  }
+
   /// exponent: base-2 scores, less the shift, of S.
-  template <bool kFinishes, class Exponent>
+  template <class Exponent>
   __device__ __forceinline__ void weigh_by(const Exponent& exponent) {
     float shift[2];
 #pragma unroll
@@ -483,7 +576,6 @@ class Consumer {
       s_[i] = ptx::ex2(exponent(s_[i], shift[i / 2 % 2]));
       sum_[i / 2 % 2] += s_[i];
     }
-    if constexpr (kFinishes && kSoftcap) finish_step();
   }
 
   /// The greatest of the thread's scores in each row, or 0 if there is none above: floats that are
