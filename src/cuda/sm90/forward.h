@@ -3,11 +3,11 @@
 //
 // Warpgroup 0 produces (producer.h): one thread describes each tile and asks the copy engine for
 // its Q and its blocks of keys and values, from the right (the diagonal) to the left, into rings.
-// The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
-// += P V of the block before it, and while the tensor cores are at O, P of the new block is made
-// from S in registers. The stream of blocks does not end with a tile: the first S of the next tile
-// is issued beside the last O of this one. The warpgroups take turns at issuing (a named barrier
-// each), so that one multiplies while another is at its exponentials.
+// The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O += P V of the
+// block before it, then P of the new block is made from S in registers. The stream of blocks does
+// not end with a tile: the first S of the next tile is issued beside the last O of this one. The
+// warpgroups take turns at issuing (a named barrier each), so that one multiplies while another is
+// at its exponentials.
 //
 // The softmax shift of a row is a reference, the greatest score of the first block with one. It is
 // raised only when weights turn out much larger than 1, so O is hardly ever rescaled
