@@ -311,6 +311,7 @@ class Consumer {
       weigh_at_once();
       return;
     }
+    // Above head_dim 128 O takes so long that waiting for it first costs more than it saves.
     constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
     if constexpr (kNarrowFirst) {
       take_output();

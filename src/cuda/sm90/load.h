@@ -25,6 +25,7 @@ __device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source
                      rows.batch * source.strides.batch + rows.head * source.strides.head +
                      rows.row * source.strides.seqlen;
   const int units = chunks * 8;  // of a row
+  // Unrolled, it would need more than a producer's 40 registers.
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += kThreads) {
     const int row = i / units, unit = i % units;
