@@ -149,10 +149,11 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parame
 }
 int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* address,
                            const std::uint64_t* /*sizes*/, const std::uint64_t* /*strides*/,
-                           const unsigned* /*box*/, const unsigned* /*element_strides*/,
+                           const unsigned* box, const unsigned* /*element_strides*/,
                            int /*interleave*/, int /*swizzle*/, int /*promotion*/, int /*fill*/) {
   const auto number = reinterpret_cast<std::uintptr_t>(address);
   std::memcpy(map, &number, sizeof number);
+  state().boxes.push_back({box[0], box[1], box[2], box[3]});
   return called("cuTensorMapEncodeTiled");
 }
 

@@ -1,6 +1,7 @@
 // What the fake driver (fake_driver.cpp) saw and how it shall behave.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,7 +22,8 @@ struct State {
   std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns
   std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
   Launch last;
-  std::vector<Launch> launches;  ///< all, in order
+  std::vector<Launch> launches;                ///< all, in order
+  std::vector<std::array<unsigned, 4>> boxes;  ///< of the tensor maps, in order
   /// Sees what a kernel is launched with, if set.
   std::function<void(const Launch&, const void* parameters)> on_launch;
   void* current = nullptr;  ///< context

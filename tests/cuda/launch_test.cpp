@@ -169,6 +169,31 @@ TEST_F(Launches, FewQueriesOfAGroupAreOneTile) {
   EXPECT_EQ(fake::state().last.grid_x, 2U);
 }
 
+// A box is what the kernel asks for at a time: queries of a tile, or of a warpgroup where two
+// tiles' do not fit shared memory; keys and values of a block. Another height would run over the
+// buffer.
+TEST_F(Launches, BoxesAreAsHighAsTheRowsBuffers) {
+  using Box = std::array<unsigned, 4>;
+  // Of other lengths each: maps of the same tensors are made once.
+  const struct {
+    const char* problem;
+    Box q, k;
+  } cases[] = {
+      {"fwd bf16 h=2 q=4096 k=4096 d=64", {64, 192, 1, 1}, {64, 128, 1, 1}},
+      {"fwd bf16 h=2 q=4096 k=4096 d=128", {64, 192, 1, 1}, {64, 80, 1, 1}},
+      {"fwd bf16 h=2 q=512 k=512 d=128 causal", {64, 128, 1, 1}, {64, 128, 1, 1}},
+      {"fwd bf16 h=2 q=520 k=520 d=192/128", {64, 64, 1, 1}, {64, 128, 1, 1}},
+      {"fwd bf16 h=2 q=528 k=528 d=192", {64, 64, 1, 1}, {64, 96, 1, 1}},
+      {"fwd bf16 h=2 q=536 k=536 d=256", {64, 64, 1, 1}, {64, 64, 1, 1}},
+      {"fwd bf16 h=8/2 q=16 k=100 d=256", {64, 4, 16, 1}, {64, 64, 1, 1}},
+  };
+  for (const auto& [problem, q, k] : cases) {
+    fake::state().boxes.clear();
+    ASSERT_TRUE(enqueue(problem)) << problem;
+    EXPECT_EQ(fake::state().boxes, (std::vector<Box>{q, k, k})) << problem;
+  }
+}
+
 // Inside a CUDA graph neither is allowed.
 TEST_F(Launches, ARunNeitherAllocatesNorWaits) {
   ASSERT_TRUE(enqueue("fwd bf16 h=2 q=64 k=64 d=64 causal"));
