@@ -26,7 +26,8 @@ if(TESSERA_SANITIZE MATCHES "undefined")
 endif()
 # Kernels say where they want a fused multiply-add; only the portable set leaves that to the compiler.
 set(isa_flags_portable -ffp-contract=fast)
-set(isa_flags_avx2 -ffp-contract=off -mavx2 -mfma -mf16c)
+# PREFETCHW does nothing on the few processors with AVX2 that do not know it.
+set(isa_flags_avx2 -ffp-contract=off -mavx2 -mfma -mf16c -mprfchw)
 set(isa_flags_avx512 ${isa_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mprefer-vector-width=512)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)

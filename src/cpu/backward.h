@@ -51,7 +51,6 @@ class BackwardUnit {
       for (; row < end; row += kM) {
         const bool seen = t_.place(row);
         if (seen) add_tile(fused_bias);
-        prefetch_next_keys();
         if (fused_bias) write_bias(t_, first, row, seen);
       }
       if (fused_bias) write_zero_bias(t_, first, row, max_rows());
@@ -67,17 +66,6 @@ class BackwardUnit {
 
  private:
   std::int64_t max_rows() const { return t_.problem.seqlen_q * t_.map.rows.group; }
-
-  /// Spreads the requests for the next block's keys over this block's first tiles: whoever takes
-  /// that block shares a cache with this worker, or is this worker.
-  void prefetch_next_keys() {
-    constexpr int kAtOnce = kN / 8;
-    const int last = core::min(t_.block.begin + 2 * kN, t_.map.sequence.seqlen_k);
-    const int first = t_.block.end + requested_;
-    if (first >= last) return;
-    t_.prefetch_keys(first, core::min(first + kAtOnce, last));
-    requested_ += kAtOnce;
-  }
 
   void add_tile(bool keep_dbias) {
     t_.scores();
@@ -207,7 +195,6 @@ class BackwardUnit {
 
   Tile t_;
   const int number_;   ///< of the key block
-  int requested_ = 0;  ///< keys of the next block, so far
   const float scale_;
 };
 

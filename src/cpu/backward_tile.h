@@ -135,7 +135,7 @@ class BackwardTile {
     const std::int64_t begin = key / kRowBlock * part;
     const char* next = static_cast<const char*>(array) + (slot_row + row + kM) * row_bytes;
     for (std::int64_t i = begin; i < core::min(begin + part, bytes); i += kLine) {
-      __builtin_prefetch(next + i, 0, 2);
+      prefetch<2>(next + i);
     }
   }
 
@@ -151,21 +151,6 @@ class BackwardTile {
     });
     if constexpr (kPairs)
       pair_rows(keys(), d, core::round_up(block.size(), kRowBlock), d, scratch.k_pairs, d);
-  }
-
-  /// Asks for rows [first, last) of K and V.
-  void prefetch_keys(int first, int last) const {
-    constexpr std::int64_t kLine = 64;
-    const std::int64_t size = size_of(problem.dtype);
-    const auto prefetch_rows = [&](const ConstTensor& tensor, std::int64_t n) {
-      const auto* data = static_cast<const char*>(tensor.data) + map.key_offset(tensor) * size;
-      for (std::int64_t key = first; key < last; ++key) {
-        const char* at = data + key * tensor.stride_seqlen * size;
-        for (std::int64_t i = 0; i < n * size; i += kLine) __builtin_prefetch(at + i, 0, 2);
-      }
-    };
-    prefetch_rows(tensors.k, problem.head_dim);
-    prefetch_rows(tensors.v, problem.head_dim_v);
   }
 
   const Element* keys() const { return reinterpret_cast<const Element*>(scratch.k); }

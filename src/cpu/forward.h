@@ -18,6 +18,7 @@
 #include "core/softmax.h"
 #include "cpu/combine.h"
 #include "cpu/math.h"
+#include "cpu/next_block.h"
 #include "cpu/pack.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
@@ -55,9 +56,9 @@ class ForwardItem {
         general_(score_.capped || problem_.bias || problem_.alibi != PerHead::none ||
                  problem_.dropout_p > 0.0F),
         dropout_(
-            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
-    Workspace workspace(call.scratch(worker));
-    scratch_ = layout_forward_scratch(workspace, plan_);
+            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)),
+        scratch_(scratch_of(call, worker)),
+        next_(problem_, tensors_, map_, scratch_) {
     // fp32 queries are scaled while they are transposed, bf16 ones would be rounded again.
     if (!kPairs) score_.pre = 1.0F;
   }
@@ -70,17 +71,22 @@ class ForwardItem {
     keys_ = core::split_keys(band_.keys_of(map_.rows.queries_of(first, first + count)), item_.split,
                              plan_.split_n);
     place_rows(first, count);
-    prefetch_queries(0);
-    for (int t = 0; t < num_tiles_; ++t) prefetch_keys(keys_.begin, t);
-    for (int key = keys_.begin; key < keys_.end; key += K.block_n) {
-      block_ = {key, core::min(key + K.block_n, keys_.end)};
-      load_block();
+    wanted_q_ = rows_of(tiles_[0]);
+    while (!wanted_q_.empty()) ask_for_query();
+    block_ = block_at(keys_.begin);
+    next_.begin(block_);
+    next_.ask_all();
+    for (; !block_.empty(); block_ = block_at(block_.end)) {
+      next_.finish();
+      key_rows_ = next_.keys();
+      value_rows_ = next_.values();
+      next_.begin(block_at(block_.end));
       for (int t = 0; t < num_tiles_; ++t) {
         if (block_.begin == keys_.begin) {
           load_queries(t);
-          if (t + 1 < num_tiles_) prefetch_queries(t + 1);
+          if (t + 1 < num_tiles_) wanted_q_ = rows_of(tiles_[t + 1]);
         }
-        prefetch_keys(block_.end, t);
+        if (block_.end == keys_.end) wanted_o_ = rows_of(tiles_[t]);
         attend(t);
         if (block_.end == keys_.end) write(t);
       }
@@ -93,9 +99,50 @@ class ForwardItem {
  private:
   static constexpr bool kPairs = K.operand == core::Operand::bf16;
   static constexpr int kTiles = K.block_m / K.tile_m;
-  using Element = std::conditional_t<kPairs, Bf16, float>;             // of K
-  using Broadcast = std::conditional_t<kPairs, std::uint32_t, float>;  // of V; lanes of Q and P
+  using Element = typename NextBlock<K>::Key;
+  using Broadcast = typename NextBlock<K>::Value;  // lanes of Q and P, too
   using Lanes = std::conditional_t<kPairs, U32, F32>;
+
+  static ForwardScratch scratch_of(const Call& call, int worker) {
+    Workspace workspace(call.scratch(worker));
+    return layout_forward_scratch(workspace, call.plan);
+  }
+
+  /// Empty from the end of the keys on.
+  core::Range block_at(int key) const { return {key, core::min(key + K.block_n, keys_.end)}; }
+
+  // ---- work ahead, between the products: requests and copies for what comes next ----
+
+  /// Called after every few rows of O^T: the longer of the products.
+  TESSERA_INLINE void work_ahead() {
+    if (next_.pending() || !wanted_q_.empty() || !wanted_o_.empty()) step_ahead();
+  }
+
+  [[gnu::noinline]] void step_ahead() {
+    if (next_.pending()) next_.step();
+    for (int i = 0; i < next_.rows() && !wanted_q_.empty(); ++i) ask_for_query();
+    for (int i = 0; i < next_.rows() && !wanted_o_.empty(); ++i) ask_for_output();
+  }
+
+  /// The tile's rows of q or o that are still to be asked for.
+  static core::Range rows_of(const SubTile& tile) { return {tile.first, tile.first + tile.lanes}; }
+
+  void ask_for_query() {
+    prefetch_row<Access::read>(row_address(tensors_.q, wanted_q_.begin++),
+                               problem_.head_dim * element_bytes());
+  }
+  void ask_for_output() {
+    prefetch_row<Access::write>(row_address(tensors_.o, wanted_o_.begin++),
+                                problem_.head_dim_v * element_bytes());
+  }
+
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(problem_.dtype)); }
+
+  template <class T>
+  const std::byte* row_address(const T& tensor, int r) const {
+    return static_cast<const std::byte*>(tensor.data) +
+           map_.offset(tensor, scratch_.query[r], scratch_.head[r]) * element_bytes();
+  }
 
   // ---- geometry ----
 
@@ -137,33 +184,6 @@ class ForwardItem {
     return kPairs ? core::ceil_div<std::int64_t>(problem_.head_dim, 2) : problem_.head_dim;
   }
 
-  // ---- copies in ----
-
-  void prefetch_queries(int t) const {
-    const std::int64_t size = size_of(problem_.dtype);
-    for (int i = 0; i < tiles_[t].lanes; ++i) {
-      const int r = tiles_[t].first + i;
-      prefetch_row(static_cast<const std::byte*>(tensors_.q.data) +
-                       map_.offset(tensors_.q, scratch_.query[r], scratch_.head[r]) * size,
-                   problem_.head_dim * size);
-    }
-  }
-
-  /// Sub-tile t's share of the block of keys and values that starts at `first`.
-  void prefetch_keys(int first, int t) const {
-    const int count = core::min(K.block_n, keys_.end - first);
-    const std::int64_t size = size_of(problem_.dtype);
-    for (int key = first + count * t / num_tiles_; key < first + count * (t + 1) / num_tiles_;
-         ++key) {
-      prefetch_row(static_cast<const std::byte*>(tensors_.k.data) +
-                       (map_.key_offset(tensors_.k) + key * tensors_.k.stride_seqlen) * size,
-                   problem_.head_dim * size);
-      prefetch_row(static_cast<const std::byte*>(tensors_.v.data) +
-                       (map_.key_offset(tensors_.v) + key * tensors_.v.stride_seqlen) * size,
-                   problem_.head_dim_v * size);
-    }
-  }
-
   void load_queries(int t) {
     with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
       using T = decltype(storage);
@@ -179,53 +199,6 @@ class ForwardItem {
         rows_to_lane_pairs(rows, problem_.head_dim, queries(t));
       }
     });
-  }
-
-  /// Do a tensor's fp32 rows fall into the same few cache sets?
-  static bool aliases(const ConstTensor& tensor) {
-    constexpr std::int64_t kAliasBytes = 4096;
-    return tensor.stride_seqlen * 4 % kAliasBytes == 0;
-  }
-
-  /// Makes key_rows_ and value_rows_ point at the block's keys and values.
-  void load_block() {
-    with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
-      using T = decltype(storage);
-      const T* k = static_cast<const T*>(tensors_.k.data) + map_.key_offset(tensors_.k) +
-                   block_.begin * tensors_.k.stride_seqlen;
-      const T* v = static_cast<const T*>(tensors_.v.data) + map_.key_offset(tensors_.v) +
-                   block_.begin * tensors_.v.stride_seqlen;
-      if constexpr (!kPairs) {
-        // The product walks along a row of K, but across the rows of V: only V can lie badly.
-        if constexpr (std::is_same_v<T, float>) {
-          key_rows_ = {k, tensors_.k.stride_seqlen};
-          if (!aliases(tensors_.v)) {
-            value_rows_ = {v, tensors_.v.stride_seqlen};
-            return;
-          }
-        } else {
-          key_rows_ = copied(k, tensors_.k.stride_seqlen, problem_.head_dim, scratch_.k);
-        }
-        const Rows<float> values =
-            copied(v, tensors_.v.stride_seqlen, problem_.head_dim_v, scratch_.v);
-        value_rows_ = {values.data, values.stride};
-      } else {
-        key_rows_ = {k, tensors_.k.stride_seqlen};
-        auto* pairs = reinterpret_cast<std::uint32_t*>(scratch_.v);
-        const std::int64_t stride = forward_copy_stride(problem_.head_dim_v);
-        pair_rows(v, tensors_.v.stride_seqlen, block_.size(), problem_.head_dim_v, pairs, stride);
-        value_rows_ = {pairs, stride};
-      }
-    });
-  }
-
-  /// The block's rows, copied as fp32.
-  template <class T>
-  Rows<float> copied(const T* data, std::int64_t stride, std::int64_t n, std::byte* copy) const {
-    auto* rows = reinterpret_cast<float*>(copy);
-    const std::int64_t copy_stride = forward_copy_stride(n);
-    widen_rows(data, stride, block_.size(), n, rows, copy_stride);
-    return {rows, copy_stride};
   }
 
   // ---- scores to weights ----
@@ -376,15 +349,26 @@ class ForwardItem {
 
   /// Epilogue of O^T.
   struct AddToOutput {
+    ForwardItem& item;
     float* out;
     bool started;
 
-    TESSERA_INLINE void operator()(std::int64_t m, F32 (&c)[kNV]) const {
+    template <int MR>
+    TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
+      float* rows = out + m * kTile;
+      if (started) {
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
-      for (int n = 0; n < kNV; ++n) {
-        float* p = out + m * kTile + n * kLanes;
-        store(p, started ? load(p) + c[n] : c[n]);
+          for (int n = 0; n < kNV; ++n) c[i][n] += load(rows + i * kTile + n * kLanes);
+        }
       }
+#pragma GCC unroll 16
+      for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+        for (int n = 0; n < kNV; ++n) store(rows + i * kTile + n * kLanes, c[i][n]);
+      }
+      item.work_ahead();
     }
   };
 
@@ -495,12 +479,12 @@ class ForwardItem {
   }
 
   /// O^T += V^T P^T.
-  [[gnu::noinline]] void multiply_values(int t, core::Range keys) const {
+  [[gnu::noinline]] void multiply_values(int t, core::Range keys) {
     const int first = (keys.begin - block_.begin) / (kPairs ? 2 : 1);
     float* o = output(t);
     product(problem_.head_dim_v, keys.size(),
             Columns<Broadcast>{value_rows_.data + first * value_rows_.stride, value_rows_.stride},
-            weights(), kTile, AddToOutput{o, tiles_[t].started}, last_only(t, keys));
+            weights(), kTile, AddToOutput{*this, o, tiles_[t].started}, last_only(t, keys));
   }
 
   /// Nothing but scale and mask between the products: P^T comes out of the first one's registers.
@@ -741,13 +725,15 @@ class ForwardItem {
   core::Score score_;   ///< for products of already scaled queries
   const bool general_;  ///< more than scale and mask between product and softmax
   const core::Dropout dropout_;
-  ForwardScratch scratch_;
+  const ForwardScratch scratch_;
+  NextBlock<K> next_;
+  core::Range wanted_q_, wanted_o_;  ///< rows of the item to be asked for
 
   core::Range keys_;   ///< of the item
   core::Range block_;  ///< of keys
   int num_tiles_ = 0;
   SubTile tiles_[kTiles];
-  Rows<Element> key_rows_{};
+  Rows<Element> key_rows_{};  ///< of the block
   Columns<Broadcast> value_rows_{};
 };
 

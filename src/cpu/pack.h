@@ -33,9 +33,13 @@ TESSERA_INLINE void with_tensor_storage(Dtype dtype, const Body& body) {
 }
 
 /// Asks for a row, into the second-level cache.
+template <Access kAccess>
 TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
-  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-  __builtin_prefetch(row + bytes - 1, 0, 2);
+  constexpr std::int64_t kLine = 64;
+  const auto into_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % kLine);
+  for (std::int64_t i = -into_line; i < bytes; i += kLine) {
+    prefetch<2, kAccess>(row + i);
+  }
 }
 
 /// out[j][i] = row[i][j] * factor for j < n: kTile rows become the lanes of n vectors.
@@ -121,6 +125,19 @@ TESSERA_INLINE void widen_rows(const T* in, std::int64_t in_stride, std::int64_t
     std::int64_t j = 0;
     for (; j + kLanes <= n; j += kLanes) store(target + j, load(source + j));
     if (j < n) store_n(target + j, load_n(source + j, n - j), n - j);
+  }
+}
+
+/// out[r][j] = in[r][j].
+TESSERA_INLINE void copy_rows(const Bf16* in, std::int64_t in_stride, std::int64_t rows,
+                              std::int64_t n, Bf16* out, std::int64_t out_stride) {
+  constexpr std::int64_t kStep = 2 * kLanes;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const Bf16* source = in + r * in_stride;
+    Bf16* target = out + r * out_stride;
+    std::int64_t j = 0;
+    for (; j + kStep <= n; j += kStep) __builtin_memcpy(target + j, source + j, 2 * kStep);
+    if (j < n) __builtin_memcpy(target + j, source + j, static_cast<std::size_t>(2 * (n - j)));
   }
 }
 

@@ -124,8 +124,16 @@ TESSERA_INLINE float lane(F32 a, int i) { return a.v[i]; }
 TESSERA_INLINE std::int32_t lane(I32 a, int i) { return a.v[i]; }
 TESSERA_INLINE std::uint32_t lane(U32 a, int i) { return a.v[i]; }
 
-/// Asks for the cache line that holds p.
-TESSERA_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+/// What a cache line is asked for.
+enum class Access { read, write };
+
+/// Asks for the cache line that holds p, into the cache of that level. The empty statement is an
+/// effect: of a function that does nothing but prefetch, GCC drops the calls.
+template <int kLevel = 1, Access kAccess = Access::read>
+TESSERA_INLINE void prefetch(const void* p) {
+  asm volatile("");
+  __builtin_prefetch(p, kAccess == Access::write ? 1 : 0, 4 - kLevel);
+}
 
 }  // namespace tessera::cpu::TESSERA_ISA
 

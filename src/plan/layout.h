@@ -21,10 +21,15 @@ TESSERA_HD SplitLayout layout_splits(Workspace& workspace, const PlanData& plan)
           workspace.take<float>("split_lse", rows)};
 }
 
-/// Elements between the rows of a copied block of keys or values: an odd number of cache lines, so
-/// that rows do not fall into the same cache sets.
-TESSERA_HD std::int64_t forward_copy_stride(std::int64_t n) {
+/// Elements between the rows of a copied block of values, fp32 or pairs of bf16: an odd number of
+/// cache lines, so that rows do not fall into the same cache sets.
+TESSERA_HD std::int64_t forward_value_stride(std::int64_t n) {
   return core::round_up<std::int64_t>(n, 16) | 16;
+}
+/// The same for keys, which stay bf16 for bf16 operands.
+TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int64_t n) {
+  return kernel.operand == core::Operand::bf16 ? 2 * forward_value_stride((n + 1) / 2)
+                                               : forward_value_stride(n);
 }
 
 /// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles.
@@ -40,8 +45,9 @@ struct ForwardScratch {
   float* scores = nullptr;            ///< [block_n][L] scores, then weights
   float* waiting = nullptr;           ///< [16][L] raw products whose weights are not yet made
   float* bias = nullptr;              ///< [block_n][L]
-  std::byte* k = nullptr;             ///< [block_n][copy stride] when K's own rows do not serve
-  std::byte* v = nullptr;             ///< [block_n][copy stride]; bf16: [block_n / 2] pairs
+  std::byte* k[2] = {};               ///< [block_n][key stride] where K's own rows do not serve:
+                                      ///< of the block at work and of the next one
+  std::byte* v[2] = {};               ///< [block_n][value stride]; bf16: [block_n / 2] pairs
 };
 
 TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const PlanData& plan) {
@@ -62,9 +68,12 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   s.scores = workspace.take<float>("scores", n * l);
   s.waiting = workspace.take<float>("waiting", 16 * l);
   s.bias = workspace.take<float>("bias", p.bias ? n * l : 0);
-  const bool widens = !pairs && p.dtype != Dtype::f32;
-  s.k = workspace.take<std::byte>("k", widens ? n * forward_copy_stride(p.head_dim) * 4 : 0);
-  s.v = workspace.take<std::byte>("v", (pairs ? n / 2 : n) * forward_copy_stride(p.head_dim_v) * 4);
+  const std::int64_t key_bytes = forward_key_stride(kernel, p.head_dim) * (pairs ? 2 : 4);
+  const std::int64_t value_bytes = forward_value_stride(p.head_dim_v) * 4;
+  for (int i = 0; i < 2; ++i) {
+    s.k[i] = workspace.take<std::byte>("k", n * key_bytes);
+    s.v[i] = workspace.take<std::byte>("v", (pairs ? n / 2 : n) * value_bytes);
+  }
   return s;
 }
 

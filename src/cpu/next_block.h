@@ -1,0 +1,184 @@
+// The block of keys and values that a forward item multiplies next. Its rows are asked for and, a
+// few steps later, copied into scratch memory while the block before is multiplied, so that
+// products never wait for memory: neither for a burst of requests nor for rows that crowd a few
+// sets of the caches because they lie a power of two apart.
+#pragma once
+
+#include "cpu/pack.h"
+#include "cpu/product.h"
+#include "cpu/rows.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+template <core::Kernel K>
+class NextBlock {
+  static constexpr bool kPairs = K.operand == core::Operand::bf16;
+
+ public:
+  using Key = std::conditional_t<kPairs, Bf16, float>;
+  using Value = std::conditional_t<kPairs, std::uint32_t, float>;  ///< bf16: pairs of two keys
+
+  NextBlock(const Problem& problem, const Tensors& tensors, const RowMap& map,
+            const ForwardScratch& scratch)
+      : dtype_(problem.dtype),
+        k_(tensors.k, map.key_offset(tensors.k), problem.head_dim, problem.dtype),
+        v_(tensors.v, map.key_offset(tensors.v), problem.head_dim_v, problem.dtype),
+        k_stride_(forward_key_stride(K, problem.head_dim)),
+        v_stride_(forward_value_stride(problem.head_dim_v)),
+        k_copies_(scratch.k),
+        v_copies_(scratch.v) {
+    const bool widens = !kPairs && dtype_ != Dtype::f32;
+    copies_k_ = widens || crowds_l2(k_);
+    copies_v_ = widens || crowds_l1(v_) || kPairs;
+    const std::int64_t bytes = core::max<std::int64_t>(1, core::max(k_.bytes, v_.bytes));
+    rows_ = static_cast<int>(core::max<std::int64_t>(1, kStepBytes / 2 / bytes)) * 2;
+  }
+
+  /// Turns to a block, which may be empty; the copies of the block before stay.
+  void begin(core::Range block) {
+    block_ = block;
+    copy_ ^= 1;
+    asked_ = done_ = 0;
+    steps_ = 2 * core::ceil_div(block.size(), rows_);
+  }
+
+  /// Asks for all of it at once: when there is nothing to multiply meanwhile.
+  void ask_all() {
+    while (asked_ < steps_) ask(asked_++);
+  }
+
+  /// Rows of K or V in a step.
+  int rows() const { return rows_; }
+
+  TESSERA_INLINE bool pending() const { return done_ < steps_; }
+
+  /// Asks for some rows, and copies some that were asked for kAhead steps before.
+  void step() {
+    if (asked_ < steps_) {
+      ask(asked_);
+      if (++asked_ - done_ <= kAhead && asked_ < steps_) return;
+    }
+    copy(done_++);
+  }
+
+  /// Does what is left of it.
+  void finish() {
+    while (pending()) step();
+  }
+
+  /// Where the block's rows are once it is finished.
+  Rows<Key> keys() const {
+    if (copies_k_) return {k_copy(0), k_stride_};
+    return {row_of<Key>(k_, 0), elements<Key>(k_.stride)};
+  }
+  Columns<Value> values() const {
+    if (copies_v_) return {v_copy(0), v_stride_};
+    return {row_of<Value>(v_, 0), elements<Value>(v_.stride)};
+  }
+
+ private:
+  /// Bytes of a step, about: more at a time stall the products, fewer interrupt them too often.
+  static constexpr std::int64_t kStepBytes = 1024;
+  /// Steps from request to copy: longer than memory takes.
+  static constexpr int kAhead = 4;
+
+  /// Rows of K or V in the caller's tensor; sizes in bytes.
+  struct Source {
+    const std::byte* data;  ///< of key 0
+    std::int64_t stride;    ///< between keys
+    std::int64_t n;         ///< elements of a row
+    std::int64_t bytes;     ///< of a row
+
+    Source(const ConstTensor& tensor, std::int64_t offset, std::int64_t head_dim, Dtype dtype)
+        : data(static_cast<const std::byte*>(tensor.data) +
+               offset * static_cast<std::int64_t>(size_of(dtype))),
+          stride(tensor.stride_seqlen * static_cast<std::int64_t>(size_of(dtype))),
+          n(head_dim),
+          bytes(head_dim * static_cast<std::int64_t>(size_of(dtype))) {}
+  };
+
+  // Do a block's rows fall into so few cache sets that they would push each other out? Rows of K
+  // are walked along, and need to stay near from one sub-tile to the next; rows of V are walked
+  // across.
+  static bool crowds_l1(const Source& source) { return source.stride % 1024 == 0; }
+  static bool crowds_l2(const Source& source) {
+    constexpr std::int64_t kL2Bytes = std::int64_t{1} << 20;
+    return crowds_l1(source) && source.stride * K.block_n >= kL2Bytes / 2;
+  }
+
+  template <class T>
+  static constexpr std::int64_t elements(std::int64_t bytes) {
+    return bytes / static_cast<std::int64_t>(sizeof(T));
+  }
+
+  template <class T>
+  const T* row_of(const Source& source, int row) const {
+    return reinterpret_cast<const T*>(source.data + (block_.begin + row) * source.stride);
+  }
+  Key* k_copy(int row) const { return reinterpret_cast<Key*>(k_copies_[copy_]) + row * k_stride_; }
+  /// Pairs: row must be even.
+  Value* v_copy(int row) const {
+    return reinterpret_cast<Value*>(v_copies_[copy_]) + row / (kPairs ? 2 : 1) * v_stride_;
+  }
+
+  // Even steps are keys, odd ones values.
+  TESSERA_INLINE static bool is_keys(int step) { return step % 2 == 0; }
+  TESSERA_INLINE core::Range rows_of(int step) const {
+    const int first = step / 2 * rows_;
+    return {first, core::min(first + rows_, block_.size())};
+  }
+
+  void ask(int step) const {
+    const Source& source = is_keys(step) ? k_ : v_;
+    const core::Range rows = rows_of(step);
+    for (int r = rows.begin; r < rows.end; ++r) {
+      prefetch_row<Access::read>(row_of<std::byte>(source, r), source.bytes);
+    }
+  }
+
+  void copy(int step) const {
+    const core::Range rows = rows_of(step);
+    if (!(is_keys(step) ? copies_k_ : copies_v_)) return;
+    with_tensor_storage<K>(dtype_, [&](auto storage) {
+      using T = decltype(storage);
+      if (is_keys(step)) {
+        copy_keys<T>(rows);
+      } else {
+        copy_values<T>(rows);
+      }
+    });
+  }
+
+  template <class T>
+  void copy_keys(core::Range rows) const {
+    const T* k = row_of<T>(k_, rows.begin);
+    if constexpr (kPairs) {
+      copy_rows(k, elements<T>(k_.stride), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+    } else {
+      widen_rows(k, elements<T>(k_.stride), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+    }
+  }
+
+  template <class T>
+  void copy_values(core::Range rows) const {
+    const T* v = row_of<T>(v_, rows.begin);
+    if constexpr (kPairs) {
+      pair_rows(v, elements<T>(v_.stride), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
+    } else {
+      widen_rows(v, elements<T>(v_.stride), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
+    }
+  }
+
+  Dtype dtype_;
+  Source k_, v_;
+  std::int64_t k_stride_, v_stride_;  ///< elements between rows of the copies
+  std::byte* const* k_copies_;        ///< of this block and of the one before
+  std::byte* const* v_copies_;
+  bool copies_k_, copies_v_;  ///< or are they read where they lie?
+  int rows_;                  ///< of a step; even
+  core::Range block_;
+  int copy_ = 0;  ///< where this block's are
+  int steps_ = 0, asked_ = 0, done_ = 0;
+};
+
+}  // namespace tessera::cpu::TESSERA_ISA
