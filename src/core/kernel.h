@@ -34,7 +34,8 @@ struct Kernel {
   Pass pass = Pass::forward;
   Form form = Form::tile;
   Operand operand = Operand::f32;
-  int block_m = 0;   ///< query rows a work item owns (forward), or visits at a time (backward)
+  int block_m = 0;   ///< query rows a work item owns (forward; CPU tile: at most), or visits at a
+                     ///< time (backward)
   int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
                      ///< GPU: of a warpgroup); divides block_m
   int block_n = 0;   ///< keys a step takes (forward), or a work item owns (backward)

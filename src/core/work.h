@@ -48,7 +48,7 @@ struct ShiftedRows {
 struct WorkItem {
   int batch = 0;
   int head_k = 0;
-  int row_block = 0;  ///< rows [row_block * block_m, (row_block + 1) * block_m)
+  int row_block = 0;  ///< rows [row_block * block_m, (row_block + 1) * block_m) of the grid's
   int split = 0;      ///< keys [split * split_n, (split + 1) * split_n) of those the rows see
 };
 
@@ -59,6 +59,7 @@ struct WorkGrid {
   int heads_k = 1;
   int row_blocks = 1;
   int splits = 1;
+  int block_m = 0;  ///< rows of a row block
 
   TESSERA_HD constexpr std::int64_t count() const {
     return std::int64_t{batch} * heads_k * row_blocks * splits;

@@ -194,7 +194,7 @@ class BackwardUnit {
   }
 
   Tile t_;
-  const int number_;   ///< of the key block
+  const int number_;  ///< of the key block
   const float scale_;
 };
 

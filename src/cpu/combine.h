@@ -36,8 +36,8 @@ inline void combine_splits(const Call& call) {
   for_each_task(call, grid.count(), [&](std::int64_t index, int) {
     const core::WorkItem item = grid.item(index);
     const RowMap map(call, item.batch, item.head_k);
-    const std::int64_t first = std::int64_t{item.row_block} * call.plan.kernel.block_m;
-    const std::int64_t last = core::min(first + call.plan.kernel.block_m, map.rows.count());
+    const std::int64_t first = std::int64_t{item.row_block} * grid.block_m;
+    const std::int64_t last = core::min(first + grid.block_m, map.rows.count());
     const Tensors& tensors = call.tensors;
     const std::int64_t rows = map.split_rows();
     for (std::int64_t r = first; r < last; ++r) {

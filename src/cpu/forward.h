@@ -1,8 +1,8 @@
-// The forward tile kernel. A work item is block_m packed query rows of one (batch, key/value head);
-// they lie in sub-tiles of kTile rows, one row a SIMD lane, and all sub-tiles walk over the same
-// blocks of keys. Scores are S^T = K Q^T [key][row] and outputs O^T += V^T P^T [head_dim][row]: K
-// and V are read as they lie in memory and broadcast, row maxima and sums are lane-wise and need no
-// reduction.
+// The forward tile kernel. A work item is up to block_m packed query rows of one (batch, key/value
+// head); they lie in sub-tiles of kTile rows, one row a SIMD lane, and all sub-tiles walk over the
+// same blocks of keys. Scores are S^T = K Q^T [key][row] and outputs O^T += V^T P^T
+// [head_dim][row]: K and V are read as they lie in memory and broadcast, row maxima and sums are
+// lane-wise and need no reduction.
 //
 // The softmax shift of a row is not its running maximum but a reference that is left alone until a
 // block's weights exceed it by kSlack powers of two: any shift gives the same quotient, so weights
@@ -64,9 +64,9 @@ class ForwardItem {
   }
 
   void run() {
-    const std::int64_t first = std::int64_t{item_.row_block} * K.block_m;
-    const int count =
-        static_cast<int>(core::min<std::int64_t>(K.block_m, map_.rows.count() - first));
+    const int block_m = plan_.grid.block_m;
+    const std::int64_t first = std::int64_t{item_.row_block} * block_m;
+    const int count = static_cast<int>(core::min<std::int64_t>(block_m, map_.rows.count() - first));
     if (count <= 0) return;
     keys_ = core::split_keys(band_.keys_of(map_.rows.queries_of(first, first + count)), item_.split,
                              plan_.split_n);
@@ -108,7 +108,7 @@ class ForwardItem {
     return layout_forward_scratch(workspace, call.plan);
   }
 
-  /// Empty from the end of the keys on.
+  /// The block that begins at `key`, empty from the end of the keys on.
   core::Range block_at(int key) const { return {key, core::min(key + K.block_n, keys_.end)}; }
 
   // ---- work ahead, between the products: requests and copies for what comes next ----

@@ -15,10 +15,10 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::avx2,        Pass::forward,  core::Form::tile,   core::Operand::f32,    256,    16,    128,   4096,    8},
   {Arch::avx2,        Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    8},
   {Arch::avx2,        Pass::backward, core::Form::tile,   core::Operand::f32,     48,    16,    120,      0,    8},
-  {Arch::avx512,      Pass::forward,  core::Form::tile,   core::Operand::f32,    256,    32,    128,   4096,   16},
+  {Arch::avx512,      Pass::forward,  core::Form::tile,   core::Operand::f32,    512,    32,    128,   4096,   16},
   {Arch::avx512,      Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,   16},
   {Arch::avx512,      Pass::backward, core::Form::tile,   core::Operand::f32,     64,    32,    128,      0,   16},
-  {Arch::avx512_bf16, Pass::forward,  core::Form::tile,   core::Operand::bf16,   256,    32,    256,   4096,   16},
+  {Arch::avx512_bf16, Pass::forward,  core::Form::tile,   core::Operand::bf16,   512,    32,    256,   4096,   16},
   {Arch::avx512_bf16, Pass::forward,  core::Form::decode, core::Operand::bf16,    16,    16,     64,   1024,   16},
   {Arch::avx512_bf16, Pass::backward, core::Form::tile,   core::Operand::bf16,   128,    32,    128,      0,   16},
 

@@ -32,7 +32,8 @@ TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int6
                                                : forward_value_stride(n);
 }
 
-/// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles.
+/// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles of
+/// the grid's block_m.
 struct ForwardScratch {
   std::byte* q = nullptr;             ///< [M][head_dim][L] operands: Q transposed, bf16 in pairs
   float* o = nullptr;                 ///< [M][head_dim_v][L] accumulators: O transposed
@@ -54,7 +55,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   const Problem& p = plan.problem;
   const core::Kernel& kernel = plan.kernel;
   const bool pairs = kernel.operand == core::Operand::bf16;
-  const std::int64_t m = kernel.block_m, n = kernel.block_n, l = kernel.tile_m;
+  const std::int64_t m = plan.grid.block_m, n = kernel.block_n, l = kernel.tile_m;
   const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(p.head_dim, 2) : p.head_dim;
   ForwardScratch s;
   s.q = workspace.take<std::byte>("q", m * q_steps * 4);

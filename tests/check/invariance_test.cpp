@@ -17,6 +17,7 @@ namespace {
 const char* const kProblems[] = {
     "fwd f32 b=2 h=4/2 q=300 k=700 d=40 causal",
     "fwd bf16 b=1 h=2 q=520 k=300 d=64 window=100,50 softcap=5",
+    "fwd bf16 b=1 h=1 q=600 k=601 d=24 causal",
     "fwd f16 b=3 h=2/1 q=33 k=100 d=17/31 sink dropout=0.2",
     "fwd bf16 b=2 h=8/2 q=1 k=5000 d=64",
     "fwd f32 b=1 h=4/1 q=3 k=9000 d=32 causal sink",

@@ -194,8 +194,8 @@ Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
   for (std::int64_t index = 0; index < plan.grid.count(); ++index) {
     const core::WorkItem item = plan.grid.item(index);
     const Head head(plan, tensors, item.batch, item.head_k);
-    const std::int64_t begin = std::int64_t{item.row_block} * kernel.block_m;
-    const std::int64_t end = core::min(begin + kernel.block_m, head.rows().count());
+    const std::int64_t begin = std::int64_t{item.row_block} * plan.grid.block_m;
+    const std::int64_t end = core::min(begin + plan.grid.block_m, head.rows().count());
     if (begin >= end) continue;
     const Range item_keys = core::split_keys(
         head.band().keys_of(head.rows().queries_of(begin, end)), item.split, plan.split_n);
