@@ -50,6 +50,7 @@ class BackwardUnit {
       if (fused_bias) write_zero_bias(t_, first, 0, row);
       for (; row < end; row += kM) {
         const bool seen = t_.place(row);
+        t_.last = row + kM >= end;
         if (seen) add_tile(fused_bias);
         if (fused_bias) write_bias(t_, first, row, seen);
       }
@@ -92,12 +93,16 @@ class BackwardUnit {
   }
 
   /// out[key][dim] += A[key][rows] B[rows][dim], A = P or dS: every strip of keys over the rows it
-  /// sees.
+  /// sees. `result` is where out goes in the end.
   TESSERA_INLINE void add_keys(const Element* a, const std::byte* rows_of_b, std::int64_t dim,
-                               float* out) const {
+                               float* out, const Tensor& result, std::int64_t head_dim) const {
     const Word* b = reinterpret_cast<const Word*>(rows_of_b);
     for (int key = t_.strips.begin; key < t_.strips.end; key += kRowBlock) {
-      t_.prefetch_next(b, dim * Tile::kElementBytes, key);
+      if (t_.last) {
+        t_.template prefetch_strip<Access::write>(result, head_dim, t_.block.begin + key);
+      } else {
+        t_.prefetch_next(b, dim * Tile::kElementBytes, key);
+      }
       core::Range rows = {0, t_.valid};
       if (t_.masked) rows = t_.rows_of({key, key + kRowBlock});
       if (rows.empty()) continue;
@@ -114,20 +119,37 @@ class BackwardUnit {
   }
 
   [[gnu::noinline]] void add_dv() const {
-    add_keys(t_.weights(), t_.shared.dout, t_.dv, t_.scratch.dv);
+    add_keys(t_.weights(), t_.shared.dout, t_.dv, t_.scratch.dv, t_.tensors.dv,
+             t_.problem.head_dim_v);
   }
   [[gnu::noinline]] void add_dk() const {
-    add_keys(t_.dscores(), t_.shared.q, t_.d, t_.scratch.dk);
+    add_keys(t_.dscores(), t_.shared.q, t_.d, t_.scratch.dk, t_.tensors.dk, t_.problem.head_dim);
     for (int key = t_.strips.begin; key < t_.strips.end; key += kRowBlock) {
       t_.prefetch_next(t_.shared.dq, t_.d * 4, key);
+    }
+    if (number_ == blocks_of_tile().end - 1) prefetch_dq();
+  }
+
+  /// Key blocks that see the tile: neighbours.
+  core::Range blocks_of_tile() const {
+    const core::Range keys = t_.band.keys_of(t_.queries_of(0, t_.valid));
+    return {keys.begin / kN, (keys.end - 1) / kN + 1};
+  }
+
+  /// Asks for where write_dq will write.
+  void prefetch_dq() const {
+    const auto size = static_cast<std::int64_t>(size_of(t_.problem.dtype));
+    const Tensor& dq = t_.tensors.dq;
+    RowMap::Row row = t_.map.at(t_.row);
+    for (int r = 0; r < t_.valid; ++r, row = t_.map.next(row)) {
+      prefetch_row<Access::write>(static_cast<const std::byte*>(dq.data) +
+                                      t_.map.offset(dq, row.query, t_.map.head_of(row)) * size,
+                                  t_.problem.head_dim * size);
     }
   }
 
   [[gnu::noinline]] void add_dq() const {
-    // Key blocks that see this tile are neighbours: [first, last].
-    const core::Range keys = t_.band.keys_of(t_.queries_of(0, t_.valid));
-    const int first = keys.begin / kN;
-    const int last = (keys.end - 1) / kN;
+    const auto [first, end] = blocks_of_tile();
     std::int32_t* turn = t_.shared.turns + (t_.slot_row + t_.row) / kTile;
     float* out = t_.shared.dq + (t_.slot_row + t_.row) * t_.d;
     const bool fresh = number_ == first;
@@ -136,7 +158,7 @@ class BackwardUnit {
     std::int64_t column = 0;
     for (; column + kTile <= t_.d; column += kTile) add_dq_columns<kNV>(column, out, fresh);
     for (; column < t_.d; column += kLanes) add_dq_columns<1>(column, out, fresh);
-    if (number_ == last) {
+    if (number_ + 1 == end) {
       with_tensor_storage<K>(t_.problem.dtype,
                              [&](auto storage) { write_dq<decltype(storage)>(out); });
     } else {
@@ -254,7 +276,12 @@ void backward(const Call& call) {
       const BackwardTile<K> tile(call, batch, head_k, worker, slot);
       const std::int64_t begin = number * K.block_m;
       const std::int64_t end = core::min<std::int64_t>(begin + K.block_m, tile.map.rows.count());
-      for (std::int64_t row = begin; row < end; row += kTile) BackwardRows<K>(tile, row).prepare();
+      for (std::int64_t row = begin; row < end; row += kTile) {
+        BackwardRows<K> rows(tile, row);
+        if (row == begin) rows.prefetch();
+        if (row + kTile < end) BackwardRows<K>(tile, row + kTile).prefetch();
+        rows.prepare();
+      }
       __atomic_fetch_add(prepared + head, 1, __ATOMIC_RELEASE);
     } else {
       wait_for_turn(prepared + head, static_cast<std::int32_t>(tiles));

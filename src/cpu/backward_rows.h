@@ -26,6 +26,27 @@ class BackwardRows {
     slot_row_ = t_.slot_row + first;
   }
 
+  /// Asks for what prepare() reads of the caller's, and for where it packs it.
+  void prefetch() const {
+    const auto size = static_cast<std::int64_t>(size_of(t_.problem.dtype));
+    const auto ask = [&](const ConstTensor& tensor, std::int64_t n, int i) {
+      prefetch_row<Access::read>(row_of<const std::byte>(tensor, i, size), n * size);
+    };
+    for (int i = 0; i < valid_; ++i) {
+      ask(t_.tensors.q, t_.problem.head_dim, i);
+      ask(t_.tensors.dout, t_.problem.head_dim_v, i);
+      ask(t_.tensors.o, t_.problem.head_dim_v, i);
+    }
+    const auto ask_for_pack = [&](std::byte* rows, std::int64_t stride) {
+      const std::int64_t row_bytes = stride * Tile::kElementBytes;
+      prefetch_row<Access::write>(rows + slot_row_ * row_bytes, kTile * row_bytes);
+    };
+    ask_for_pack(t_.shared.q, t_.d);
+    ask_for_pack(t_.shared.q_transposed, t_.d);
+    ask_for_pack(t_.shared.dout, t_.dv);
+    ask_for_pack(t_.shared.dout_transposed, t_.dv);
+  }
+
   /// Everything that units need; rows that are in no unit get their dQ, zero, here.
   void prepare() {
     pack();
@@ -48,11 +69,12 @@ class BackwardRows {
   }
 
  private:
+  /// Row i; size: of an element, in units of T.
   template <class T, class Any>
-  T* row_of(const Any& tensor, int i) const {
+  T* row_of(const Any& tensor, int i, std::int64_t size = 1) const {
     using Data = std::conditional_t<std::is_const_v<T>, const void, void>;
     return static_cast<T*>(static_cast<Data*>(tensor.data)) +
-           t_.map.offset(tensor, query_[i], head_[i]);
+           t_.map.offset(tensor, query_[i], head_[i]) * size;
   }
 
   template <class T>

@@ -75,6 +75,7 @@ class BackwardTile {
   int rows = 0;          ///< the same, rounded up to whole kTile
   core::Range strips;    ///< keys to compute, relative to the block: whole kRowBlocks
   bool masked = false;   ///< some (row, key) of rows x strips is not visible
+  bool last = false;     ///< no other tile of the block follows
 
   // ---- geometry ----
 
@@ -139,6 +140,19 @@ class BackwardTile {
     }
   }
 
+  /// Asks for the rows of K, V, dK or dV of a strip that begins at `key` of the sequence.
+  template <Access kAccess>
+  TESSERA_INLINE void prefetch_strip(const ConstTensor& tensor, std::int64_t n, int key) const {
+    const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+    const int end = core::min(key + kRowBlock, map.sequence.seqlen_k);
+    const std::int64_t first = map.key_offset(tensor);
+    for (; key < end; ++key) {
+      prefetch_row<kAccess>(
+          static_cast<const std::byte*>(tensor.data) + (first + key * tensor.stride_seqlen) * size,
+          n * size);
+    }
+  }
+
   // ---- copies in ----
 
   /// Copies keys [first, first + kN) of K and V; past the last one come zeros.
@@ -190,7 +204,11 @@ class BackwardTile {
     const F32 pre(score_.pre);
     for (int key = strips.begin; key < strips.end; key += kRowBlock) {
       const Rows<Element> a{keys() + key * d, d};
-      prefetch_next(shared.q_transposed, d * kElementBytes, key);
+      if (last) {
+        prefetch_strip<Access::read>(tensors.k, problem.head_dim, block.end + key);
+      } else {
+        prefetch_next(shared.q_transposed, d * kElementBytes, key);
+      }
       for (int r = 0; r < rows; r += kTile) {
         if (masked && cover(queries_of(r, r + kTile), key) == core::Cover::none) {
           if (extra_) zero(scratch.p, key, r);
@@ -225,7 +243,11 @@ class BackwardTile {
   [[gnu::noinline]] void gradients(bool keep_dbias) {
     for (int key = strips.begin; key < strips.end; key += kRowBlock) {
       const Rows<Element> a{values() + key * dv, dv};
-      prefetch_next(shared.dout_transposed, dv * kElementBytes, key);
+      if (last) {
+        prefetch_strip<Access::read>(tensors.v, problem.head_dim_v, block.end + key);
+      } else {
+        prefetch_next(shared.dout_transposed, dv * kElementBytes, key);
+      }
       for (int r = 0; r < rows; r += kTile) {
         if (masked && cover(queries_of(r, r + kTile), key) == core::Cover::none) {
           zero_gradients(key, r);
