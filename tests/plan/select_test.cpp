@@ -64,6 +64,26 @@ TEST(Select, DecodeForFewRowsTileForMany) {
   }
 }
 
+/// A CPU's forward items: long ones where queries and outputs stay near, shorter ones where workers
+/// would go without, and the same for any number of workers where bits depend on it (S9).
+TEST(Select, RowsOfAnItem) {
+  const auto block_m = [](const char* problem, int threads) {
+    const Result<Plan> planned = plan(problem_of(problem), device_of(Arch::avx512, threads));
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    return planned.ok() ? planned->data().grid.block_m : 0;
+  };
+  EXPECT_EQ(block_m("fwd f32 h=8 q=4096 k=4096 d=64", 1), 512);
+  EXPECT_EQ(block_m("fwd f32 h=8 q=4096 k=4096 d=256", 1), 256);
+  EXPECT_EQ(block_m("fwd f32 h=8 q=1024 k=1024 d=128", 2), 512);
+  EXPECT_EQ(block_m("fwd f32 h=8 q=1024 k=1024 d=128", 16), 256);
+  EXPECT_EQ(block_m("fwd f32 h=8 q=1024 k=1024 d=128 causal", 16), 128);
+  EXPECT_EQ(block_m("fwd f32 h=1 q=1024 k=1024 d=128", 64), 64);
+  for (const int threads : {1, 16, 64}) {
+    EXPECT_EQ(block_m("fwd f32 h=1 q=1024 k=1024 d=64 window=100,100", threads), 256);
+    EXPECT_EQ(block_m("fwd f32 h=1 q=300 k=9000 d=64", threads), 512) << "split";
+  }
+}
+
 /// Which row an H100 or H200 takes: none has to be at hand.
 TEST(Select, GoldenPlansOfHopper) {
   for (const char* gpu : {"h100", "h200"}) {
