@@ -54,29 +54,17 @@ struct OddPolynomial {
 /// rare special functions. Relative error 4e-7 where |x| is at most the limit: |pre x| <= 0.25 for
 /// the short one, 0.7 for the long one, which is good wherever the short one is. A limit below 0:
 /// good nowhere. Both make a masked -inf a weight of 0, where they are chosen.
-///
-/// The brief one is for tiles without masked scores (it makes +inf of -inf) and |pre x| <= 0.2. Its
-/// error is at most 2.6e-6 of the softcap, for a softcap of 30 8e-5 of a score: a weight errs by 4
-/// % of what rounding it to bf16 may cost, by 33 % for fp16. The hardware's tanh errs by up to 5e-4
-/// of the score, 3e-3 here, and is slower: it waits for the unit that the exponentials keep busy.
 struct SoftcapSeries {
   OddPolynomial<5> wide;
   float wide_limit = -1.0F;
   OddPolynomial<3> narrow;
   float narrow_limit = -1.0F;
-  OddPolynomial<2> brief;
-  float brief_limit = -1.0F;
 };
-
-/// Where the brief series' error would grow beyond 1.3e-4 of a score it is not used.
-inline constexpr float kMostBriefSoftcap = 50.0F;
 
 TESSERA_HD constexpr SoftcapSeries make_softcap_series(const Score& score) {
   // Minimax for tanh(sqrt(t)) / sqrt(t) on [0, 0.25^2] and [0, 0.7^2].
   constexpr double kNarrow[] = {0.9999996043, -0.3332190823, 0.1284161343};
   constexpr double kWide[] = {0.999999697, -0.333302129, 0.132811125, -0.0508362346, 0.0137737092};
-  // The same for tanh itself on [0, 0.2].
-  constexpr double kBrief[] = {0.999934968775, -0.326783148787};
   constexpr double kLeast = 1.2e-38, kGreatest = 3e38;  // of floats
   SoftcapSeries series;
   const double pre = score.pre;
@@ -84,14 +72,12 @@ TESSERA_HD constexpr SoftcapSeries make_softcap_series(const Score& score) {
   for (int i = 0; i < 5; ++i) {
     last = kWide[i] * factor;
     if (last > kGreatest) return {};
-    if (i < 2) series.brief.c[i] = static_cast<float>(kBrief[i] * factor);
     if (i < 3) series.narrow.c[i] = static_cast<float>(kNarrow[i] * factor);
     series.wide.c[i] = static_cast<float>(last);
     factor *= pre * pre;
   }
   series.narrow_limit = static_cast<float>(min(0.25 / pre, 1e7));
   series.wide_limit = static_cast<float>(0.7 / pre);
-  if (score.post <= kMostBriefSoftcap * kLog2e) series.brief_limit = static_cast<float>(0.2 / pre);
   // A last coefficient of 0 would be multiplied by infinity where a score is masked. The short
   // series' becomes the least float, which up to 1e7 is next to nothing; the long one is given up.
   series.narrow.c[2] = max(series.narrow.c[2], static_cast<float>(kLeast));

@@ -125,12 +125,6 @@ TEST(Score, SoftcapSeriesIsTanh_S1) {
       if (series.wide_limit > series.narrow_limit) {
         EXPECT_EQ(series.wide(-kInfinity), -kInfinity);
       }
-      EXPECT_EQ(series.brief_limit > 0.0F, cap <= 50.0F);
-      for (int i = -1000; i <= 1000 && series.brief_limit > 0.0F; ++i) {
-        const double x = series.brief_limit * 1e-3 * i;
-        EXPECT_NEAR(series.brief(static_cast<float>(x)) / score.post, std::tanh(x * score.pre),
-                    2.8e-6);
-      }
     }
   }
 }

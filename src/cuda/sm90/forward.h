@@ -312,10 +312,10 @@ class Consumer {
       return;
     }
     // Above head_dim 128 O takes so long that waiting for it first costs more than it saves.
-    constexpr bool kBriefFirst = !kMasked && K.head_dim <= 128;
-    if constexpr (kBriefFirst) {
+    constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
+    if constexpr (kNarrowFirst) {
       take_output();
-      if (weigh_brief()) return;
+      if (weigh_narrow()) return;
     }
     float top[2];
     const Raw raw = cap(top);
@@ -324,7 +324,7 @@ class Consumer {
       greatest_or_zero(top);
     }
     const bool rescales = soften(top, raw);
-    if constexpr (!kBriefFirst) take_output();
+    if constexpr (!kNarrowFirst) take_output();
     make_operand();
     if (rescales) rescale();
   }
@@ -354,19 +354,19 @@ class Consumer {
     }
   }
 
-  /// The same of raw products for which the softcap's brief series is good. False: it is not, or
+  /// The same of raw products for which the softcap's short series is good. False: it is not, or
   /// weights turn out too large; only the operand has changed.
-  __device__ __forceinline__ bool weigh_brief() {
+  __device__ __forceinline__ bool weigh_narrow() {
     const float shift[2] = {reference_[0] * to_base2_, reference_[1] * to_base2_};
     float part[2];
     float farthest = 0.0F;  // square; NaNs are beyond all limits
     make_weights(shift, part, [&](float x, float y) {
       farthest = __int_as_float(max(__float_as_int(farthest), __float_as_int(x * x)));
-      return p.series.brief(x) - y;
+      return p.series.narrow(x) - y;
     });
-    const float limit = p.series.brief_limit;
-    const bool good = __float_as_int(farthest) <= __float_as_int(limit * limit) && limit > 0.0F;
-    if (agreed(!good || too_large(part))) return false;
+    const float limit = p.series.narrow_limit;
+    const bool narrow = __float_as_int(farthest) <= __float_as_int(limit * limit) && limit > 0.0F;
+    if (agreed(!narrow || too_large(part))) return false;
     weighed_ = item_;
     sum_[0] += part[0];
     sum_[1] += part[1];
