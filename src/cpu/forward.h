@@ -86,7 +86,8 @@ class ForwardItem {
           load_queries(t);
           if (t + 1 < num_tiles_) wanted_q_ = rows_of(tiles_[t + 1]);
         }
-        if (block_.end == keys_.end) wanted_o_ = rows_of(tiles_[t]);
+        const bool writes = block_.end == keys_.end && plan_.grid.splits <= 1;
+        if (writes) wanted_o_ = rows_of(tiles_[t]);
         attend(t);
         if (block_.end == keys_.end) write(t);
       }
