@@ -76,18 +76,21 @@ class BackwardUnit {
     add_dq();
   }
 
-  /// C[m][:] += A(m, :) B for kRowBlock rows of C, `dim` columns.
-  template <class A, class Store>
+  /// C[m][:] += A(m, :) B for kRowBlock rows of C, `dim` columns; ask(first column) comes before
+  /// every kTile of them.
+  template <class A, class Store, class Ask>
   TESSERA_INLINE static void columns(const A& a, std::int64_t k, const Word* b, std::int64_t dim,
-                                     const Store& put) {
+                                     const Store& put, const Ask& ask) {
     std::int64_t column = 0;
     const auto finish = [&](std::int64_t m, auto& c) TESSERA_LAMBDA_INLINE {
       for (int n = 0; n < static_cast<int>(std::size(c)); ++n) put(m, column + n * kLanes, c[n]);
     };
     for (; column + kTile <= dim; column += kTile) {
+      ask(column);
       product_block<kRowBlock, kNV>(0, k, a, b + column, dim, finish);
     }
     for (; column < dim; column += kLanes) {
+      ask(column);
       product_block<kRowBlock, 1>(0, k, a, b + column, dim, finish);
     }
   }
@@ -98,24 +101,34 @@ class BackwardUnit {
                                float* out, const Tensor& result, std::int64_t head_dim) const {
     const Word* b = reinterpret_cast<const Word*>(rows_of_b);
     for (int key = t_.strips.begin; key < t_.strips.end; key += kRowBlock) {
-      if (t_.last) {
-        t_.template prefetch_strip<Access::write>(result, head_dim, t_.block.begin + key);
-      } else {
-        t_.prefetch_next(b, dim * Tile::kElementBytes, key);
-      }
       core::Range rows = {0, t_.valid};
       if (t_.masked) rows = t_.rows_of({key, key + kRowBlock});
       if (rows.empty()) continue;
       rows.begin -= rows.begin % Tile::kStep;
       rows.end = core::round_up(rows.end, Tile::kStep);
       float* c = out + key * dim;
-      columns(Rows<Element>{a + key * kM + rows.begin, kM}, rows.size(),
-              b + t_.words_before(rows.begin, dim), dim,
-              [&](std::int64_t m, std::int64_t column, F32 x) TESSERA_LAMBDA_INLINE {
-                float* p = c + m * dim + column;
-                store(p, load(p) + x);
-              });
+      columns(
+          Rows<Element>{a + key * kM + rows.begin, kM}, rows.size(),
+          b + t_.words_before(rows.begin, dim), dim,
+          [&](std::int64_t m, std::int64_t column, F32 x) TESSERA_LAMBDA_INLINE {
+            float* p = c + m * dim + column;
+            store(p, load(p) + x);
+          },
+          [&](std::int64_t column) TESSERA_LAMBDA_INLINE {
+            const auto piece = Tile::piece_of(key, part_of(column), parts_of(dim));
+            if (t_.last) {
+              t_.template prefetch_keys<Access::write>(result, head_dim, t_.block.begin, piece);
+            } else {
+              t_.prefetch_next(b, dim * Tile::kElementBytes, piece);
+            }
+          });
     }
+  }
+
+  /// Columns are multiplied kTile at a time.
+  static int part_of(std::int64_t column) { return static_cast<int>(column / kTile); }
+  static int parts_of(std::int64_t dim) {
+    return static_cast<int>(core::ceil_div<std::int64_t>(dim, kTile));
   }
 
   [[gnu::noinline]] void add_dv() const {
@@ -124,28 +137,12 @@ class BackwardUnit {
   }
   [[gnu::noinline]] void add_dk() const {
     add_keys(t_.dscores(), t_.shared.q, t_.d, t_.scratch.dk, t_.tensors.dk, t_.problem.head_dim);
-    for (int key = t_.strips.begin; key < t_.strips.end; key += kRowBlock) {
-      t_.prefetch_next(t_.shared.dq, t_.d * 4, key);
-    }
-    if (number_ == blocks_of_tile().end - 1) prefetch_dq();
   }
 
   /// Key blocks that see the tile: neighbours.
   core::Range blocks_of_tile() const {
     const core::Range keys = t_.band.keys_of(t_.queries_of(0, t_.valid));
     return {keys.begin / kN, (keys.end - 1) / kN + 1};
-  }
-
-  /// Asks for where write_dq will write.
-  void prefetch_dq() const {
-    const auto size = static_cast<std::int64_t>(size_of(t_.problem.dtype));
-    const Tensor& dq = t_.tensors.dq;
-    RowMap::Row row = t_.map.at(t_.row);
-    for (int r = 0; r < t_.valid; ++r, row = t_.map.next(row)) {
-      prefetch_row<Access::write>(static_cast<const std::byte*>(dq.data) +
-                                      t_.map.offset(dq, row.query, t_.map.head_of(row)) * size,
-                                  t_.problem.head_dim * size);
-    }
   }
 
   [[gnu::noinline]] void add_dq() const {
@@ -156,9 +153,10 @@ class BackwardUnit {
     if (!fresh) wait_for_turn(turn, number_ - first);
     // Columns outside: theirs of K fit the first cache, all of K would not.
     std::int64_t column = 0;
-    for (; column + kTile <= t_.d; column += kTile) add_dq_columns<kNV>(column, out, fresh);
-    for (; column < t_.d; column += kLanes) add_dq_columns<1>(column, out, fresh);
-    if (number_ + 1 == end) {
+    const bool last = number_ + 1 == end;
+    for (; column + kTile <= t_.d; column += kTile) add_dq_columns<kNV>(column, out, fresh, last);
+    for (; column < t_.d; column += kLanes) add_dq_columns<1>(column, out, fresh, last);
+    if (last) {
       with_tensor_storage<K>(t_.problem.dtype,
                              [&](auto storage) { write_dq<decltype(storage)>(out); });
     } else {
@@ -167,8 +165,14 @@ class BackwardUnit {
   }
 
   template <int NV>
-  TESSERA_INLINE void add_dq_columns(std::int64_t column, float* out, bool fresh) const {
+  TESSERA_INLINE void add_dq_columns(std::int64_t column, float* out, bool fresh, bool last) const {
     for (int r = 0; r < t_.valid; r += kRowBlock) {
+      const int parts = parts_of(t_.d), part = part_of(column);
+      t_.prefetch_next(t_.shared.dq, t_.d * 4,
+                       {part * (kM / kRowBlock) + r / kRowBlock, parts * (kM / kRowBlock)});
+      if (last) {
+        prefetch_dq({r + kRowBlock * part / parts, r + kRowBlock * (part + 1) / parts});
+      }
       core::Range seen = {t_.strips.begin, core::min(t_.strips.end, t_.block.size())};
       if (t_.masked) seen = t_.keys_of(r, r + kRowBlock);
       if (seen.empty() && !fresh) continue;
@@ -185,6 +189,18 @@ class BackwardUnit {
       product_block<kRowBlock, NV>(
           0, seen.size(), Columns<Word>{t_.dscore_words() + seen.begin / Tile::kStep * kM + r, kM},
           t_.key_words() + seen.begin / Tile::kStep * t_.d + column, t_.d, add);
+    }
+  }
+
+  /// Asks for where write_dq will write these rows of the tile.
+  void prefetch_dq(core::Range rows) const {
+    const auto size = static_cast<std::int64_t>(size_of(t_.problem.dtype));
+    const Tensor& dq = t_.tensors.dq;
+    for (int r = rows.begin; r < core::min(rows.end, t_.valid); ++r) {
+      const RowMap::Row row = t_.map.at(t_.row + r);
+      prefetch_row<Access::write>(static_cast<const std::byte*>(dq.data) +
+                                      t_.map.offset(dq, row.query, t_.map.head_of(row)) * size,
+                                  t_.problem.head_dim * size);
     }
   }
 

@@ -126,30 +126,38 @@ class BackwardTile {
     return (slot_row + row + r) / kStep * dim;
   }
 
-  /// Asks for what the next tile will read of a shared array, whose rows have row_bytes: the part
-  /// that falls to one strip of keys, so that the requests are spread over the work on this tile.
-  TESSERA_INLINE void prefetch_next(const void* array, std::int64_t row_bytes, int key) const {
-    constexpr int kLine = 64;
-    constexpr int kParts = kN / kRowBlock;
-    const std::int64_t bytes = core::min<std::int64_t>(kM, map.rows.count() - row - kM) * row_bytes;
-    const std::int64_t part = core::ceil_div<std::int64_t>(kM * row_bytes, kParts * kLine) * kLine;
-    const std::int64_t begin = key / kRowBlock * part;
-    const char* next = static_cast<const char*>(array) + (slot_row + row + kM) * row_bytes;
-    for (std::int64_t i = begin; i < core::min(begin + part, bytes); i += kLine) {
-      prefetch<2>(next + i);
-    }
+  // ---- requests: each product block of a tile makes a few, for what comes next ----
+
+  /// Number `index` of `count` equal pieces of work.
+  struct Piece {
+    int index, count;
+  };
+  /// Of a strip of keys and one of `parts` of it: all strips of a block.
+  TESSERA_INLINE static Piece piece_of(int key, int part, int parts) {
+    return {key / kRowBlock * parts + part, kN / kRowBlock * parts};
   }
 
-  /// Asks for the rows of K, V, dK or dV of a strip that begins at `key` of the sequence.
+  /// Asks for a piece of what the next tile will read of a shared array, whose rows have row_bytes.
+  TESSERA_INLINE void prefetch_next(const void* array, std::int64_t row_bytes, Piece piece) const {
+    constexpr int kLine = 64;
+    const std::int64_t bytes = core::min<std::int64_t>(kM, map.rows.count() - row - kM) * row_bytes;
+    const int lines = core::ceil_div(kM * static_cast<int>(row_bytes), kLine);
+    const std::int64_t part = std::int64_t{core::ceil_div(lines, piece.count)} * kLine;
+    const std::int64_t begin = part * piece.index, end = core::min(begin + part, bytes);
+    const char* next = static_cast<const char*>(array) + (slot_row + row + kM) * row_bytes;
+    for (std::int64_t i = begin; i < end; i += kLine) prefetch<2>(next + i);
+  }
+
+  /// Asks for a piece of the kN rows of K, V, dK or dV from key `first` of the sequence on.
   template <Access kAccess>
-  TESSERA_INLINE void prefetch_strip(const ConstTensor& tensor, std::int64_t n, int key) const {
+  TESSERA_INLINE void prefetch_keys(const ConstTensor& tensor, std::int64_t n, int first,
+                                    Piece piece) const {
     const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
-    const int end = core::min(key + kRowBlock, map.sequence.seqlen_k);
-    const std::int64_t first = map.key_offset(tensor);
-    for (; key < end; ++key) {
-      prefetch_row<kAccess>(
-          static_cast<const std::byte*>(tensor.data) + (first + key * tensor.stride_seqlen) * size,
-          n * size);
+    const int begin = first + kN * piece.index / piece.count;
+    const int end = core::min(first + kN * (piece.index + 1) / piece.count, map.sequence.seqlen_k);
+    const auto* data = static_cast<const std::byte*>(tensor.data) + map.key_offset(tensor) * size;
+    for (int key = begin; key < end; ++key) {
+      prefetch_row<kAccess>(data + key * tensor.stride_seqlen * size, n * size);
     }
   }
 
@@ -204,12 +212,13 @@ class BackwardTile {
     const F32 pre(score_.pre);
     for (int key = strips.begin; key < strips.end; key += kRowBlock) {
       const Rows<Element> a{keys() + key * d, d};
-      if (last) {
-        prefetch_strip<Access::read>(tensors.k, problem.head_dim, block.end + key);
-      } else {
-        prefetch_next(shared.q_transposed, d * kElementBytes, key);
-      }
       for (int r = 0; r < rows; r += kTile) {
+        const Piece piece = piece_of(key, r / kTile, kM / kTile);
+        if (last) {
+          prefetch_keys<Access::read>(tensors.k, problem.head_dim, block.end, piece);
+        } else {
+          prefetch_next(shared.q_transposed, d * kElementBytes, piece);
+        }
         if (masked && cover(queries_of(r, r + kTile), key) == core::Cover::none) {
           if (extra_) zero(scratch.p, key, r);
           continue;
@@ -243,12 +252,13 @@ class BackwardTile {
   [[gnu::noinline]] void gradients(bool keep_dbias) {
     for (int key = strips.begin; key < strips.end; key += kRowBlock) {
       const Rows<Element> a{values() + key * dv, dv};
-      if (last) {
-        prefetch_strip<Access::read>(tensors.v, problem.head_dim_v, block.end + key);
-      } else {
-        prefetch_next(shared.dout_transposed, dv * kElementBytes, key);
-      }
       for (int r = 0; r < rows; r += kTile) {
+        const Piece piece = piece_of(key, r / kTile, kM / kTile);
+        if (last) {
+          prefetch_keys<Access::read>(tensors.v, problem.head_dim_v, block.end, piece);
+        } else {
+          prefetch_next(shared.dout_transposed, dv * kElementBytes, piece);
+        }
         if (masked && cover(queries_of(r, r + kTile), key) == core::Cover::none) {
           zero_gradients(key, r);
           continue;

@@ -55,8 +55,8 @@ class NextBlock {
   /// Asks for some rows, and copies some that were asked for kAhead steps before.
   void step() {
     if (asked_ < steps_) {
-      ask(asked_);
-      if (++asked_ - done_ <= kAhead && asked_ < steps_) return;
+      ask(asked_++);
+      if (asked_ - done_ <= kAhead && asked_ < steps_) return;
     }
     copy(done_++);
   }
