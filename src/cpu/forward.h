@@ -1,8 +1,8 @@
 // The forward tile kernel. A work item is up to block_m packed query rows of one (batch, key/value
 // head); they lie in sub-tiles of kTile rows, one row a SIMD lane, and all sub-tiles walk over the
 // same blocks of keys. Scores are S^T = K Q^T [key][row] and outputs O^T += V^T P^T
-// [head_dim][row]: K and V are read as they lie in memory and broadcast, row maxima and sums are
-// lane-wise and need no reduction.
+// [head_dim][row]: K and V are broadcast, from where they lie or a copy (next_block.h), row maxima
+// and sums are lane-wise and need no reduction.
 //
 // The softmax shift of a row is not its running maximum but a reference that is left alone until a
 // block's weights exceed it by kSlack powers of two: any shift gives the same quotient, so weights
@@ -58,7 +58,7 @@ class ForwardItem {
         dropout_(
             core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)),
         scratch_(scratch_of(call, worker)),
-        next_(problem_, tensors_, map_, scratch_) {
+        next_(problem_, tensors_, map_, scratch_, plan_.device.l2_bytes) {
     // fp32 queries are scaled while they are transposed, bf16 ones would be rounded again.
     if (!kPairs) score_.pre = 1.0F;
   }

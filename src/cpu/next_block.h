@@ -18,8 +18,9 @@ class NextBlock {
   using Key = std::conditional_t<kPairs, Bf16, float>;
   using Value = std::conditional_t<kPairs, std::uint32_t, float>;  ///< bf16: pairs of two keys
 
+  /// l2_bytes: of the second-level cache.
   NextBlock(const Problem& problem, const Tensors& tensors, const RowMap& map,
-            const ForwardScratch& scratch)
+            const ForwardScratch& scratch, std::int64_t l2_bytes)
       : dtype_(problem.dtype),
         k_(tensors.k, map.key_offset(tensors.k), problem.head_dim, problem.dtype),
         v_(tensors.v, map.key_offset(tensors.v), problem.head_dim_v, problem.dtype),
@@ -28,7 +29,7 @@ class NextBlock {
         k_copies_(scratch.k),
         v_copies_(scratch.v) {
     const bool widens = !kPairs && dtype_ != Dtype::f32;
-    copies_k_ = widens || crowds_l2(k_);
+    copies_k_ = widens || crowds_l2(k_, l2_bytes);
     copies_v_ = widens || crowds_l1(v_) || kPairs;
     const std::int64_t bytes = core::max<std::int64_t>(1, core::max(k_.bytes, v_.bytes));
     rows_ = static_cast<int>(core::max<std::int64_t>(1, kStepBytes / 2 / bytes)) * 2;
@@ -101,9 +102,8 @@ class NextBlock {
   // are walked along, and need to stay near from one sub-tile to the next; rows of V are walked
   // across.
   static bool crowds_l1(const Source& source) { return source.stride % 1024 == 0; }
-  static bool crowds_l2(const Source& source) {
-    constexpr std::int64_t kL2Bytes = std::int64_t{1} << 20;
-    return crowds_l1(source) && source.stride * K.block_n >= kL2Bytes / 2;
+  static bool crowds_l2(const Source& source, std::int64_t l2_bytes) {
+    return crowds_l1(source) && source.stride * K.block_n >= l2_bytes / 2;
   }
 
   template <class T>

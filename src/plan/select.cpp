@@ -121,23 +121,22 @@ int split_size(const core::Kernel& row, const Problem& p) {
 /// second-level cache, which saves requests for keys and copies of them, but short enough that
 /// every worker gets some. Only where the bits do not depend on it (S9): blocks of keys are counted
 /// from an item's first key, which a window or a split moves.
-int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, int threads) {
+int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const Device& device) {
   if (is_gpu(row.arch) || row.pass != Pass::forward || row.form != core::Form::tile ||
       split_n != 0) {
     return row.block_m;
   }
-  constexpr std::int64_t kCacheBytes = std::int64_t{512} << 10;
   constexpr int kMostRows = 256, kLeastRows = 64;
   if (p.window_left >= 0) return core::min(row.block_m, kMostRows);
   const std::int64_t row_bytes = (p.head_dim + p.head_dim_v) * 4;
   int rows = row.block_m;
-  if (rows * row_bytes > kCacheBytes) rows = core::min(rows, kMostRows);
+  if (rows * row_bytes > device.l2_bytes / 2) rows = core::min(rows, kMostRows);
   const auto items = [&] {
     return p.batch * p.num_heads_k * core::ceil_div<std::int64_t>(rows_per_head_k(p), rows);
   };
   const bool unequal = p.window_right >= 0 || p.packed;
-  const std::int64_t wanted = std::int64_t{unequal ? 4 : 2} * threads;
-  while (threads > 1 && rows > kLeastRows && items() < wanted) rows /= 2;
+  const std::int64_t wanted = std::int64_t{unequal ? 4 : 2} * device.threads;
+  while (device.threads > 1 && rows > kLeastRows && items() < wanted) rows /= 2;
   return rows;
 }
 
@@ -214,7 +213,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.packed_heads = packs(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
   const std::int64_t rows = problem.seqlen_q * plan.packed_heads;
-  plan.grid.block_m = rows_of_item(row, problem, plan.split_n, device.threads);
+  plan.grid.block_m = rows_of_item(row, problem, plan.split_n, device);
   const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, plan.grid.block_m)
                                       : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
   plan.grid.batch = static_cast<int>(problem.batch);
