@@ -133,7 +133,7 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
             yield
             k.readers[item % STAGES].discard((group, item))
             k.release(item)
-            if n == blocks - 1:
+            if n == blocks - 1 and shares > 1:
                 q.readers[asked % q.stages].discard((group, asked))
                 q.release(asked)
             yield
@@ -147,6 +147,9 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
                 for i in range(item - skipped, item):
                     yield from v.wait_full(i)
                     v.release(i)
+        if shares == 1:
+            q.readers[asked % q.stages].discard((group, asked))
+            q.release(asked)
     yield from q.wait_full(len(tiles) * shares + mine)
     if weighed >= 0:
         yield from v.wait_full(weighed)

@@ -54,6 +54,14 @@ __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// Four matrices of 8 x 8 16-bit elements; lane 8 i + r gives the address of the i-th one's row r
+/// and gets two elements of row lane / 4 of each.
+__device__ __forceinline__ void load_matrices(std::uint32_t* words, std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
 __device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])

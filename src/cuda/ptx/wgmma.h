@@ -53,7 +53,8 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
 
 /// D = A B, or D += A B if `add`. shared: A and B by descriptors, along; shared_across: both
 /// across, A's rows being those of the summed dimension, too; registers: A as four registers a
-/// thread (the layout of D, two neighbouring groups of columns in pairs), B across.
+/// thread (the layout of D, two neighbouring groups of columns in pairs), B along; registers_across:
+/// B across.
 template <Dtype kType, int kN>
 struct Wgmma;
 
@@ -89,6 +90,12 @@ struct Wgmma;
                    : "l"(a), "l"(b), "r"(add)); \
     } \
     static __device__ __forceinline__ void registers(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P5 ", 0;\n" \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" LIST "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4 ", p, 1, 1, 0;\n}\n" \
+                   : OPERANDS(d) \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    } \
+    static __device__ __forceinline__ void registers_across(float (&d)[N / 2], const std::uint32_t* a, std::uint64_t b, int add) { \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P5 ", 0;\n" \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #TYPE "." #TYPE " {" LIST "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4 ", p, 1, 1, 1;\n}\n" \
                    : OPERANDS(d) \

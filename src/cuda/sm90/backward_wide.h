@@ -316,7 +316,7 @@ class WideConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
-      SumWgmma::registers(sum_, operand_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+      SumWgmma::registers_across(sum_, operand_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
     }
     ptx::wgmma_commit();
   }

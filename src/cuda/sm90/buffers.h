@@ -17,6 +17,7 @@ struct Shape {
   static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kShares = query_shares(K);
+  static constexpr bool kHoldsQueries = holds_queries(K);
   static constexpr int kQStages = query_stages(K);
   static constexpr int kQRows = K.block_m / kShares;
   static constexpr int kQBytes = buffer_bytes(K.head_dim, kQRows);

@@ -92,9 +92,14 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < K.head_dim / 16; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
-      ScoreWgmma::shared(s_,
-                         ptx::descriptor(q_descriptor_ + (chunk * S::kQRows * 128 + column) / 16),
-                         ptx::descriptor(k + (chunk * kN * 128 + column) / 16), i != 0);
+      const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
+      if constexpr (S::kHoldsQueries) {
+        ScoreWgmma::registers(s_, queries_ + 4 * i, keys, i != 0);
+      } else {
+        ScoreWgmma::shared(s_,
+                           ptx::descriptor(q_descriptor_ + (chunk * S::kQRows * 128 + column) / 16),
+                           keys, i != 0);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -105,16 +110,23 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      OutputWgmma::registers(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16), 1);
+      OutputWgmma::registers_across(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16), 1);
     }
     ptx::wgmma_commit();
   }
 
+  /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
+  /// buffer.
   __device__ __forceinline__ void release_keys(bool last_of_tile) const {
     if (leads_) {
       buffers.k.release(item_);
-      if (last_of_tile) buffers.q.release(q_item_);
+      if (S::kShares > 1 && last_of_tile) buffers.q.release(q_item_);
     }
+  }
+  /// Queries of a tile whose scores are all there, if nobody waits for them: asking in every step
+  /// whether it is the last one costs 1 % at d = 64.
+  __device__ __forceinline__ void release_queries() const {
+    if (S::kShares == 1 && leads_) buffers.q.release(q_item_);
   }
 
   // ---- blocks of the tile that lie beyond this warpgroup's diagonal ----
@@ -197,6 +209,7 @@ class Consumer {
     for (; n >= full_begin; --n) step<false>(n, n == own.seen.begin);
 #pragma unroll 1
     for (; n >= own.seen.begin; --n) step<true>(n, n == own.seen.begin);
+    release_queries();
   }
 
   /// From the last block of tile_ to the first of the next one, which becomes tile_.
@@ -236,6 +249,7 @@ class Consumer {
       const float reference[2] = {reference_[0], reference_[1]};
       float sum[2] = {sum_[0], sum_[1]};
       if (crosses) {
+        if (begun) release_queries();
         more = next_tile(next, own);
         n = own.seen.end - 1;
         reset_softmax();
@@ -642,7 +656,9 @@ class Consumer {
       if (leads_) buffers.q.release(q_item_);
       take_order(t, own);
     }
-    return agreed(t.first_row >= 0);
+    if (agreed(t.first_row < 0)) return false;
+    hold_queries();
+    return true;
   }
 
   __device__ __forceinline__ void take_order(Tile& t, core::KeyBlocks& own) {
@@ -651,8 +667,24 @@ class Consumer {
     const Order<K>& order = buffers.order(q_item_);
     t = order.tile;
     own = order.walks[group_].blocks;
-    const int first = S::kShares == 1 ? group_ * kRows : 0;
-    q_descriptor_ = ptx::descriptor_along(buffers.q.buffer(q_item_) + first * 128);
+    q_descriptor_ = ptx::descriptor_along(queries());
+  }
+
+  /// This warpgroup's queries in shared memory.
+  __device__ __forceinline__ std::uint32_t queries() const {
+    return buffers.q.buffer(q_item_) + (S::kShares == 1 ? group_ * kRows * 128 : 0);
+  }
+
+  /// Every step's operand: 16 rows of a warp and 16 columns, in units of eight columns.
+  __device__ __forceinline__ void hold_queries() {
+    if constexpr (S::kHoldsQueries) {
+      const std::uint32_t row = warp_ * 16 + lane_ % 16, line = queries() + row * 128;
+#pragma unroll
+      for (int i = 0; i < K.head_dim / 16; ++i) {
+        const std::uint32_t unit = (i % 4 * 2 + lane_ / 16) ^ row % 8;
+        ptx::load_matrices(queries_ + 4 * i, line + i / 4 * S::kQRows * 128 + unit * 16);
+      }
+    }
   }
 
   /// Rows that see no key (S4); with a sink its logit is all the denominator.
@@ -722,6 +754,7 @@ class Consumer {
   std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
+  std::uint32_t queries_[S::kHoldsQueries ? K.head_dim / 4 : 1];  ///< as operands, or unused
   float s_[kN / 2];
   float o_[K.head_dim_v / 2];
   std::uint32_t operand_[kN / 4];

@@ -45,6 +45,12 @@ TESSERA_HD constexpr int query_shares(const core::Kernel& row) {
 TESSERA_HD constexpr int query_stages(const core::Kernel& row) {
   return row.q_stages * query_shares(row) / consumers(row);
 }
+/// Forward: do the warpgroups read their queries into registers, once a tile, instead of from shared
+/// memory at every step? Where that is faster of what has registers for it.
+TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
+  return row.extra == core::Extra::none && consumers(row) == 2 && row.head_dim >= 96 &&
+         row.head_dim <= 128;
+}
 /// mbarriers of the forward kernel: full and empty of every buffer.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
   return 2 * (query_stages(row) + 2 * kStages);
