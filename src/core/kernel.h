@@ -43,7 +43,9 @@ struct Kernel {
   int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
   int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
   int head_dim_v = 0;  ///< GPU: the same of values
-  int q_stages = 0;    ///< GPU: buffers of queries, tile_m (forward) or block_m (backward) each
+  int q_rows = 0;      ///< GPU: rows of a buffer of queries: block_m, or tile_m (forward: one for
+                       ///< each warpgroup, so that the next tile's come while others are read)
+  int q_stages = 0;    ///< GPU: such buffers
   Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too

@@ -14,8 +14,7 @@ Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensor
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
-  Status status = make_map(params.q, "q", t.q, p, true, d, row.block_m / sm90::query_shares(row),
-                           plan.packed_heads);
+  Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.packed_heads);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
   if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
   if (status) status = check_aligned("o", t.o, p, true);

@@ -18,7 +18,8 @@ inline const char* to_string(core::Operand operand) {
 }
 
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
-/// largest head_dim it takes (192v128 where that of values differs), and its tile.
+/// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
+/// forward row has but one buffer of queries.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
   const std::string operand = std::string(".") + to_string(kernel.operand);
@@ -30,6 +31,7 @@ inline std::string name_of(const core::Kernel& kernel) {
       to_string(kernel.arch) + pass + operand + ".d" + std::to_string(kernel.head_dim);
   if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
   name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
+  if (kernel.pass == Pass::forward && kernel.q_stages == 1) name += ".q1";
   if (kernel.any_layout) return name + ".any";
   switch (kernel.extra) {
     case core::Extra::none: return name;

@@ -102,6 +102,7 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
         turns[0].arrive()
     item = weighed = -1
     mine = 0 if shares == 1 else group
+    spares = shares == 1 and q.stages > 1  # then queries are released after the last step
     for tile, blocks in enumerate(tiles):
         asked = tile * shares + mine
         yield from q.wait_full(asked)
@@ -133,7 +134,7 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
             yield
             k.readers[item % STAGES].discard((group, item))
             k.release(item)
-            if n == blocks - 1 and shares > 1:
+            if n == blocks - 1 and not spares:
                 q.readers[asked % q.stages].discard((group, asked))
                 q.release(asked)
             yield
@@ -147,7 +148,7 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
                 for i in range(item - skipped, item):
                     yield from v.wait_full(i)
                     v.release(i)
-        if shares == 1:
+        if spares:
             q.readers[asked % q.stages].discard((group, asked))
             q.release(asked)
     yield from q.wait_full(len(tiles) * shares + mine)
@@ -187,7 +188,7 @@ def main():
     print(f"seed {first}")
     runs, unwaited, late = 0, 0, 0
     for groups in (2, 3):
-        for q_stages, shares in ((2, 1), (groups, groups), (groups + 1, groups)):
+        for q_stages, shares in ((1, 1), (2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
                 for tiles in ([4] * 5, [2] * 7, [2, 3, 2, 5, 2], [0, 2, 0, 0, 0, 3, 2, 0], [0, 0, 0],
                               [1, 0, 0, 0, 1, 1, 0, 0, 0, 2]):

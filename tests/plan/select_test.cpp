@@ -114,13 +114,20 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192/128"), "sm90.forward.bf16.d192v128.128x128");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=192"), "sm90.forward.bf16.d192.128x96");
     EXPECT_EQ(row("fwd bf16 h=16 q=4096 k=4096 d=72"), "sm90.forward.bf16.d96.192x80");
-    EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=256"), "sm90.forward.bf16.d256.128x64");
+    EXPECT_EQ(row("fwd bf16 b=4 h=8 q=4096 k=4096 d=256"), "sm90.forward.bf16.d256.128x64");
+    EXPECT_EQ(row("fwd bf16 b=4 h=8 q=4096 k=4096 d=256 causal"), "sm90.forward.bf16.d256.128x64");
+    EXPECT_EQ(row("fwd bf16 b=2 h=8 q=8192 k=8192 d=256"), "sm90.forward.bf16.d256.128x64.q1");
+    EXPECT_EQ(row("fwd f16 b=2 h=8 q=8192 k=8192 d=256 causal"), "sm90.forward.f16.d256.128x64.q1");
     EXPECT_EQ(row("fwd bf16 h=8 q=512 k=512 d=256 causal"), "sm90.forward.bf16.d256.128x64");
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
     EXPECT_EQ(row("fwd bf16 h=8 q=64 k=64 d=20"), "sm90.forward.bf16.d64.128x64.any");
     EXPECT_EQ(row("fwd f16 h=8 q=64 k=64 d=128 unaligned"), "sm90.forward.f16.d128.128x64.any");
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30"),
               "sm90.forward.bf16.d128.128x128.softcap");
+    EXPECT_EQ(row("fwd bf16 b=16 h=32 q=1024 k=1024 d=64 causal softcap=30"),
+              "sm90.forward.bf16.d64.128x128.softcap");
+    EXPECT_EQ(row("fwd bf16 b=8 h=32 q=2048 k=2048 d=64 causal softcap=30"),
+              "sm90.forward.bf16.d64.192x96.softcap");
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30 alibi=h"),
               "sm90.forward.bf16.d128.128x64.extra");
     EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=264").find("up to 256"), std::string::npos);

@@ -53,8 +53,8 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
 
 /// D = A B, or D += A B if `add`. shared: A and B by descriptors, along; shared_across: both
 /// across, A's rows being those of the summed dimension, too; registers: A as four registers a
-/// thread (the layout of D, two neighbouring groups of columns in pairs), B along; registers_across:
-/// B across.
+/// thread (the layout of D, two neighbouring groups of columns in pairs), B along;
+/// registers_across: B across.
 template <Dtype kType, int kN>
 struct Wgmma;
 

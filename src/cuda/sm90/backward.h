@@ -230,7 +230,8 @@ class BackwardConsumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
-      ValueWgmma::registers_across(dv_, weights_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+      ValueWgmma::registers_across(dv_, weights_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16),
+                                   1);
     }
     ptx::wgmma_commit();
   }

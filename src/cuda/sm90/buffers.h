@@ -16,11 +16,10 @@ struct Shape {
   static constexpr int kThreads = threads(K);
   static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
-  static constexpr int kShares = query_shares(K);
+  static constexpr int kShares = K.block_m / K.q_rows;  ///< items of queries of a tile
+  static constexpr bool kSparesQueries = kShares == 1 && K.q_stages > 1;  ///< a tile of them
   static constexpr bool kHoldsQueries = holds_queries(K);
-  static constexpr int kQStages = query_stages(K);
-  static constexpr int kQRows = K.block_m / kShares;
-  static constexpr int kQBytes = buffer_bytes(K.head_dim, kQRows);
+  static constexpr int kQBytes = buffer_bytes(K.head_dim, K.q_rows);
   static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
   static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
   static constexpr int kProducerRegisters = K.any_layout ? 40 : kGroups == 2 ? 24 : 32;
@@ -29,6 +28,7 @@ struct Shape {
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
 
+  static_assert(kShares == 1 || (kShares == kGroups && K.q_rows == kRows));
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
   static_assert(K.block_n % 16 == 0 && K.head_dim % 16 == 0 && K.head_dim_v % 32 == 0);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
@@ -57,7 +57,7 @@ struct Order {
 
 template <core::Kernel K>
 struct Buffers {
-  Ring<query_stages(K)> q;  ///< item: a tile's queries, or a warpgroup's share of them
+  Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
   char* orders;  ///< one beside each buffer of q
 
@@ -66,14 +66,14 @@ struct Buffers {
     const std::uint32_t start = ptx::shared_address(shared);
     const std::uint32_t base = (start + 1023) / 1024 * 1024;
     q.data = base;
-    k.data = q.data + S::kQStages * S::kQBytes;
+    k.data = q.data + K.q_stages * S::kQBytes;
     v.data = k.data + kStages * S::kKBytes;
     q.bytes = S::kQBytes;
     k.bytes = S::kKBytes;
     v.bytes = S::kVBytes;
     q.full = v.data + kStages * S::kVBytes;
-    q.empty = q.full + 8 * S::kQStages;
-    k.full = q.empty + 8 * S::kQStages;
+    q.empty = q.full + 8 * K.q_stages;
+    k.full = q.empty + 8 * K.q_stages;
     k.empty = k.full + 8 * kStages;
     v.full = k.empty + 8 * kStages;
     v.empty = v.full + 8 * kStages;
@@ -88,7 +88,7 @@ struct Buffers {
   }
 
   __device__ __forceinline__ Order<K>& order(std::uint32_t q_item) const {
-    return *reinterpret_cast<Order<K>*>(orders + q_item % Shape<K>::kQStages * kOrderBytes);
+    return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * kOrderBytes);
   }
 };
 

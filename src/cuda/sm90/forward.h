@@ -97,7 +97,7 @@ class Consumer {
         ScoreWgmma::registers(s_, queries_ + 4 * i, keys, i != 0);
       } else {
         ScoreWgmma::shared(s_,
-                           ptx::descriptor(q_descriptor_ + (chunk * S::kQRows * 128 + column) / 16),
+                           ptx::descriptor(q_descriptor_ + (chunk * K.q_rows * 128 + column) / 16),
                            keys, i != 0);
       }
     }
@@ -110,23 +110,24 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      OutputWgmma::registers_across(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16), 1);
+      OutputWgmma::registers_across(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16),
+                                    1);
     }
     ptx::wgmma_commit();
   }
 
   /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
-  /// buffer.
+  /// buffer: values that clear_values() waits for come after those.
   __device__ __forceinline__ void release_keys(bool last_of_tile) const {
     if (leads_) {
       buffers.k.release(item_);
-      if (S::kShares > 1 && last_of_tile) buffers.q.release(q_item_);
+      if (!S::kSparesQueries && last_of_tile) buffers.q.release(q_item_);
     }
   }
   /// Queries of a tile whose scores are all there, if nobody waits for them: asking in every step
   /// whether it is the last one costs 1 % at d = 64.
   __device__ __forceinline__ void release_queries() const {
-    if (S::kShares == 1 && leads_) buffers.q.release(q_item_);
+    if (S::kSparesQueries && leads_) buffers.q.release(q_item_);
   }
 
   // ---- blocks of the tile that lie beyond this warpgroup's diagonal ----
@@ -667,7 +668,8 @@ class Consumer {
     const Order<K>& order = buffers.order(q_item_);
     t = order.tile;
     own = order.walks[group_].blocks;
-    q_descriptor_ = ptx::descriptor_along(queries());
+    // Also of a ring of one: descriptors kept from the start would take registers from the loops.
+    q_descriptor_ = ptx::opaque(ptx::descriptor_along(queries()));
   }
 
   /// This warpgroup's queries in shared memory.
@@ -682,7 +684,7 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < K.head_dim / 16; ++i) {
         const std::uint32_t unit = (i % 4 * 2 + lane_ / 16) ^ row % 8;
-        ptx::load_matrices(queries_ + 4 * i, line + i / 4 * S::kQRows * 128 + unit * 16);
+        ptx::load_matrices(queries_ + 4 * i, line + i / 4 * K.q_rows * 128 + unit * 16);
       }
     }
   }

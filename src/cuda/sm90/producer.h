@@ -103,11 +103,11 @@ class Producer {
     if (blocks.empty()) {
       buffers.q.announce(q_item_, 0);
     } else {
-      const int before = share * S::kQRows >> p.rows.shift;
+      const int before = share * K.q_rows >> p.rows.shift;
       rows.row += before;
       rows.valid -= before;
-      fill<K.any_layout, S::kQRows>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                                    rows, p.rows.shift > 0);
+      fill<K.any_layout, K.q_rows>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                   rows, p.rows.shift > 0);
     }
     ++q_item_;
   }

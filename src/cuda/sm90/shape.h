@@ -35,29 +35,19 @@ TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(ro
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
   return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
 }
-/// Forward: into how many items of the ring of queries a tile goes. One where two tiles fit; else
-/// one for each warpgroup, so that the next tile's are on their way while the others are still
-/// read.
-TESSERA_HD constexpr int query_shares(const core::Kernel& row) {
-  return row.q_stages < 2 * consumers(row) ? consumers(row) : 1;
-}
-/// Forward: items that the ring of queries holds.
-TESSERA_HD constexpr int query_stages(const core::Kernel& row) {
-  return row.q_stages * query_shares(row) / consumers(row);
-}
-/// Forward: do the warpgroups read their queries into registers, once a tile, instead of from shared
-/// memory at every step? Where that is faster of what has registers for it.
+/// Forward: do the warpgroups read their queries into registers, once a tile, instead of from
+/// shared memory at every step? Where that is faster of what has registers for it.
 TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
   return row.extra == core::Extra::none && consumers(row) == 2 && row.head_dim >= 96 &&
          row.head_dim <= 128;
 }
 /// mbarriers of the forward kernel: full and empty of every buffer.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
-  return 2 * (query_stages(row) + 2 * kStages);
+  return 2 * (row.q_stages + 2 * kStages);
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
-  return row.q_stages * buffer_bytes(row.head_dim, kRows) + query_stages(row) * kOrderBytes +
+  return row.q_stages * (buffer_bytes(row.head_dim, row.q_rows) + kOrderBytes) +
          kStages *
              (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
          8 * barriers(row) + 1024;
