@@ -314,7 +314,7 @@ def edge_cases():
 
 
 def long_cases():
-    """What the rows with tiles of 192 take at head dims above 64; a tile of theirs sees all kinds of blocks."""
+    """What rows for long sequences take; a tile of theirs sees all kinds of blocks."""
     for d, dtype in ((128, "bf16"), (96, "f16"), (104, "f16"), (72, "bf16")):
         for features in ({}, {"dv": 64}, {"sink": True}, {"packed": True, "b": 4}, {"heads_outside": True},
                          {"scores": "rising"}, {"left": 3900, "right": 4000}, {"top_left": True}):
@@ -323,6 +323,19 @@ def long_cases():
         yield Case(sq=4500, sk=4300, h=1, hk=1, d=d, dtype=dtype, left=4000, row=".192x80")
         yield Case(sq=300, sk=4100, h=8, hk=1, d=d, dtype=dtype, row=".192x80")  # eight heads' rows in a tile
         yield Case(b=2, sq=700, sk=8200, h=8, hk=2, d=d, dtype=dtype, causal=True, row=".192x80")
+    # Those with one buffer of queries, several tiles one after another.
+    for d, dtype in ((256, "bf16"), (256, "f16"), (208, "f16"), (232, "bf16")):
+        for features in ({}, {"dv": 64}, {"sink": True}, {"packed": True, "poisoned": True}, {"heads_outside": True},
+                         {"scores": "rising"}, {"left": 8000, "right": 7000}, {"hk": 2}, {"top_left": True},
+                         {"causal": True}, {"packed": True, "causal": True}):
+            yield Case(**{"b": 2, "sq": 1200, "sk": 9200, "h": 8, "hk": 8, "d": d, "dtype": dtype, "row": ".q1"}
+                       | features)
+        yield Case(b=40, sq=1, sk=8300, h=8, hk=8, d=d, dtype=dtype, row=".q1")
+    for d, dtype, scores in itertools.product((64, 40), ("bf16", "f16"), ("normal", "rising", "falling", "large")):
+        for features in ({}, {"causal": True}, {"packed": True, "b": 4, "poisoned": True}, {"left": 2300, "right": 50},
+                         {"softcap": 4.0}, {"sink": True, "hk": 1}):
+            yield Case(**{"sq": 4200, "sk": 4500, "h": 8, "hk": 8, "d": d, "dtype": dtype, "scores": scores,
+                          "softcap": 30.0, "row": ".192x96.softcap"} | features)
 
 
 def reduced_cases():
@@ -330,6 +343,8 @@ def reduced_cases():
     for d in (96, 128):
         yield Case(sq=300, sk=4100, h=8, hk=1, d=d, causal=True, row=".192x80")
         yield Case(b=2, sq=2100, sk=4500, h=1, hk=1, d=d, packed=True, poisoned=True, row=".192x80")
+    yield Case(b=4, sq=700, sk=8300, h=8, hk=8, d=256, packed=True, poisoned=True, row=".q1")
+    yield Case(sq=2100, sk=2500, h=4, hk=4, d=64, softcap=30.0, causal=True, row=".192x96.softcap")
     for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
         yield Case(b=2, sq=300, sk=400, d=d, dv=dv, causal=True)
         yield Case(b=3, sq=200, sk=150, d=d, dv=dv, packed=True, poisoned=True, left=60, right=10)

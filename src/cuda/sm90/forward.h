@@ -581,17 +581,20 @@ class Consumer {
     }
   }
 
-  /// exponent: base-2 scores, less the shift, of S.
+  /// exponent: base-2 scores, less the shift, of S. A block's weights are added up apart: one long
+  /// sum of equal weights, as a softcap makes them, would err by more.
   template <class Exponent>
   __device__ __forceinline__ void weigh_by(const Exponent& exponent) {
-    float shift[2];
+    float shift[2], part[2] = {0.0F, 0.0F};
 #pragma unroll
     for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference_[half]) * to_base2_;
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       s_[i] = ptx::ex2(exponent(s_[i], shift[i / 2 % 2]));
-      sum_[i / 2 % 2] += s_[i];
+      part[i / 2 % 2] += s_[i];
     }
+    sum_[0] += part[0];
+    sum_[1] += part[1];
   }
 
   /// The greatest of the thread's scores in each row, or 0 if there is none above: floats that are
