@@ -28,6 +28,7 @@ struct BackwardShape {
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
   static_assert(splits_roles(K) ||
                 (K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64));
+  static_assert(K.q_rows == K.block_m);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 
