@@ -52,15 +52,23 @@ def naive(
     return s.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0) @ v
 
 
-def check(name: str, ours: Tensor, exact: Tensor, plain: Tensor, factor: float) -> None:
+def check(name: str, ours: Tensor, exact: Tensor, plain: Tensor, factor: float, size: float) -> None:
+    """size: of the largest element, were nothing to cancel."""
     assert ours.shape == exact.shape and not ours.isnan().any(), name
     if ours.numel() == 0:
         return
     error, allowed = ((x.double() - exact).abs().max().item() for x in (ours, plain))
-    floor = (5e-5 if ours.dtype is torch.float32 else 6 * torch.finfo(ours.dtype).eps) * max(
-        1.0, float(exact.abs().max())
-    )
+    floor = (5e-5 if ours.dtype is torch.float32 else 6 * torch.finfo(ours.dtype).eps) * max(1.0, size)
     assert error <= factor * allowed + floor, f"{name}: error {error:.2e}, naive {allowed:.2e}"
+
+
+def mask_gradient_size(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dout: Tensor, **options: Any) -> float:
+    """A mask's gradient sums over what the mask is broadcast along: over the keys to 0, but for roundings. So a sum is
+    given the size that it would have of independent elements."""
+    every = mask.detach().double().expand(*q.shape[:-1], k.shape[-2]).clone().requires_grad_()
+    o = truth(*(x.detach().double() for x in (q, k, v)), every, **options)
+    (elements,) = torch.autograd.grad(o, every, dout, allow_unused=True, materialize_grads=True)
+    return float(elements.square().sum_to_size(mask.shape).sqrt().max())
 
 
 def compare(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, extra: Any = None, **options: Any) -> Tensor:
@@ -80,8 +88,13 @@ def compare(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, extra: 
         # Without queries torch does not get as far as to use the mask.
         runs.append((o.detach(), *torch.autograd.grad(o, wanted, dout, allow_unused=True, materialize_grads=True)))
     assert runs[0][0].dtype == q.dtype
-    for i, (a, c, b) in enumerate(zip(*runs, strict=True)):
-        check("o" if i == 0 else f"gradient {i}", a, c, b, 2 if i == 0 else 3)
+    names = ["o", *(f"d{name}" for name, x in zip(("q", "k", "v", "mask"), given, strict=False) if x.requires_grad)]
+    for name, a, c, b in zip(names, *runs, strict=True):
+        size = float(c.abs().max()) if c.numel() else 0.0
+        if name == "dmask" and dout.numel():
+            assert mask is not None
+            size = mask_gradient_size(q, k, v, mask, dout.double(), **options)
+        check(name, a, c, b, 2 if name == "o" else 3, size)
     return runs[0][0]
 
 
