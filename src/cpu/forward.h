@@ -240,10 +240,13 @@ class ForwardItem {
     return core::intersect(band_.keys_of(tile.queries.begin), band_.keys_of(tile.queries.end - 1));
   }
 
-  /// Epilogue of S^T: weights. A finished block of raw products waits in L1 and turns into weights
-  /// while the next one is multiplied, two keys after every few steps: the exponential's additions
-  /// and conversions then fill units that the multiplications leave idle.
+  /// Epilogue of S^T: weights. With 32 registers a finished block of raw products waits in L1 and
+  /// turns into weights while the next one is multiplied, two keys after every few steps: the
+  /// exponential's additions and conversions then fill units that the multiplications leave idle.
+  /// With 16 that would spill the products under way each time, so weights come from registers.
   struct ToWeights {
+    static constexpr bool kWaits = kRegisters == 32;
+
     State& state;
     core::Score score;   ///< scale and nothing else
     core::Range common;  ///< keys that need no mask
@@ -272,16 +275,27 @@ class ForwardItem {
 
     template <int MR>
     TESSERA_INLINE void block(std::int64_t m, F32 (&c)[MR][kNV]) {
+      const int first = static_cast<int>(m);
+      if (kWaits || fresh) {
 #pragma GCC unroll 16
-      for (int i = 0; i < MR; ++i) {
+        for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
-        for (int n = 0; n < kNV; ++n) store(raw + i * kTile + n * kLanes, c[i][n]);
+          for (int n = 0; n < kNV; ++n) store(raw + i * kTile + n * kLanes, c[i][n]);
+        }
       }
-      waiting = MR;
-      waiting_m = static_cast<int>(m);
       if (fresh) {
-        fresh = find_references(raw, MR, key + waiting_m, score, state);
+        fresh = find_references(raw, MR, key + first, score, state);
         for (int n = 0; n < kNV; ++n) shift[n] = core::shift_of(state.reference[n]);
+      }
+      if constexpr (kWaits) {
+        waiting = MR;
+        waiting_m = first;
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i += 2) {
+          const bool alone = i + 1 == MR;
+          weigh(first + i, c[i], c[alone ? i : i + 1], alone);
+        }
       }
     }
 
@@ -290,26 +304,42 @@ class ForwardItem {
     /// Rows 2 * number and 2 * number + 1 of those that wait.
     TESSERA_INLINE void piece(int number) {
       const int row = 2 * number;
-      const int first = key + waiting_m + row;
       F32 x[2][kNV];
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
 #pragma GCC unroll 8
-        for (int n = 0; n < kNV; ++n) {
-          const F32 qk = load(raw + (row + i) * kTile + n * kLanes);
-          x[i][n] = weight(core::score2(score, qk) - shift[n]);
-        }
+        for (int n = 0; n < kNV; ++n) x[i][n] = load(raw + (row + i) * kTile + n * kLanes);
       }
-      const bool odd_end = row + 1 == waiting;
-      if (first < common.begin || first + 2 > common.end || odd_end) {
+      weigh(waiting_m + row, x[0], x[1], row + 1 == waiting);
+    }
+
+    /// Rows m, which is even, and m + 1 of S^T; `alone`: the second does not exist.
+    TESSERA_INLINE void weigh(int m, const F32 (&even)[kNV], const F32 (&odd)[kNV], bool alone) {
+      F32 x[2][kNV];
+#pragma GCC unroll 8
+      for (int n = 0; n < kNV; ++n) {
+        x[0][n] = weight(shifted(even[n], n));
+        x[1][n] = weight(shifted(odd[n], n));
+      }
+      const int first = key + m;
+      if (first < common.begin || first + 2 > common.end || alone) {
         for (int n = 0; n < kNV; ++n) {
           x[0][n] = visible(state, n, first, x[0][n], F32{});
-          x[1][n] = odd_end ? F32{} : visible(state, n, first + 1, x[1][n], F32{});
+          x[1][n] = alone ? F32{} : visible(state, n, first + 1, x[1][n], F32{});
         }
       }
 #pragma GCC unroll 8
       for (int n = 0; n < kNV; ++n) sum[n] += x[0][n] + x[1][n];
-      store_weights(out, waiting_m + row, x);
+      store_weights(out, m, x);
+    }
+
+    /// log2 of a weight. fp32 queries are scaled already.
+    TESSERA_INLINE F32 shifted(F32 qk, int n) const {
+      if constexpr (kPairs) {
+        return fms(qk, F32(score.pre), shift[n]);
+      } else {
+        return qk - shift[n];
+      }
     }
 
     /// To be called after the product.

@@ -71,13 +71,15 @@ struct Columns<std::uint32_t> {
 
 // ---- the kernel ----
 
+/// Vector registers.
+#if TESSERA_ISA_CODE >= 2 || defined(__aarch64__)
+inline constexpr int kRegisters = 32;
+#else
+inline constexpr int kRegisters = 16;
+#endif
 /// Rows of C in registers at once: kRowBlock * kNV accumulators, kNV vectors of B and one
 /// broadcast.
-#if TESSERA_ISA_CODE >= 2 || defined(__aarch64__)
-inline constexpr int kRowBlock = 8;  // 32 registers
-#else
-inline constexpr int kRowBlock = 6;  // 16
-#endif
+inline constexpr int kRowBlock = kRegisters == 32 ? 8 : 6;
 
 TESSERA_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return fma(a, b, c); }
 #if TESSERA_ISA_CODE == 3

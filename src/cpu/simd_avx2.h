@@ -197,12 +197,13 @@ TESSERA_INLINE void store_n(F16* p, F32 a, std::int64_t n) { store_half_vector_n
 
 // ---- range reduction of exp2 ----
 /// Sets fraction = x - floor(x), for x clamped to [-127, 128] (NaN passes), and returns the factor
-/// 2^floor(x): the exponent field is built by integer arithmetic, so 2^-127 becomes 0.
+/// 2^floor(x), with 0 for 2^-127: an addition that leaves no room for fractions brings the exponent
+/// field, floor(x) + 127, to the lowest bits.
 TESSERA_INLINE F32 split_exp2(F32 x, F32& fraction) {
   const F32 clamped = max(F32(-127.0F), min(F32(128.0F), x));
   const F32 whole = F32(_mm256_floor_ps(clamped.v));
   fraction = clamped - whole;
-  return f32_from_bits((bits(round_to_i32(whole)) + U32(127U)) << 23);
+  return f32_from_bits(bits(whole + F32(0x1.8p23F + 127.0F)) << 23);
 }
 TESSERA_INLINE F32 join_exp2(F32 y, F32 factor) { return y * factor; }
 

@@ -12,7 +12,7 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::portable,    Pass::forward,  core::Form::tile,   core::Operand::f32,     64,     8,    128,   4096,    4},
   {Arch::portable,    Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    4},
   {Arch::portable,    Pass::backward, core::Form::tile,   core::Operand::f32,     48,     8,    120,      0,    4},
-  {Arch::avx2,        Pass::forward,  core::Form::tile,   core::Operand::f32,    256,    16,    128,   4096,    8},
+  {Arch::avx2,        Pass::forward,  core::Form::tile,   core::Operand::f32,    512,    16,    128,   4096,    8},
   {Arch::avx2,        Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    8},
   {Arch::avx2,        Pass::backward, core::Form::tile,   core::Operand::f32,     48,    16,    120,      0,    8},
   {Arch::avx512,      Pass::forward,  core::Form::tile,   core::Operand::f32,    512,    32,    128,   4096,   16},
