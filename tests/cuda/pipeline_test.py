@@ -96,8 +96,9 @@ def produce(tiles, shares, q, k, v, overwritten, late):
         yield from q.fill(handed + share, overwritten)  # says that there are no more
 
 
-def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
-    """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?"""
+def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
+    """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?
+    turn_late: it passes its turn when O is there, not when it has been issued (kPassesLate)."""
     if group == len(turns) - 1:
         turns[0].arrive()
     item = weighed = -1
@@ -130,7 +131,9 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
             if weighed >= 0:
                 yield from v.wait_full(weighed)
                 v.readers[weighed % STAGES].add((group, weighed))
-            turns[(group + 1) % len(turns)].arrive()
+            passes_late = turn_late and weighed >= 0
+            if not passes_late:
+                turns[(group + 1) % len(turns)].arrive()
             yield
             k.readers[item % STAGES].discard((group, item))
             k.release(item)
@@ -138,6 +141,9 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
                 q.readers[asked % q.stages].discard((group, asked))
                 q.release(asked)
             yield
+            if passes_late:
+                turns[(group + 1) % len(turns)].arrive()
+                yield
             if weighed >= 0:
                 v.readers[weighed % STAGES].discard((group, weighed))
                 v.release(weighed)
@@ -156,14 +162,16 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears):
         yield from v.wait_full(weighed)
 
 
-def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False):
+def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
+          turn_late=False):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
     q, k, v = Ring(q_stages, groups // shares), Ring(STAGES, groups), Ring(STAGES, groups)
     turns = [Turn() for _ in range(groups)]
     overwritten = []
     running = [produce(tiles, shares, q, k, v, overwritten, late)]
-    running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears) for g in range(groups)]
+    running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late)
+                for g in range(groups)]
     for _ in range(4000 * (sum(tiles) + len(tiles))):
         one = schedule.choice(running)
         if next(one, "over") == "over":
@@ -198,7 +206,7 @@ def main():
                         runs += 1
                         clears = seed % 2 == 0
                         problem = (seed, groups, q_stages, shares, tiles, skips)
-                        found = fault(*problem, clears=clears)
+                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, seed {seed}: {found}")
                         if seed >= first + 12:
