@@ -3,7 +3,7 @@
 // of the keys, of several heads where these are neighbours in memory: it takes a chunk of block_n
 // keys of one head after the other, so that what the memory system fetches around a head's rows is
 // used while it is near. head_dim lies along the SIMD lanes; a chunk goes through three steps:
-//   scores  four keys x kRowTile rows of partial sums in registers, reduced across lanes together
+//   scores  a few keys x a few rows of partial sums in registers, reduced across lanes together
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  four rows of V added to the fp32 outputs, which stay in the first-level cache
 // Weights stay fp32: the multiply-adds take fp32 anyway.
@@ -22,12 +22,11 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// Keys multiplied at a time, and rows: together their partial sums are kLanes vectors, one
-/// reduction.
-inline constexpr int kKeyTile = 4;
-inline constexpr int kRowTile = kLanes / kKeyTile;
-/// Vectors of an output row that are accumulated at a time.
-inline constexpr int kColumnTile = 4;
+/// Query rows that share a load of K or V, at most.
+inline constexpr int kRowTile = core::min(4, kLanes / 2);
+/// Keys multiplied at a time, or vectors of an output row accumulated, for `rows` of them: kLanes
+/// sums at most, which registers hold and which make one reduction.
+constexpr int width_of_tile(int rows) { return core::min(4, kLanes / (rows == 3 ? 4 : rows)); }
 /// Keys after which the next kRowTile rows take their turn: few enough that K and V come from the
 /// first-level cache then, and that the requests for coming keys hardly pause.
 inline constexpr int kKeyBlock = 16;
@@ -62,82 +61,111 @@ struct KeyRows {
 /// arithmetic overlap only if requests come evenly and in order, so every step of the arithmetic
 /// makes a few, about as many as it reads itself, and never more than kPrefetchBytes ahead.
 class Requests {
+  static constexpr int kAhead = kPrefetchBytes / kCacheLine;
+
+  /// The rows of one head's keys or values in a chunk.
+  struct Cursor {
+    const std::byte* line = nullptr;  ///< to ask for next
+    std::int64_t gap = 0;             ///< bytes from behind a row's last line to the next row
+    int row_lines = 0;                ///< of a row
+    int lines = 0;                    ///< left in this row
+    int rows = 0;                     ///< left, with this one
+    int allowed = kAhead;             ///< lines that may be asked for
+  };
+
  public:
   template <class T>
   Requests(const KeyRows<T>& k, const KeyRows<T>& v, core::Range keys, int chunk, int heads)
       : streams_{stream(k, keys), stream(v, keys)},
         chunk_(chunk),
         keys_(keys.size()),
-        heads_(heads) {
-    start();
-    for (int i = 0; i < kAhead; ++i) advance<1>();
+        heads_(heads),
+        at_(part(kAhead)) {
+    Here here(*this);
+    for (int i = 0; i < kAhead; ++i) here.advance<1>();
   }
 
   /// `lines` more have been used.
-  TESSERA_INLINE void used(int lines) { allowed_ += lines; }
+  TESSERA_INLINE void used(int lines) { at_.allowed += lines; }
 
-  template <int kLines>
-  TESSERA_INLINE void advance() {
-    if (allowed_ < kLines) return;
-    allowed_ -= kLines;
-    if (line_ + kLines * kCacheLine <= end_) {
+  /// Makes requests. It has the cursor to itself, and nobody takes its address, so that it stays in
+  /// registers: in memory every request waits for the stores of the one before.
+  class Here {
+   public:
+    TESSERA_INLINE explicit Here(Requests& all) : all_(all), at_(all.at_) {}
+    TESSERA_INLINE ~Here() { all_.at_ = at_; }
+    Here(const Here&) = delete;
+    Here& operator=(const Here&) = delete;
+
+    template <int kLines>
+    TESSERA_INLINE void advance() {
+      if (at_.allowed < kLines) return;
+      at_.allowed -= kLines;
+      if (at_.lines >= kLines) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kLines; ++i) prefetch(line_ + i * kCacheLine);
-      line_ += kLines * kCacheLine;
-      if (line_ >= end_) next_row();
-      return;
-    }
+        for (int i = 0; i < kLines; ++i) prefetch(at_.line + i * kCacheLine);
+        at_.line += kLines * kCacheLine;
+        at_.lines -= kLines;
+        if (at_.lines == 0) next_row();
+        return;
+      }
 #pragma GCC unroll 1
-    for (int i = 0; i < kLines; ++i) {
-      prefetch(line_);
-      line_ += kCacheLine;
-      if (line_ >= end_) next_row();
+      for (int i = 0; i < kLines; ++i) {
+        prefetch(at_.line);
+        at_.line += kCacheLine;
+        if (--at_.lines == 0) next_row();
+      }
     }
-  }
+
+   private:
+    TESSERA_INLINE void next_row() {
+      if (--at_.rows == 0) {
+        at_ = all_.next_part(at_);
+        return;
+      }
+      at_.line += at_.gap;
+      at_.lines = at_.row_lines;
+    }
+
+    Requests& all_;
+    Cursor at_;
+  };
 
  private:
-  static constexpr int kAhead = kPrefetchBytes / kCacheLine;
-
   struct Stream {
     const std::byte* data;     ///< first key of the first head
     std::int64_t stride;       ///< bytes between keys
-    std::int64_t bytes;        ///< of a row
     std::int64_t stride_head;  ///< bytes between heads
+    int row_lines;             ///< of a row
   };
 
   template <class T>
   static Stream stream(const KeyRows<T>& rows, core::Range keys) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     return {reinterpret_cast<const std::byte*>(rows[keys.begin]), rows.stride * kSize,
-            rows.n * kSize, rows.stride_head * kSize};
+            rows.stride_head * kSize, rows.lines()};
   }
 
-  /// Part of a chunk: one head's keys or values.
-  void start() {
+  /// The part that the counters below name.
+  Cursor part(int allowed) const {
     const Stream& s = streams_[current_];
-    left_ = core::min(chunk_, keys_ - first_);
-    line_ = s.data + first_ * s.stride + head_ * s.stride_head;
-    end_ = line_ + s.bytes;
+    return {s.data + first_ * s.stride + head_ * s.stride_head,
+            s.stride - std::int64_t{s.row_lines} * kCacheLine,
+            s.row_lines,
+            s.row_lines,
+            core::min(chunk_, keys_ - first_),
+            allowed};
   }
 
-  [[gnu::noinline]] void next_part() {
+  [[gnu::noinline]] Cursor next_part(Cursor at) {
     current_ = 1 - current_;
     if (current_ == 0 && ++head_ == heads_) {
       head_ = 0;
       first_ += chunk_;
     }
-    if (first_ >= keys_) {
-      allowed_ = -(1 << 30);  // all has been asked for
-      return;
-    }
-    start();
-  }
-
-  TESSERA_INLINE void next_row() {
-    if (--left_ <= 0) return next_part();
-    const Stream& s = streams_[current_];
-    line_ = end_ - s.bytes + s.stride;
-    end_ = line_ + s.bytes;
+    if (first_ < keys_) return part(at.allowed);
+    at.allowed = -(1 << 30);  // all has been asked for
+    return at;
   }
 
   Stream streams_[2];  ///< keys, values
@@ -147,10 +175,7 @@ class Requests {
   int current_ = 0;  ///< stream
   int head_ = 0;
   int first_ = 0;  ///< key of the chunk
-  int left_ = 0;   ///< rows of this part
-  int allowed_ = kAhead;
-  const std::byte* line_ = nullptr;
-  const std::byte* end_ = nullptr;
+  Cursor at_;
 };
 
 /// Cache lines in `vectors` vectors of operands.
@@ -197,15 +222,16 @@ TESSERA_INLINE void order_columns(U32, F32& x, F32& y) {
 template <int NR, class LoadKey, class LoadQuery>
 TESSERA_INLINE void multiply_key_step(F32 (&sums)[kLanes], const LoadKey& load_key,
                                       const LoadQuery& load_query) {
-  decltype(load_key(0)) keys[kKeyTile];
+  constexpr int kKeys = width_of_tile(NR);
+  decltype(load_key(0)) keys[kKeys];
 #pragma GCC unroll 4
-  for (int j = 0; j < kKeyTile; ++j) keys[j] = load_key(j);
+  for (int j = 0; j < kKeys; ++j) keys[j] = load_key(j);
 #pragma GCC unroll 4
   for (int r = 0; r < NR; ++r) {
     const auto q = load_query(r);
 #pragma GCC unroll 4
-    for (int j = 0; j < kKeyTile; ++j) {
-      sums[r * kKeyTile + j] = multiply_add(keys[j], q, sums[r * kKeyTile + j]);
+    for (int j = 0; j < kKeys; ++j) {
+      sums[r * kKeys + j] = multiply_add(keys[j], q, sums[r * kKeys + j]);
     }
   }
 }
@@ -359,19 +385,19 @@ class DecodeItem {
 
   // ---- scores ----
 
-  /// Scores of rows [first, first + NR) against a block of keys. Where fewer than four keys are
-  /// left, the last one is read again; its extra scores are masked.
+  /// Scores of rows [first, first + NR) against a block of keys. Where a tile lacks keys, the
+  /// last one is read again; its extra scores are masked.
   template <int NR, class T>
   [[gnu::noinline]] void multiply_keys(const KeyRows<T> k, core::Range keys, int first,
-                                       Requests& shared_requests) const {
+                                       Requests& all_requests) const {
     const std::int64_t stride = query_stride();
-    constexpr int kLines = lines_of<T, Operand>(kKeyTile);
-    Requests requests = shared_requests;  // in registers
+    constexpr int kKeys = width_of_tile(NR), kLines = lines_of<T, Operand>(kKeys);
+    Requests::Here requests(all_requests);
     const Query* q = query(first);
-    for (int key = keys.begin; key < keys.end; key += kKeyTile) {
-      const T* row[kKeyTile];
+    for (int key = keys.begin; key < keys.end; key += kKeys) {
+      const T* row[kKeys];
 #pragma GCC unroll 4
-      for (int j = 0; j < kKeyTile; ++j) row[j] = k[core::min(key + j, keys.end - 1)];
+      for (int j = 0; j < kKeys; ++j) row[j] = k[core::min(key + j, keys.end - 1)];
       F32 sums[kLanes];
 #pragma GCC unroll 16
       for (F32& sum : sums) sum = F32{};
@@ -390,24 +416,25 @@ class DecodeItem {
       }
       store_scores<NR>(sum_rows(sums), scores(first) + (key - chunk_.begin));
     }
-    shared_requests = requests;
   }
 
-  /// Lane r * kKeyTile + j is the score of row r and key j.
+  /// Lane r * kKeys + j is the score of row r and key j.
   template <int NR>
   TESSERA_INLINE static void store_scores(F32 tile, float* out) {
+    constexpr int kKeys = width_of_tile(NR);
     float lanes[kLanes];
     store(lanes, tile);
 #pragma GCC unroll 4
     for (int r = 0; r < NR; ++r) {
-      __builtin_memcpy(out + r * K.block_n, lanes + r * kKeyTile, kKeyTile * sizeof(float));
+      __builtin_memcpy(out + r * K.block_n, lanes + r * kKeys, kKeys * sizeof(float));
     }
   }
 
   // ---- weights ----
 
   /// Turns a row's scores of a chunk into weights and rescales its output if its maximum rose.
-  [[gnu::noinline]] void weigh(int r, Requests& requests) {
+  [[gnu::noinline]] void weigh(int r, Requests& all_requests) {
+    Requests::Here requests(all_requests);
     RowState& row = rows_[r];
     F32 top(-core::kInfinity);
     for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
@@ -504,26 +531,26 @@ class DecodeItem {
   /// o[r] += sum over a block of keys of weight * V row, for rows [first, first + NR).
   template <int NR, class T>
   [[gnu::noinline]] void multiply_values(const KeyRows<T> v, core::Range keys, int first,
-                                         Requests& shared_requests) const {
-    constexpr std::int64_t strip = kColumnTile * kLanes;
-    Requests requests = shared_requests;  // in registers
+                                         Requests& all_requests) const {
+    constexpr int kColumns = width_of_tile(NR);
+    constexpr std::int64_t strip = kColumns * kLanes;
+    Requests::Here requests(all_requests);
     std::int64_t i = 0;
     for (; i + strip <= v.n; i += strip) {
-      add_values<NR, kColumnTile>(v, keys, first, i, requests,
-                                  [](const T* p) { return load_operand(Operand{}, p); });
+      add_values<NR, kColumns>(v, keys, first, i, requests,
+                               [](const T* p) { return load_operand(Operand{}, p); });
     }
     for (; i < v.n; i += kStep) {
       const std::int64_t n = core::min<std::int64_t>(v.n - i, kStep);
       add_values<NR, kStep / kLanes>(v, keys, first, i, requests,
                                      [=](const T* p) { return load_operand_n(Operand{}, p, n); });
     }
-    shared_requests = requests;
   }
 
   /// The same for head dims [i, i + NC * kLanes), which stay in registers over the whole block.
   template <int NR, int NC, class T, class Load>
   TESSERA_INLINE void add_values(const KeyRows<T>& v, core::Range keys, int first, std::int64_t i,
-                                 Requests& requests, const Load& load_value) const {
+                                 Requests::Here& requests, const Load& load_value) const {
     constexpr int kKeys = kPairs ? 2 : 1;  // of a multiply-add
     const Weight* weight = weights(first) + (keys.begin - chunk_.begin);
     const std::int64_t stride = output_stride();
