@@ -42,7 +42,7 @@ class Consumer {
   static constexpr bool kAll = K.extra == core::Extra::all;
   static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
   /// The turn is passed when O is there, not when it has been issued: faster where two warpgroups
-  /// take longer over weights than over products, slower everywhere else.
+  /// take longer over weights than over products, slower where products are the limit.
   static constexpr bool kPassesLate =
       K.extra == core::Extra::none && K.head_dim == 64 && S::kGroups == 2;
 
