@@ -67,8 +67,9 @@ def main():
         ratios.append([median / medians[0] for median in medians])
         print(f"{problem:44} " + " ".join(f"{100 * median:6.1f}" for median in medians) +
               "   of the first " + " ".join(f"{ratio:.3f}" for ratio in ratios[-1][1:]), flush=True)
-        rows += [{"date": date, "build": name, "problem": problem, "threads": arguments.threads,
-                  "rounds": arguments.rounds, "share": f"{median:.3f}"}
+        layout = "outside" if arguments.heads_outside else "inside"
+        rows += [{"date": date, "build": name, "problem": problem, "layout": layout,
+                  "threads": arguments.threads, "rounds": arguments.rounds, "share": f"{median:.3f}"}
                  for name, median in zip(names, medians)]
     means = [statistics.geometric_mean(column) for column in zip(*ratios)]
     print("geometric mean of the first: " + " ".join(f"{mean:.3f}" for mean in means[1:]))

@@ -5,7 +5,7 @@
 // used while it is near. head_dim lies along the SIMD lanes; a chunk goes through three steps:
 //   scores  a few keys x a few rows of partial sums in registers, reduced across lanes together
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
-//   values  four rows of V added to the fp32 outputs, which stay in the first-level cache
+//   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Weights stay fp32: the multiply-adds take fp32 anyway.
 //
 // What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
@@ -26,7 +26,7 @@ namespace tessera::cpu::TESSERA_ISA {
 inline constexpr int kRowTile = core::min(4, kLanes / 2);
 /// Keys multiplied at a time, or vectors of an output row accumulated, for `rows` of them: kLanes
 /// sums at most, which registers hold and which make one reduction.
-constexpr int width_of_tile(int rows) { return core::min(4, kLanes / (rows == 3 ? 4 : rows)); }
+constexpr int width_of_tile(int rows) { return core::min(4, kLanes / rows); }
 /// Keys after which the next kRowTile rows take their turn: few enough that K and V come from the
 /// first-level cache then, and that the requests for coming keys hardly pause.
 inline constexpr int kKeyBlock = 16;
@@ -65,12 +65,12 @@ class Requests {
 
   /// The rows of one head's keys or values in a chunk.
   struct Cursor {
-    const std::byte* line = nullptr;  ///< to ask for next
-    std::int64_t gap = 0;             ///< bytes from behind a row's last line to the next row
-    int row_lines = 0;                ///< of a row
-    int lines = 0;                    ///< left in this row
-    int rows = 0;                     ///< left, with this one
-    int allowed = kAhead;             ///< lines that may be asked for
+    const std::byte* line;  ///< to ask for next
+    std::int64_t gap;       ///< bytes from behind a row's last line to the next row
+    int row_lines;          ///< of a row
+    int lines;              ///< left in this row
+    int rows;               ///< left, with this one
+    int allowed;            ///< lines that may be asked for
   };
 
  public:
