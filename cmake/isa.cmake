@@ -4,10 +4,11 @@
 # checks the objects.
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  set(TESSERA_ISAS portable avx2 avx512 avx512_bf16)
+  set(all_isas portable avx2 avx512 avx512_bf16)
 else()
-  set(TESSERA_ISAS portable)
+  set(all_isas portable)
 endif()
+set(TESSERA_ISAS ${all_isas} CACHE STRING "Instruction sets of the CPU kernels; portable is always needed")
 
 # Optimised in every configuration: a kernel that is not inlined is not testable in finite time.
 # Instrumented code is not: at -O3 a file takes g++ minutes.

@@ -36,6 +36,8 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
 Inputs::Rows Inputs::read(const ConstTensor& tensor, bool of_queries, std::int64_t heads,
                           std::int64_t dim) const {
   Rows rows{{}, heads, dim};
+  rows.data.reserve(
+      static_cast<std::size_t>((of_queries ? problem_.rows_q() : problem_.rows_k()) * heads * dim));
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
     const Sequence& s = sequence(b);
     const std::int64_t length = of_queries ? s.seqlen_q : s.seqlen_k;

@@ -35,9 +35,11 @@ NaiveRow naive_softmax(const Inputs& in, const Place& at) {
   const auto n = size(at.s.seqlen_k);
   const auto round = [&p](float x) { return round_to(p.dtype, x); };
   const float scale = f32(in.softmax_scale()), sink = f32(in.sink(at.h));
-  NaiveRow row{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n)};
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  NaiveRow row{std::vector<float>(n, -kInfinity), std::vector<float>(n), std::vector<float>(n)};
   float top = sink;
   for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+    if (!in.visible(at.s, at.i, j)) continue;
     float x =
         round(round(dot(in.q(at.row, at.h), in.k(at.s.first_k + j, at.hk), p.head_dim)) * scale);
     row.slope[size(j)] = scale;
@@ -47,7 +49,6 @@ NaiveRow naive_softmax(const Inputs& in, const Place& at) {
       x = round(p.softcap * std::tanh(x / p.softcap));
     }
     x = round(x + f32(in.bias(at.b, at.h, at.i, j) + in.alibi(at.b, at.h, at.i, j)));
-    if (!in.visible(at.s, at.i, j)) x = -std::numeric_limits<float>::infinity();
     row.p[size(j)] = x;
     row.keep[size(j)] = f32(in.dropout(at.b, at.h, at.i, j));
     top = std::max(top, x);
@@ -57,10 +58,11 @@ NaiveRow naive_softmax(const Inputs& in, const Place& at) {
     return row;
   }
   float sum = std::exp(sink - top);
-  for (const float x : row.p) sum += std::exp(x - top);
+  const auto exp = [](float x) { return x == -kInfinity ? 0.0F : std::exp(x); };
+  for (const float x : row.p) sum += exp(x - top);
   row.lse = top + std::log(sum);
   row.p_sink = std::exp(sink - top) / sum;
-  for (float& x : row.p) x = round(std::exp(x - top) / sum);
+  for (float& x : row.p) x = round(exp(x - top) / sum);
   return row;
 }
 
@@ -72,6 +74,7 @@ void naive_backward_row(const Inputs& in, const Place& at, const NaiveRow& row, 
   const double delta_wide = static_cast<double>(delta), one = 1.0;
   if (p.sink) add(-row.p_sink, &delta_wide, 1, &out.dsink[size(at.h)]);
   for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+    if (row.p[size(j)] == 0.0F) continue;
     const std::int64_t row_k = at.s.first_k + j, head_row_k = row_k * p.num_heads_k + at.hk;
     const float keep = row.keep[size(j)];
     const float dp = round(round(dot(dout, in.v(row_k, at.hk), p.head_dim_v)) * keep);
@@ -99,6 +102,7 @@ Outputs naive(const Inputs& in) {
     out.lse[size(in.lse_index(at.b, at.h, at.i))] = static_cast<double>(row.lse);
     double* o = &out.o[size((at.row * p.num_heads + at.h) * p.head_dim_v)];
     for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+      if (row.p[size(j)] == 0.0F) continue;
       const float weight = round_to(p.dtype, row.p[size(j)] * row.keep[size(j)]);
       add(weight, in.v(at.s.first_k + j, at.hk), p.head_dim_v, o);
     }

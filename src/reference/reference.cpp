@@ -34,6 +34,7 @@ void backward_row(const Inputs& in, const Place& at, const Row& row, Outputs& ou
   std::vector<double> dp(size(s.seqlen_k));
   double delta = -in.dlse(b, h, i);  // S5: lse is an output too
   for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
+    if (row.p[size(j)] == 0.0) continue;
     dp[size(j)] = row.keep[size(j)] * dot(dout, in.v(s.first_k + j, hk), dv);
     delta += row.p[size(j)] * dp[size(j)];
   }
@@ -57,20 +58,21 @@ Row softmax_row(const Inputs& in, const Place& at) {
   const Problem& p = in.problem();
   const auto& [s, b, h, hk, i, row_q] = at;
   const auto n = size(s.seqlen_k);
-  Row row{std::vector<double>(n), std::vector<double>(n, 1.0), std::vector<double>(n, 0.0), 0.0,
-          -kInfinity};
-  double top = in.sink(h);
+  Row row{std::vector<double>(n, -kInfinity), std::vector<double>(n, 1.0), std::vector<double>(n),
+          0.0, -kInfinity};
+  const double scale = in.softmax_scale(), sink = in.sink(h);
+  const auto cap = static_cast<double>(p.softcap);
+  double top = sink;
   for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
-    const double scale = in.softmax_scale();
+    if (!in.visible(s, i, j)) continue;
     double x = scale * dot(in.q(row_q, h), in.k(s.first_k + j, hk), p.head_dim);
     row.slope[size(j)] = scale;
-    if (p.softcap > 0.0F) {
-      const auto cap = static_cast<double>(p.softcap);
-      row.slope[size(j)] = scale / std::pow(std::cosh(x / cap), 2.0);  // 1 - tanh^2 would cancel
+    if (cap > 0.0) {
+      const double cosh = std::cosh(x / cap);
+      row.slope[size(j)] = scale / (cosh * cosh);  // 1 - tanh^2 would cancel
       x = cap * std::tanh(x / cap);
     }
     x += in.alibi(b, h, i, j) + in.bias(b, h, i, j);
-    if (!in.visible(s, i, j)) x = -kInfinity;
     row.p[size(j)] = x;
     top = std::fmax(top, x);
   }
@@ -78,12 +80,13 @@ Row softmax_row(const Inputs& in, const Place& at) {
     row.p.assign(n, 0.0);
     return row;
   }
-  double sum = std::exp(in.sink(h) - top);
-  for (const double x : row.p) sum += std::exp(x - top);
+  const auto exp = [](double x) { return x == -kInfinity ? 0.0 : std::exp(x); };
+  double sum = exp(sink - top);
+  for (const double x : row.p) sum += exp(x - top);
   row.lse = top + std::log(sum);
-  row.p_sink = std::exp(in.sink(h) - row.lse);
+  row.p_sink = exp(sink - row.lse);
   for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
-    row.p[size(j)] = std::exp(row.p[size(j)] - row.lse);
+    row.p[size(j)] = exp(row.p[size(j)] - row.lse);
     if (row.p[size(j)] > 0.0) row.keep[size(j)] = in.dropout(b, h, i, j);
   }
   return row;
@@ -111,6 +114,7 @@ Outputs attend(const Inputs& in) {
     out.lse[size(in.lse_index(at.b, at.h, at.i))] = row.lse;
     double* o = &out.o[size((at.row * p.num_heads + at.h) * p.head_dim_v)];
     for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+      if (row.p[size(j)] == 0.0) continue;
       add(row.p[size(j)] * row.keep[size(j)], in.v(at.s.first_k + j, at.hk), p.head_dim_v, o);
     }
     const bool empty = row.lse == -kInfinity;  // S4: contributes no gradient

@@ -1,6 +1,7 @@
 // The bit patterns of bf16 (the upper half of an fp32) and IEEE binary16.
 #include "reference/storage.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -24,11 +25,15 @@ std::uint16_t encode_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
 double decode_f16(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const int fraction = bits & 1023;
   double value =
-      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+      exponent == 0 ? fraction * 0x1p-24 : (1024 + fraction) * power_of_two(exponent - 25);
   if (exponent == 31) value = fraction != 0 ? std::nan("") : HUGE_VAL;
   return (bits & 0x8000) != 0 ? -value : value;
 }
@@ -38,11 +43,10 @@ std::uint16_t encode_f16(float value) {
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | 0x7E00U);
   const double size = std::fabs(static_cast<double>(value));
   if (size >= 65520.0) return static_cast<std::uint16_t>(sign | 0x7C00U);
-  int exponent = 0;
-  std::frexp(size, &exponent);
-  // Spacing of the f16 numbers around `size`: 2^(e-11) for size in [2^(e-1), 2^e), 2^-24 at least.
-  exponent = size == 0.0 || exponent - 11 < -24 ? -24 : exponent - 11;
-  const auto steps = static_cast<unsigned>(std::nearbyint(std::ldexp(size, -exponent)));
+  // Spacing of the f16 numbers around `size`: 2^(e-10) for size in [2^e, 2^(e+1)), 2^-24 at least.
+  const int binade = static_cast<int>(std::bit_cast<std::uint64_t>(size) >> 52) - 1023;
+  const int exponent = std::max(binade - 10, -24);
+  const auto steps = static_cast<unsigned>(std::nearbyint(size * power_of_two(-exponent)));
   // Steps carry into the exponent field by themselves: 1024 steps are one binade.
   return static_cast<std::uint16_t>(sign | (steps + (static_cast<unsigned>(exponent + 24) << 10)));
 }

@@ -46,26 +46,20 @@ inline float from_f16(std::uint16_t h) {
   const int exponent = (h >> 10) & 31, mantissa = h & 1023;
   const float sign = (h & 0x8000) != 0 ? -1.0F : 1.0F;
   if (exponent == 31) return mantissa != 0 ? std::nanf("") : sign * static_cast<float>(kInf);
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
-  return sign * std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  if (exponent == 0) return sign * static_cast<float>(mantissa) * 0x1p-24F;
+  const std::int64_t shifted = std::int64_t{mantissa + 1024} << exponent;
+  return sign * static_cast<float>(shifted) * 0x1p-25F;
 }
 
-inline std::uint16_t to_f16(float x) {  // of moderate numbers; the nearest is searched for
+inline std::uint16_t to_f16(float x) {  // of moderate numbers and NaN
+  if (std::isnan(x)) return 0x7E00;
   const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const float a = std::fabs(x);
-  std::uint16_t low = 0, high = 0x7BFF;
-  while (low < high) {
-    const auto middle = static_cast<std::uint16_t>((low + high + 1) / 2);
-    if (from_f16(middle) <= a) {
-      low = middle;
-    } else {
-      high = static_cast<std::uint16_t>(middle - 1);
-    }
-  }
-  const auto next = static_cast<std::uint16_t>(low + 1);
-  const float below = a - from_f16(low), above = from_f16(next) - a;
-  const bool up = above < below || (above == below && (low & 1) != 0);
-  return static_cast<std::uint16_t>(sign | (up ? next : low));
+  int binade = 0;  // spacing 2^-24 below 2^-13, twice as much in every binade from there
+  float spacing = 0x1p-24F;
+  for (; a >= spacing * 2048.0F; spacing *= 2.0F) ++binade;
+  const auto steps = static_cast<int>(std::nearbyint(a / spacing));
+  return static_cast<std::uint16_t>(sign | (steps + 1024 * binade));
 }
 
 /// Elements of one dtype in raw memory.
@@ -88,6 +82,11 @@ struct Array {
     std::uint16_t h = 0;
     std::memcpy(&h, p, 2);
     return dtype == Dtype::bf16 ? from_bf16(h) : from_f16(h);
+  }
+  std::vector<double> numbers() const {
+    std::vector<double> all(static_cast<std::size_t>(size()));
+    for (std::int64_t i = 0; i < size(); ++i) all[static_cast<std::size_t>(i)] = get(i);
+    return all;
   }
   void set(std::int64_t i, float x) {
     std::byte* p = bytes.data() + i * size_of(dtype);
@@ -277,8 +276,12 @@ struct Row {
   double lse = -kInf;
 };
 
-inline Row literal_row(const Sample& sample, const core::Dropout& dropout, std::int64_t b,
-                       std::int64_t h, std::int64_t i) {
+struct Numbers {
+  std::vector<double> q, k, v;
+};
+
+inline Row literal_row(const Sample& sample, const Numbers& numbers, const core::Dropout& dropout,
+                       std::int64_t b, std::int64_t h, std::int64_t i) {
   const Problem& p = sample.problem;
   const std::int64_t sq = sample.len_q(b), sk = sample.len_k(b),
                      hk = h / (p.num_heads / p.num_heads_k);
@@ -286,13 +289,14 @@ inline Row literal_row(const Sample& sample, const core::Dropout& dropout, std::
   std::vector<double> s(static_cast<std::size_t>(sk), -kInf);
   Row row;
   double top = p.sink ? static_cast<double>(sample.sink[static_cast<std::size_t>(h)]) : -kInf;
+  const double* q = &numbers.q[static_cast<std::size_t>(sample.at_q(sample.q, b, i, h))];
   for (std::int64_t j = 0; j < sk; ++j) {
     if (p.window_left >= 0 && j < i + shift - p.window_left) continue;
     if (p.window_right >= 0 && j > i + shift + p.window_right) continue;
     double x = 0, magnitude = 0;
+    const double* k = &numbers.k[static_cast<std::size_t>(sample.at_k(sample.k, b, j, hk))];
     for (std::int64_t c = 0; c < p.head_dim; ++c) {
-      const double product = sample.q.array.get(sample.at_q(sample.q, b, i, h) + c) *
-                             sample.k.array.get(sample.at_k(sample.k, b, j, hk) + c);
+      const double product = q[c] * k[c];
       x += product;
       magnitude += std::fabs(product);
     }
@@ -323,10 +327,10 @@ inline Row literal_row(const Sample& sample, const core::Dropout& dropout, std::
                     ? static_cast<double>(dropout.keep_scale)
                     : 0.0;
     }
+    const double* v = &numbers.v[static_cast<std::size_t>(sample.at_k(sample.v, b, j, hk))];
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-      const double v = sample.v.array.get(sample.at_k(sample.v, b, j, hk) + c);
-      row.o[static_cast<std::size_t>(c)] += weight * v;
-      row.spread[static_cast<std::size_t>(c)] += weight * std::fabs(v);
+      row.o[static_cast<std::size_t>(c)] += weight * v[c];
+      row.spread[static_cast<std::size_t>(c)] += weight * std::fabs(v[c]);
     }
   }
   return row;
@@ -337,13 +341,15 @@ inline void compare(Sample& sample, const std::string& name) {
   const Problem& p = sample.problem;
   const core::Dropout dropout = core::make_dropout(p.dropout_p, sample.seed, sample.offset);
   const double rounding = p.dtype == Dtype::f32 ? 0.0 : p.dtype == Dtype::bf16 ? 0x1p-7 : 0x1p-11;
+  const Numbers numbers = {sample.q.array.numbers(), sample.k.array.numbers(),
+                           sample.v.array.numbers()};
   Placed rest = sample.o;
   std::vector<float> lse_rest = sample.lse;
   int bad = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     for (std::int64_t h = 0; h < p.num_heads; ++h) {
       for (std::int64_t i = 0; i < sample.len_q(b); ++i) {
-        const Row row = literal_row(sample, dropout, b, h, i);
+        const Row row = literal_row(sample, numbers, dropout, b, h, i);
         const std::int64_t at = sample.at_q(sample.o, b, i, h);
         const double score_error = 1e-5 + row.magnitude * 0x1p-21;
         for (std::int64_t c = 0; c < p.head_dim_v; ++c) {

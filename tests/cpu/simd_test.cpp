@@ -473,9 +473,13 @@ TEST_P(Simd, BurstsCountTheirWork) {
 
 std::vector<SimdProbe> probes() {
   std::vector<SimdProbe> found = {portable::simd_probe()};
-#if defined(__x86_64__)
+#if defined(TESSERA_HAVE_AVX2)
   if (machine_arch() >= Arch::avx2) found.push_back(avx2::simd_probe());
+#endif
+#if defined(TESSERA_HAVE_AVX512)
   if (machine_arch() >= Arch::avx512) found.push_back(avx512::simd_probe());
+#endif
+#if defined(TESSERA_HAVE_AVX512_BF16)
   if (machine_arch() >= Arch::avx512_bf16) found.push_back(avx512_bf16::simd_probe());
 #endif
   return found;

@@ -40,7 +40,6 @@ bool all_poison(const std::byte* start, std::size_t bytes) {
 
 GuardedBuffer::GuardedBuffer(std::size_t bytes, std::size_t shift)
     : storage_(bytes + shift + 2 * kGuard + kAlignment), bytes_(bytes) {
-  poison(storage_.data(), storage_.size());
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data() + kGuard);
   const std::size_t up = (kAlignment - address % kAlignment) % kAlignment;
   start_ = storage_.data() + kGuard + up + shift;
