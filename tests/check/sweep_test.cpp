@@ -74,12 +74,10 @@ TEST_P(Sweep, AgreesWithTheReference) {
 /// Checks the problems in every type on every instruction set of this machine.
 void check_everywhere(std::initializer_list<const char*> problems) {
   for (const char* text : problems) {
-    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
-      for (const Arch arch : {Arch::portable, Arch::avx2, Arch::avx512, Arch::avx512_bf16}) {
-        if (arch > best_arch()) continue;
+    for (const char* dtype : all_or_one({"f32", "bf16", "f16"})) {
+      for (const Arch arch : archs()) {
         Case item;
-        item.problem = *parse_problem(text);
-        item.problem.dtype = dtype;
+        item.problem = *parse_problem(std::string(text) + " " + dtype);
         item.variation.all_outputs = true;
         item.random = std::random_device{}();
         item.arch = arch;

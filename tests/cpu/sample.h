@@ -57,7 +57,10 @@ inline std::uint16_t to_f16(float x) {  // of moderate numbers and NaN
   const float a = std::fabs(x);
   int binade = 0;  // spacing 2^-24 below 2^-13, twice as much in every binade from there
   float spacing = 0x1p-24F;
-  for (; a >= spacing * 2048.0F; spacing *= 2.0F) ++binade;
+  while (a >= spacing * 2048.0F) {
+    ++binade;
+    spacing *= 2.0F;
+  }
   const auto steps = static_cast<int>(std::nearbyint(a / spacing));
   return static_cast<std::uint16_t>(sign | (steps + 1024 * binade));
 }

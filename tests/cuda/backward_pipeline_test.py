@@ -33,7 +33,7 @@ from pipeline_test import Mbarrier, Turn
 GROUPS, WARPS = 2, 2
 SLOTS = 8
 RETURNED, PARTS = 2, 4  # buffers for what comes back of a row, and in how many parts that does
-RUNS = 18  # of each list of tiles
+RUNS = 8  # of each list of tiles
 ENOUGH = 3  # times that a breakage is seen
 MOST_ROUNDS = 5
 FAULTS = {  # what is broken, as the model may see it
