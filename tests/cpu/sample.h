@@ -279,6 +279,7 @@ struct Row {
   double lse = -kInf;
 };
 
+/// The sample's q, k and v, element by element where their arrays have them.
 struct Numbers {
   std::vector<double> q, k, v;
 };

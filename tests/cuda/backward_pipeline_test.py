@@ -35,7 +35,7 @@ SLOTS = 8
 RETURNED, PARTS = 2, 4  # buffers for what comes back of a row, and in how many parts that does
 RUNS = 8  # of each list of tiles
 ENOUGH = 3  # times that a breakage is seen
-MOST_ROUNDS = 5
+MOST_ROUNDS = 12
 FAULTS = {  # what is broken, as the model may see it
     "dS is not claimed": ("dS",),
     "dS is not waited for": ("dS",),
