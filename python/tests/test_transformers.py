@@ -262,17 +262,19 @@ def test_sequences_packed_by_the_collator(device: str) -> None:
         near(ours(**batch, use_cache=False).logits, torch.cat(alone, 1))
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded_static"])
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("make", DECODERS, ids=lambda make: make.__name__)
 def test_generation(make: Callable[[], Any], side: str, cache: str, device: str) -> None:
+    if cache == "offloaded_static" and device == "cpu":
+        pytest.skip("transformers offloads from a GPU only")
     eager, ours = build(make, device, torch.float32 if device == "cpu" else torch.bfloat16)
     arguments = {
         "input_ids": tokens(device), "attention_mask": padding(side, device), "max_new_tokens": 12, "do_sample": False,
         "output_logits": True, "return_dict_in_generate": True, "disable_compile": True,
     }  # fmt: skip
-    if cache == "static":
-        arguments["cache_implementation"] = "static"
+    if cache != "dynamic":
+        arguments["cache_implementation"] = cache
     b, a = (model.generate(**arguments) for model in (eager, ours))
     same_words(a, b)
 
@@ -436,11 +438,10 @@ def test_which_masks_have_elements(device: str) -> None:
     holes = right & (torch.arange(10, device=device) != 2)
     causal, window = masks.causal_mask_function, masks.sliding_window_causal_mask_function(3)
     full = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
-    assert ask(causal) is None
-    assert ask(causal, 1) is None
-    assert ask(masks.sliding_window_causal_mask_function(10)) is None
-    assert ask(masks.bidirectional_mask_function, **full) is None
-    assert ask(causal, attention_mask=torch.ones_like(right)) is None
+    wide = masks.sliding_window_causal_mask_function(10)
+    for mask in (ask(causal), ask(causal, 1), ask(wide), ask(causal, attention_mask=torch.ones_like(right))):
+        assert isinstance(mask, Mask) and mask.window == (-1, 0) and mask.keep is None and mask.pieces is None
+    assert ask(masks.bidirectional_mask_function, **full).window == (-1, -1)
     for mask in (ask(window), ask(causal, 4), ask(window, 1)):
         assert isinstance(mask, Mask) and mask.keep is None and mask.pieces is None
     for mask in (ask(causal, attention_mask=right), ask(window, attention_mask=right)):
@@ -458,6 +459,27 @@ def test_which_masks_have_elements(device: str) -> None:
         with pytest.warns(QuadraticMaskWarning, match="2 x 10 x 10"):
             elements = ask(function, **more)
         assert isinstance(elements, Tensor) and elements.shape == (2, 1, 10, 10)
+
+
+@pytest.mark.skipif(not hasattr(masks, "remap_positions_for_packed_sequence"), reason="transformers has none")
+@pytest.mark.parametrize("counts", [True, False])
+def test_positions_inside_packed_sequences(counts: bool, device: str) -> None:
+    """A window over positions that count up inside each sequence is one over tokens; over others it is not."""
+    positions = torch.cat([torch.arange(n, device=device) for n in (9, 1, 13)])[None].expand(2, -1).clone()
+    if not counts:
+        positions[1, -1] += 4
+    segments = (positions == 0).cumsum(1)
+    packed = masks.packed_sequence_compatibility_function(
+        masks.sliding_window_causal_mask_function(4), positions, segments
+    )
+    where = {"batch_size": 2, "q_length": 23, "kv_length": 23, "allow_is_causal_skip": False}
+    if counts:
+        mask, ours, exact = visible(device, packed, **where)
+        assert isinstance(mask, Mask) and mask.window == (3, 0)
+    else:
+        with pytest.warns(QuadraticMaskWarning):
+            _, ours, exact = visible(device, packed, **where)
+    agree(ours, exact)
 
 
 def test_own_mask_function(device: str) -> None:
@@ -541,6 +563,75 @@ def test_refusals(device: str) -> None:
             torch.nn.Module(), q, q, q, torch.ones(1, 1, 4, 4, device=device), cu_seq_lens_q=cu_seqlens
         )
     mask = Mask((1, 1, 4, 4), 4, (-1, 0), "bottom_right")
-    with pytest.raises(NotImplementedError, match="has no elements"):
-        mask[:, :, :2]
     assert "window=(-1, 0)" in repr(mask) and mask.to(device).shape == (1, 1, 4, 4) and mask.ndim == mask.dim() == 4
+    assert mask.size() == mask.shape and mask.size(-1) == 4 and mask.contiguous() is mask
+
+
+MISUSES: dict[str, Callable[[Tensor, Any], Any]] = {
+    "index": lambda s, mask: mask[:, :, :2],
+    "sum": lambda s, mask: s + mask,
+    "sum the other way": lambda s, mask: mask + s,
+    "inverse": lambda s, mask: 1.0 - mask,
+    "comparison": lambda s, mask: s.masked_fill(mask == 0, -1.0),
+    "function": lambda s, mask: torch.where(mask, s, -1.0),
+    "keyword": lambda s, mask: torch.nn.functional.scaled_dot_product_attention(s, s, s, attn_mask=mask),
+    "method": lambda s, mask: s.masked_fill(~mask.bool(), -1.0),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_masks_are_not_computed_with(misuse: str, device: str) -> None:
+    """What a model with an attention of its own may do with a mask never goes well in silence."""
+    mask = hf.attention_mask(batch_size=1, q_length=4, kv_length=4, device=device)
+    with pytest.raises((NotImplementedError, AttributeError), match="has no elements.*attn_implementation='eager'"):
+        MISUSES[misuse](torch.randn(1, 2, 4, 4, device=device), mask)
+
+
+# ---- models with attention of their own
+
+OWN: dict[str, dict[str, Any]] = {
+    "Bloom": {"hidden_size": 32, "n_layer": 1, "n_head": 2},
+    "GPTJ": {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 4},
+    "Falcon": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "GPTNeo": {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]},
+    "MPNet": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+    "Mpt": {"d_model": 32, "n_heads": 2, "n_layers": 1},
+    "DebertaV2": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_models_with_attention_of_their_own_are_refused(name: str) -> None:
+    """By name, when they are made and when an implementation is chosen later; so are classes derived from them."""
+    config = getattr(transformers, f"{name}Config")(**OWN[name], vocab_size=VOCABULARY)
+    refusal = rf"attn_implementation = 'tessera': {name}Model .*AttentionInterface.*attn_implementation='eager'"
+    with pytest.raises(ValueError, match=refusal):
+        transformers.AutoModel.from_config(config, attn_implementation="tessera")
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+    with pytest.raises(ValueError, match=refusal):
+        model.set_attn_implementation("tessera")
+    derived = type("Derived", (type(model),), {"__module__": __name__})
+    config._attn_implementation = "tessera"
+    with pytest.raises(ValueError, match="'tessera': Derived"):
+        derived(config)
+
+
+def test_models_chosen_later(device: str) -> None:
+    """What is not refused is computed by Tessera from then on."""
+    eager, _ = build(llama, device)
+    other = copy.deepcopy(eager)
+    other.set_attn_implementation("tessera")
+    assert other.config._attn_implementation == "tessera"
+    ids = tokens(device)
+    near(other(ids, use_cache=False).logits, eager(ids, use_cache=False).logits)
+
+
+def test_layers_with_attention_of_their_own_are_named() -> None:
+    """In a model most of whose attention is Tessera's."""
+    config = transformers.LongT5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    with pytest.warns(hf.OwnAttentionWarning, match="LongT5Stack has layers .*: LongT5LocalAttention"):
+        transformers.AutoModel.from_config(config, attn_implementation="tessera")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hf.OwnAttentionWarning)
+        for make in (llama, bert, t5):
+            transformers.AutoModel.from_config(make(), attn_implementation="tessera")
