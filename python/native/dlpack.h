@@ -18,7 +18,19 @@ enum DLTypeCode : std::uint8_t {
   kDLUInt = 1,
   kDLFloat = 2,
   kDLBfloat = 4,
-  kDLBool = 6
+  kDLComplex = 5,
+  kDLBool = 6,
+  kDLFloat8E3m4 = 7,
+  kDLFloat8E4m3 = 8,
+  kDLFloat8E4m3B11Fnuz = 9,
+  kDLFloat8E4m3Fn = 10,
+  kDLFloat8E4m3Fnuz = 11,
+  kDLFloat8E5m2 = 12,
+  kDLFloat8E5m2Fnuz = 13,
+  kDLFloat8E8m0Fnu = 14,
+  kDLFloat6E2m3Fn = 15,
+  kDLFloat6E3m2Fn = 16,
+  kDLFloat4E2m1Fn = 17
 };
 
 struct DLType {

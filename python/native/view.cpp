@@ -106,14 +106,29 @@ bool View::contiguous() const {
 
 std::string name_of(DLType dtype) {
   const std::string bits = std::to_string(dtype.bits);
-  switch (dtype.code) {
-    case kDLInt: return "int" + bits;
-    case kDLUInt: return "uint" + bits;
-    case kDLFloat: return "float" + bits;
-    case kDLBfloat: return "bfloat" + bits;
-    case kDLBool: return "bool";
-    default: return "type " + std::to_string(dtype.code) + " of " + bits + " bits";
-  }
+  const auto name = [&]() -> std::string {
+    switch (dtype.code) {
+      case kDLInt: return "int" + bits;
+      case kDLUInt: return "uint" + bits;
+      case kDLFloat: return "float" + bits;
+      case kDLBfloat: return "bfloat" + bits;
+      case kDLComplex: return "complex" + bits;
+      case kDLBool: return "bool";
+      case kDLFloat8E3m4: return "float8_e3m4";
+      case kDLFloat8E4m3: return "float8_e4m3";
+      case kDLFloat8E4m3B11Fnuz: return "float8_e4m3b11fnuz";
+      case kDLFloat8E4m3Fn: return "float8_e4m3fn";
+      case kDLFloat8E4m3Fnuz: return "float8_e4m3fnuz";
+      case kDLFloat8E5m2: return "float8_e5m2";
+      case kDLFloat8E5m2Fnuz: return "float8_e5m2fnuz";
+      case kDLFloat8E8m0Fnu: return "float8_e8m0fnu";
+      case kDLFloat6E2m3Fn: return "float6_e2m3fn";
+      case kDLFloat6E3m2Fn: return "float6_e3m2fn";
+      case kDLFloat4E2m1Fn: return "float4_e2m1fn";
+      default: return "DLPack type " + std::to_string(dtype.code) + " of " + bits + " bits";
+    }
+  }();
+  return dtype.lanes > 1 ? name + "x" + std::to_string(dtype.lanes) : name;
 }
 
 std::string name_of(DLDevice device) {

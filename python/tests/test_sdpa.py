@@ -336,9 +336,69 @@ def test_errors(device: str) -> None:
     nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
     with pytest.raises(NotImplementedError, match="query is a nested tensor"):
         sdpa(nested, nested, nested)
-    if device == "cpu":
+    if device == "cuda":
         with pytest.raises((ValueError, NotImplementedError), match="float64"):
             sdpa(q.double(), k.double(), v.double())
+
+
+def test_float64_is_left_to_torch() -> None:
+    """On a CPU, with a word; whatever the caller knows of the mask."""
+    q, k, v = (torch.randn(2, 4, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+    window = torch.ones(5, 7, dtype=torch.bool).tril(2).triu(-1)
+    for arguments, told in (
+        ({}, {}),
+        ({"is_causal": True}, {}),
+        ({"attn_mask": window}, {"mask_is": ("window", 1, 2)}),
+        ({"attn_mask": window.tril()}, {"mask_is": "causal"}),
+        ({"scale": 0.2, "enable_gqa": True}, {}),
+    ):
+        heads = 2 if "enable_gqa" in arguments else 4
+        with pytest.warns(UserWarning, match="query.dtype = float64: computed by torch's own"):
+            ours = sdpa(q, k[:, :heads], v[:, :heads], **arguments, **told)
+        theirs = {"is_causal": True} if told.get("mask_is") == "causal" else arguments
+        assert torch.equal(ours, scaled_dot_product_attention(q, k[:, :heads], v[:, :heads], **theirs))
+
+
+def draw_layout(*shape: int) -> Tensor:
+    """Random numbers in one of the layouts that tensors have in practice."""
+    dims = torch.randperm(len(shape) - 1).tolist()
+    x = torch.randn([shape[i] for i in dims] + [shape[-1]]).permute(*(dims.index(i) for i in range(len(dims))), -1)
+    match int(torch.randint(8, ())):
+        case 0:
+            return torch.randn(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
+        case 1:
+            return torch.randn(*shape[:-2], shape[-2], 3, shape[-1])[..., 1, :]
+        case 2:
+            return torch.randn(shape[1:]).expand(*shape) if len(shape) > 2 else x
+        case 3 | 4:
+            return x.contiguous()
+    return x
+
+
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="what torch's kernels do differs from version to version")
+def test_results_lie_in_memory_as_those_of_torch(device: str) -> None:
+    """So that .view() and .stride() give what they give in torch, inside and outside of sdpa_mode."""
+    if device == "cuda":
+        pytest.skip("torch has several kernels there, whose results lie differently")
+
+    def one_of(*values: Any) -> Any:
+        return values[int(torch.randint(len(values), ()))]
+
+    for _ in range(400):
+        lead = [one_of(1, 2, 3) for _ in range(one_of(2, 2, 2, 0, 1, 3))]
+        d, dv, rows, keys = one_of(1, 8, 16), one_of(None, None, 12), one_of(1, 5, 17), one_of(1, 6, 19)
+        q, k, v = draw_layout(*lead, rows, d), draw_layout(*lead, keys, d), draw_layout(*lead, keys, dv or d)
+        mask = one_of(None, torch.rand(rows, keys) < 2.0, torch.randn(rows, keys), torch.randn(rows, keys))
+        if mask is not None and mask.is_floating_point() and one_of(True, False):
+            mask.requires_grad_()
+        q.requires_grad_(one_of(True, False))
+        arguments = (q, k, v, mask, one_of(0.0, 0.0, 0.0, 0.2))
+        theirs = scaled_dot_product_attention(*arguments)
+        with sdpa_mode():
+            ours = scaled_dot_product_attention(*arguments)
+        at = [i for i, n in enumerate(theirs.shape) if n > 1]
+        strides = [(q.shape, x.stride()) for x in (q, k, v)]
+        assert [ours.stride(i) for i in at] == [theirs.stride(i) for i in at], (strides, arguments[3:])
 
 
 # ---- in place of torch's

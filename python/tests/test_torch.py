@@ -1,6 +1,7 @@
 """tessera.attention inside PyTorch's machinery: custom ops, compilation, export, autocast, checkpointing, transforms,
 CUDA graphs."""
 
+import io
 from typing import Any
 
 import pytest
@@ -188,13 +189,156 @@ def test_checkpointed(qkv: tuple[Tensor, Tensor, Tensor], reentrant: bool) -> No
     assert all(map(torch.equal, gradients(plain, qkv), grads))
 
 
-def test_functional_gradients_and_vmap(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_functional_gradients(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v = (x.detach() for x in qkv)
     functional = torch.func.grad(lambda q: tessera.attention(q, k, v, deterministic=True).float().sum())(q)
     direct = gradients(tessera.attention(*qkv, deterministic=True), qkv)[0]
     assert torch.equal(functional, direct)
-    with pytest.raises(NotImplementedError, match="fold the mapped dimension into the batch"):
-        torch.vmap(lambda q: tessera.attention(q, k, v))(q[None])
+
+
+# Of 3 mapped indices: where the dimension is, in q, k, v, bias and alibi_slopes; None: all indices share the tensor.
+MAPPED = {
+    "all": (0, 0, 0, 0, 0),
+    "queries": (0, None, None, None, None),
+    "elsewhere": (1, 2, 3, 2, 1),
+    "keys": (None, 0, 0, None, 0),
+    "bias": (0, None, 0, 0, None),
+}
+
+
+def draw_mapped(dims: tuple[int | None, ...], device: str, bias_batch: int) -> tuple[Tensor, ...]:
+    """q, k, v, bias and slopes with a dimension of 3 where dims say."""
+    shapes = ((2, 9, 4, 16), (2, 11, 2, 16), (2, 11, 2, 16), (bias_batch, 1, 9, 11), (2, 4))
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    types = (dtype, dtype, dtype, dtype, torch.float32)
+    sizes = [s if d is None else (*s[:d], 3, *s[d:]) for s, d in zip(shapes, dims, strict=True)]
+    return tuple(torch.randn(s, device=device).to(t) for s, t in zip(sizes, types, strict=True))
+
+
+@pytest.mark.parametrize("bias_batch", [1, 2])
+@pytest.mark.parametrize("mapped", MAPPED)
+def test_vmap(mapped: str, bias_batch: int, device: str) -> None:
+    """A mapped call, its gradients, and a compiled one give what a loop over the indices gives."""
+    dims = MAPPED[mapped]
+    tensors = draw_mapped(dims, device, bias_batch)
+
+    def attend(*x: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = tessera.attention(
+            *x[:3], bias=x[3], alibi_slopes=x[4], causal=True, deterministic=True, return_lse=True
+        )
+        return o, lse
+
+    def loss(*x: Tensor) -> Tensor:
+        o, lse = attend(*x)
+        return o.float().square().sum() + lse.cos().sum()
+
+    def at(i: int, *x: Tensor) -> list[Tensor]:
+        return [y if d is None else y.select(d, i).contiguous() for y, d in zip(x, dims, strict=True)]
+
+    def loop(function: Any) -> list[Tensor]:
+        each = [function(*at(i, *tensors)) for i in range(3)]
+        return [torch.stack(x) for x in zip(*each, strict=True)]
+
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 0.03, "atol": 0.03}
+    torch._dynamo.reset()
+    mapping = torch.vmap(attend, dims)
+    for call in (mapping, torch.compile(mapping, fullgraph=True, backend="aot_eager")):
+        for x, y in zip(call(*tensors), loop(attend), strict=True):
+            torch.testing.assert_close(x, y, **tolerance)
+    gradient = torch.func.grad(loss, argnums=(0, 1, 2, 3))
+    for x, y in zip(torch.vmap(gradient, dims)(*tensors), loop(gradient), strict=True):
+        torch.testing.assert_close(x, y, **tolerance)
+    # The other way around: the gradient of a mapped call is one of what the indices share.
+    outer = torch.func.grad(lambda *x: sum(y.float().square().sum() for y in torch.vmap(attend, dims)(*x)), (1, 3))
+    direct = torch.func.grad(
+        lambda *x: sum(y.float().square().sum() for i in range(3) for y in attend(*at(i, *x))), (1, 3)
+    )
+    for x, y in zip(outer(*tensors), direct(*tensors), strict=True):
+        torch.testing.assert_close(x, y, **tolerance)
+
+
+def test_vmap_with_dropout(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Every index draws a mask of its own, and nothing else is done in silence."""
+    q, k, v = (x.detach()[None].expand(3, *x.shape) for x in qkv)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tessera.attention(q, k, v, dropout_p=0.5)
+
+    o = torch.vmap(attend, randomness="different")(q, k, v)
+    assert not torch.equal(o[0], o[1]) and not torch.equal(o[0], o[2])
+    with pytest.raises(NotImplementedError, match="randomness='same': must be 'different'"):
+        torch.vmap(attend, randomness="same")(q, k, v)
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(attend)(q, k, v)
+
+
+def test_vmap_refusals(qkv: tuple[Tensor, Tensor, Tensor], device: str) -> None:
+    q, k, v = (x.detach()[None] for x in qkv)
+    at = torch.tensor([0, 10, 33], dtype=torch.int32, device=device)
+    sink = torch.randn(1, 4, device=device)
+    with pytest.raises(NotImplementedError, match="cu_seqlens_q is given under torch.vmap"):
+        torch.vmap(lambda q: tessera.attention(q, q, q, cu_seqlens_q=at, max_seqlen_q=23))(q[:, 0])
+    with pytest.raises(NotImplementedError, match="sink under torch.vmap"):
+        torch.vmap(lambda q, k, v, sink: tessera.attention(q, k, v, sink=sink))(q, k, v, sink)
+    with pytest.raises(ValueError, match=r"q has shape \(33, 4, 32\) under torch.vmap"):
+        torch.vmap(tessera.attention)(q[0], k[0], v[0])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_traced_functions_compute(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """torch.jit.trace records the operator, for other inputs, shapes and their gradients, and saves it."""
+    functions: list[Any] = [
+        lambda q, k, v: tessera.attention(q, k, v, causal=True, deterministic=True),
+        lambda q, k, v: tt.forward(q, k, v, causal=True)[0],
+        lambda q, k, v: tt.forward(q, k, v, causal=True, out=torch.empty_like(q))[0],
+        lambda q, k, v: tt.sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True),
+    ]
+    other = [torch.randn(3, n, h, 32, device=q.device).to(q.dtype) for q, n, h in zip(qkv, (21, 40, 40), (4, 2, 2),
+                                                                                      strict=True)]  # fmt: skip
+    for number, function in enumerate(functions):
+        traced = torch.jit.trace(function, tuple(x.detach() for x in qkv), check_trace=False)
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        file.seek(0)
+        for call in (traced, torch.jit.load(file)):
+            assert torch.equal(call(*other), function(*other)), number
+    traced = torch.jit.trace(functions[0], tuple(x.detach() for x in qkv), check_trace=False)
+    for x, y in zip(gradients(traced(*qkv), qkv), gradients(functions[0](*qkv), qkv), strict=True):
+        assert torch.equal(x, y)
+    o, lse, _ = tt.forward(*(x.detach() for x in qkv), causal=True)
+    given = (torch.randn_like(o), *(x.detach() for x in qkv), o, lse)
+    traced = torch.jit.trace(lambda *x: tt.backward(*x, causal=True, deterministic=True), given, check_trace=False)
+    for x, y in zip(traced(*given), tt.backward(*given, causal=True, deterministic=True), strict=True):
+        assert torch.equal(x, y)
+    with pytest.raises(NotImplementedError, match="dropout_mask under torch.jit.trace"):
+        torch.jit.trace(lambda x: tt.dropout_mask(torch.tensor([1, 2]), 0.5, 1, 1, 4, 4), o)
+
+
+def test_signs_that_torch_has_put_off(qkv: tuple[Tensor, Tensor, Tensor], device: str) -> None:
+    """Tensors with the negative bit are read with their sign: inputs, the gradient of o, what is saved."""
+    put_off = torch._neg_view
+    bias, sink = torch.randn(2, 4, 33, 47, device=device), torch.randn(4, device=device)
+    slopes = torch.rand(4, device=device)
+    given = {"q": qkv[0], "k": qkv[1], "v": qkv[2], "bias": bias, "alibi_slopes": slopes, "sink": sink}
+    given = {name: x.detach() for name, x in given.items()}
+    for name in given:
+        flipped, plain = ({**given, name: f(given[name])} for f in (put_off, torch.neg))
+        assert flipped[name].is_neg()
+        assert torch.equal(tessera.attention(**flipped), tessera.attention(**plain)), name
+        flipped, plain = ({n: x.requires_grad_(n != "alibi_slopes") for n, x in y.items()} for y in (flipped, plain))
+        a, b = (
+            torch.autograd.grad(
+                tessera.attention(**y, deterministic=True).sum(), [x for n, x in y.items() if n != "alibi_slopes"]
+            )
+            for y in (flipped, plain)
+        )
+        assert all(map(torch.equal, a, b)), name
+    o, lse = tessera.attention(*qkv, return_lse=True, deterministic=True)
+    weights = [torch.randn_like(o), torch.randn_like(lse)]
+    a, b = (
+        torch.autograd.grad((o, lse), qkv, [f(w) for w in weights], retain_graph=True) for f in (put_off, torch.neg)
+    )
+    assert all(map(torch.equal, a, b))
 
 
 def test_inference_mode(qkv: tuple[Tensor, Tensor, Tensor]) -> None:

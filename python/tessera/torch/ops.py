@@ -1,9 +1,9 @@
 """Attention for torch tensors.
 
-`attention` is differentiable and goes one of two ways. Under torch.compile, torch.export and dispatch modes it calls
-the custom ops `tessera::forward` and `tessera::backward`, which have fake implementations. Otherwise, torch.func
-included, it calls the library straight away: on the host that costs a third of an op, a sixth with
-autograd (docs/python.md).
+`attention` is differentiable and goes one of two ways. Under torch.compile, torch.export, torch.jit.trace and dispatch
+modes it calls the custom ops `tessera::forward` and `tessera::backward`, which have fake implementations. Otherwise,
+torch.func included, it calls the library straight away: on the host that costs a third of an op, a sixth with autograd
+(docs/python.md).
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .. import _native
 from ..arguments import Options, band, is_top_left, require_packed
+from . import folding
 from .tensors import rows
 
 # The eight input tensors in the library's order: q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k.
@@ -158,12 +159,22 @@ def _check_rows(q: Tensor, v: Tensor) -> None:
 
 
 def _empty_o(q: Tensor, v: Tensor) -> Tensor:
-    """Uninitialised o, contiguous."""
+    """Uninitialised o, whose dimensions lie in memory in the order of q's, as torch's own attention has it."""
     if q.dim() == v.dim() and q.size(-1) == v.size(-1):
         # Three times as fast as giving a shape.
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
+        try:
+            o = torch.empty_like(q)
+            return o if o.stride(-1) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
+        except RuntimeError:
+            if q.layout is not torch.strided:
+                raise ValueError(f"q.layout = {q.layout}: must be torch.strided, e.g. by q.to_dense()") from None
+            raise
     _check_rows(q, v)
-    return q.new_empty(q.shape[:-1] + v.shape[-1:])
+    if q.is_contiguous():
+        return q.new_empty(q.shape[:-1] + v.shape[-1:])
+    order = sorted(range(q.dim() - 1), key=q.stride, reverse=True) if 0 not in q.stride() else range(q.dim() - 1)
+    o = q.new_empty([q.size(i) for i in order] + [v.size(-1)])
+    return o.permute(*sorted(range(q.dim() - 1), key=list(order).__getitem__), -1)
 
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,9 +183,20 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return _empty_o(q, v), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
+def _signed(inputs: Inputs) -> Inputs:
+    """The tensors with the signs that torch has put off: the library reads memory as it lies."""
+    q, k, v, bias, alibi_slopes, sink, *_ = inputs
+    others = () if bias is None and alibi_slopes is None and sink is None else (bias, alibi_slopes, sink)
+    if q.is_neg() or k.is_neg() or v.is_neg() or any(x is not None and x.is_neg() for x in others):
+        resolved: Any = tuple(None if x is None else x.resolve_neg() for x in inputs)
+        return resolved
+    return inputs
+
+
 def _run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor | None) -> None:
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
+    inputs = _signed(inputs)
     _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, _stream(q), _allocate)
 
 
@@ -194,10 +216,11 @@ def _run_backward(
 ) -> None:
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
+    inputs, o, lse, dout = _signed(inputs), o.resolve_neg(), lse.resolve_neg(), rows(dout.resolve_neg())
     if dlse is not None:
-        dlse = dlse.contiguous()
+        dlse = dlse.resolve_neg().contiguous()
     _native.backward(
-        *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, rows(dout), dlse, dq, dk, dv, dbias, dsink,
+        *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, dout, dlse, dq, dk, dv, dbias, dsink,
         _stream(q), _allocate,
     )  # fmt: skip
 
@@ -313,16 +336,28 @@ torch.library.register_autograd("tessera::forward", _differentiate, setup_contex
 torch.library.register_autograd("tessera::backward", _refuse_second_derivatives, lib=_library)
 
 
-def _refuse_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
-    raise NotImplementedError(
-        "tessera.attention under torch.vmap: fold the mapped dimension into the batch dimension instead, "
-        "e.g. q.flatten(0, 1), and unflatten the result"
+def _vmap_forward(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> Any:
+    fold = folding.Fold(info, in_dims[:8], (q, k, v, *shared[:5]), in_dims[8], shared[5])
+    return fold.results(*torch.ops.tessera.forward(*fold.inputs, fold.rng_state, *shared[6:]))
+
+
+def _vmap_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    q, k, v, *shared = (arguments[i] for i in (2, 3, 4, *range(7, 12)))
+    needs_dbias, needs_dsink = arguments[-2:]
+    fold = folding.Fold(
+        info, (*in_dims[2:5], *in_dims[7:12]), (q, k, v, *shared), in_dims[12], arguments[12],
+        needs_dbias, needs_dsink,
+    )  # fmt: skip
+    dout, dlse, o, lse = (fold.rows(arguments[i], in_dims[i]) for i in (0, 1, 5, 6))
+    gradients = torch.ops.tessera.backward(
+        dout, dlse, *fold.inputs[:3], o, lse, *fold.inputs[3:], fold.rng_state, *arguments[13:]
     )
+    return fold.gradients(*gradients)
 
 
 if hasattr(torch.library, "register_vmap"):  # from 2.5 on; before, torch refuses in its own words
-    torch.library.register_vmap("tessera::forward", _refuse_vmap, lib=_library)
-    torch.library.register_vmap("tessera::backward", _refuse_vmap, lib=_library)
+    torch.library.register_vmap("tessera::forward", _vmap_forward, lib=_library)
+    torch.library.register_vmap("tessera::backward", _vmap_backward, lib=_library)
 
 
 # ---- autograd without the dispatcher
@@ -356,7 +391,10 @@ class _Forward(torch.autograd.Function):
         dq, dk, dv, dbias, dsink = compute(ctx.options, ctx.rng_state, needs, dout, dlse, o, lse, *inputs)
         return None, None, dq, dk, dv, dbias, None, dsink, None, None
 
-    vmap = staticmethod(_refuse_vmap)
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, options: Options, rng_state: Tensor | None, *inputs: Any) -> Any:
+        fold = folding.Fold(info, in_dims[2:], inputs, in_dims[1], rng_state)
+        return fold.results(*_Forward.apply(options, fold.rng_state, *fold.inputs))
 
 
 class _Eager(torch.autograd.Function):
@@ -389,11 +427,20 @@ class _Backward(torch.autograd.Function):
         """Nothing is kept."""
 
     backward = staticmethod(_refuse_second_derivatives)
-    vmap = staticmethod(_refuse_vmap)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, options: Options, rng_state: Tensor | None, needs: tuple[bool, bool], *tensors: Any
+    ) -> Any:
+        dout, dlse, o, lse, *inputs = tensors
+        fold = folding.Fold(info, in_dims[7:], tuple(inputs), in_dims[1], rng_state, *needs)
+        along_rows = (fold.rows(x, dim) for x, dim in zip((dout, dlse, o, lse), in_dims[3:7], strict=True))
+        return fold.gradients(*_Backward.apply(options, fold.rng_state, needs, *along_rows, *fold.inputs))
 
 
 _no_dispatch = Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_traced = torch._C._get_tracing_state  # by torch.jit.trace
 
 # Whether torch.func transforms what is computed.
 is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -403,6 +450,7 @@ def is_watched(q: Tensor) -> bool:
     """Whether somebody wants to see the operators that are called, or nothing is to be computed."""
     return (
         torch.compiler.is_compiling()
+        or _is_traced() is not None
         or _dispatch_modes() > 0
         or type(q).__torch_dispatch__ is not _no_dispatch
         or q.is_meta
@@ -481,10 +529,13 @@ def forward(
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
     state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
-    o, lse = _outputs(inputs[0], inputs[2])
-    if out is not None:
-        o = out
-    _run_forward(inputs, options, state, o, lse)
+    if is_watched(q):
+        o, lse = torch.ops.tessera.forward(*inputs, state, *options)
+        o = o if out is None else out.copy_(o)
+    else:
+        o, lse = _outputs(inputs[0], inputs[2])
+        o = o if out is None else out
+        _run_forward(inputs, options, state, o, lse)
     return o, lse, torch.empty(0, dtype=torch.int64, device="cpu") if state is None else state
 
 
@@ -533,9 +584,17 @@ def backward(
         q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
+    state = rng_state if dropout_p > 0.0 else None
+    if is_watched(q):
+        made = torch.ops.tessera.backward(
+            dout, dlse, *inputs[:3], o, lse, *inputs[3:], state, *options, dbias is not None, dsink is not None
+        )
+        dq, dk, dv, *_ = (
+            x if given is None else given.copy_(x) for x, given in zip(made, (dq, dk, dv, dbias, dsink), strict=True)
+        )
+        return dq, dk, dv
     dq = q.new_empty(q.shape) if dq is None else dq
     dk = k.new_empty(k.shape) if dk is None else dk
     dv = v.new_empty(v.shape) if dv is None else dv
-    state = rng_state if dropout_p > 0.0 else None
     _run_backward(inputs, options, state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
     return dq, dk, dv

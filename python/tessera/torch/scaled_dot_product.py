@@ -1,5 +1,6 @@
 """In place of torch.nn.functional.scaled_dot_product_attention: `sdpa`, and `sdpa_mode`, which puts it there."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, ClassVar, Literal
@@ -36,7 +37,8 @@ def sdpa(
 
     Args:
         query: (..., num_heads, seqlen_q, head_dim), or without heads (seqlen_q, head_dim). float32 (CPU only), bfloat16
-            or float16. Under autocast all three get its type.
+            or float16. Under autocast all three get its type. float64 on the CPU is left to torch's own kernel, with a
+            warning.
         key: (..., num_heads, seqlen_k, head_dim). Leading dimensions broadcast, and so do the heads.
         value: (..., num_heads, seqlen_k, head_dim_v).
         attn_mask: broadcasts to (..., num_heads, seqlen_q, seqlen_k). Boolean, True where a query attends to a key; or
@@ -54,7 +56,8 @@ def sdpa(
             read on the device: if there is more than one run, the result is that of some other mask.)
 
     Returns:
-        (..., num_heads, seqlen_q, head_dim_v). A query that sees no key gets 0, and no gradient.
+        (..., num_heads, seqlen_q, head_dim_v), in memory laid out as torch's own result. A query that sees no key gets
+        0, and no gradient.
 
     Raises:
         ValueError, NotImplementedError: as `tessera.attention`; also ValueError for shapes that do not broadcast and
@@ -79,6 +82,39 @@ def sdpa(
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask is of type {type(attn_mask).__name__!r}: must be a torch tensor")
 
+    if query.dtype is torch.float64 and query.is_cpu and not torch.is_autocast_enabled("cpu"):
+        _warn_of_float64()
+        causal = is_causal or mask_is == "causal"
+        mask = None if causal else attn_mask
+        more: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}  # older versions have no such argument
+        return functional.scaled_dot_product_attention(query, key, value, mask, dropout_p, causal, scale=scale, **more)
+    o = _compute(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, mask_is)
+    return o.contiguous() if query.is_cpu and not _follows_query(query, key, value, attn_mask, dropout_p) else o
+
+
+def _follows_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+    """Whether torch's result on a CPU lies in memory like query. Otherwise it is contiguous."""
+    return (
+        query.dim() == 4
+        and dropout_p == 0.0
+        and query.shape[-1] == value.shape[-1]
+        and all(x.stride(-1) == 1 for x in (query, key, value))
+        and (mask is None or not mask.requires_grad)
+    )
+
+
+def _compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    mask_is: MaskIs,
+) -> Tensor:
+    """`sdpa` of arguments that make sense; o laid out like query."""
     options: dict[str, Any] = {"softmax_scale": scale, "dropout_p": dropout_p}
     if is_causal or mask_is == "causal":
         options |= {"causal": True, "alignment": "top_left"}
@@ -100,6 +136,16 @@ def sdpa(
         options |= window
     o = _over_batch(attend, q, k, v, mask, batch, options)
     return o if dims >= 4 else o.view(o.shape[4 - dims :])
+
+
+@torch.compiler.assume_constant_result
+def _warn_of_float64() -> None:
+    """Also while compiling."""
+    warnings.warn(
+        "query.dtype = float64: computed by torch's own scaled_dot_product_attention, Tessera has no kernel for it",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _is_plain(q: torch.Size, k: torch.Size, v: torch.Size, enable_gqa: bool) -> bool:
