@@ -1,5 +1,6 @@
 """What all tests share: the device they run on, and random numbers that differ from run to run."""
 
+import importlib.metadata
 import os
 import random
 
@@ -19,8 +20,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**31)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed {config.option.seed} (repeat with --seed), device {config.option.device}"
+def versions() -> str:
+    """Of the frameworks that are there."""
+    found = []
+    for name in ("torch", "transformers", "numpy", "jax"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """At the end, where also pytest -q says it."""
+    option = config.option
+    terminalreporter.write_line(f"seed {option.seed} (repeat with --seed), device {option.device}, {versions()}")
 
 
 @pytest.fixture

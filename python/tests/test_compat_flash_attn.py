@@ -537,17 +537,43 @@ def test_raw_functions(device: str) -> None:
 # ---- what is refused
 
 
+def test_float8_is_refused(device: str) -> None:
+    """By every function, with the name of the tensor, its type, and what to do."""
+    qkv = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16)
+    low = qkv.to(torch.float8_e4m3fn)
+    (q, k, v), cu = qkv.unbind(2), torch.tensor([0, 4], dtype=torch.int32, device=device)
+    said = r"dtype = torch.float8_e4m3fn: Tessera has no float8 kernels yet; dequantise first"
+    calls: dict[str, Callable[[], Any]] = {
+        "q": lambda: fa.flash_attn_func(low[:, :, 0], k, v),
+        "v": lambda: fa.flash_attn_varlen_func(q[0], k[0], low[0, :, 2], cu, cu, 4, 4),
+        "kv": lambda: fa.flash_attn_kvpacked_func(q, low[:, :, 1:]),
+        "qkv": lambda: fa.flash_attn_varlen_qkvpacked_func(low[0], cu, 4),
+        "k": lambda: fa._flash_attn_forward(q, low[:, :, 1], v, 0.0, 0.25, False, -1, -1, 0.0, None, False),
+    }
+    for name, call in calls.items():
+        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
+            call()
+    lse = torch.zeros(1, 2, 4, device=device)
+    with pytest.raises(NotImplementedError, match=rf"^v\.{said}"):
+        fa._flash_attn_backward(
+            q, q, k, low[:, :, 2], q, lse, None, None, None, 0.0, 0.25, False, -1, -1, 0.0, None, False
+        )
+
+
 def test_refusals(device: str) -> None:
     (q, k, v), lengths = packed_arguments(device)
     table = torch.zeros(3, 1, dtype=torch.int32, device=device)
-    with pytest.raises(NotImplementedError, match="block_table"):
+    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: block_table .*gather each sequence's pages"):
         fa.flash_attn_varlen_func(q, k, v, *lengths, block_table=table)
-    for name in ("block_table", "leftpad_k"):
-        with pytest.raises(NotImplementedError, match=name):
+    for name, instead in (("block_table", "gather each sequence's pages"), ("leftpad_k", "pack k and v without them")):
+        with pytest.raises(NotImplementedError, match=f"varlen_fwd: {name} is given.* cannot do yet: .*{instead}"):
             fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, **{name: table})
     used = torch.ones(3, dtype=torch.int32, device=device)
-    with pytest.raises(NotImplementedError, match="dropout_p"):
+    with pytest.raises(NotImplementedError, match="with seqused_k: dropout_p is given.*and leave seqused_k out"):
         fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.1, 0.25, False, seqused_k=used)
+    slopes = torch.ones(q.shape[1], device=device)
+    with pytest.raises(NotImplementedError, match="with seqused_k: alibi_slopes is given.*and leave seqused_k out"):
+        fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, alibi_slopes=slopes, seqused_k=used)
     with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
         fa.flash_attn_with_kvcache(q[None], k[None], v[None])
     dense = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)

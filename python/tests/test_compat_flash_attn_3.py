@@ -94,6 +94,166 @@ def test_unused_tokens_do_not_matter(device: str) -> None:
     assert not expected[3:10].any()
 
 
+# ---- layouts: queries and keys are dense or packed, each for itself, and used in part
+
+PARTS = [(used, layout) for layout in ("qk", "q", "k") for used in ("k", "qk", "q", "")]
+
+
+class Ragged:
+    """5 sequences of queries and of keys, dense or packed, and the reference for what is used of them."""
+
+    def __init__(self, dense: str, used: str, device: str) -> None:
+        lengths = {"q": [9, 0, 30, 4, 12], "k": [20, 5, 11, 0, 33]}
+        for side in dense:
+            lengths[side] = [17] * 5
+        counts = {side: [random.randint(0, n) for n in own] if side in used else own for side, own in lengths.items()}
+        self.longest = {side: max(own) for side, own in lengths.items()}
+        starts = {side: [sum(own[:i]) for i in range(6)] for side, own in lengths.items()}
+        self.parts = {
+            side: [slice(a, a + n) for a, n in zip(starts[side], counts[side], strict=False)] for side in lengths
+        }
+        self.lengths = {
+            f"{name}_{side}": value
+            for side in "qk"
+            for name, value in (
+                ("cu_seqlens", None if side in dense else as_tensor(starts[side], device)),
+                ("max_seqlen", None if side in dense else self.longest[side]),
+                ("seqused", as_tensor(counts[side], device) if side in used else None),
+            )
+        }
+        total = {side: sum(own) for side, own in lengths.items()}
+        q = torch.randn(total["q"], 4, 16, device=device, dtype=torch.bfloat16)
+        k, v = (torch.randn(total["k"], 2, d, device=device, dtype=torch.bfloat16) for d in (16, 24))
+        self.dense = dense
+        self.operands = self.shaped("q", q), self.shaped("k", k), self.shaped("k", v)
+
+    def shaped(self, side: str, x: Tensor) -> Tensor:
+        return x.unflatten(0, (5, 17)) if side in self.dense else x
+
+    def flat(self, side: str, x: Tensor) -> Tensor:
+        return x.flatten(0, 1) if side in self.dense else x
+
+    def exact(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        q, k, v = self.flat("q", q), self.flat("k", k), self.flat("k", v)
+        out = q.new_zeros(*q.shape[:2], v.shape[-1])
+        lse = torch.full(q.shape[1::-1], -INFINITY, device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
+        for rows, keys in zip(self.parts["q"], self.parts["k"], strict=True):
+            part, part_lse = reference.dense(q[None, rows], k[None, keys], v[None, keys], **options)
+            out[rows], lse[:, rows] = part[0], part_lse[0]
+        if "q" in self.dense:
+            lse = lse.unflatten(1, (5, 17)).transpose(0, 1)
+        return self.shaped("q", out), lse
+
+
+def as_tensor(numbers: list[int], device: str) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("feature", ["full", "causal", "window"])
+@pytest.mark.parametrize("used, dense", PARTS)
+def test_layouts(used: str, dense: str, feature: str, device: str) -> None:
+    """o, lse and gradients of dense and packed operands, used in full or in part, sequence by sequence."""
+    case, options = Ragged(dense, used, device), FEATURES[feature]
+    check(
+        lambda q, k, v: fa3.flash_attn_varlen_func(q, k, v, **case.lengths, **options, return_attn_probs=True),
+        lambda q, k, v: case.exact(q, k, v, **as_reference(options)),
+        case.operands,
+    )
+
+
+@pytest.mark.parametrize("used, dense", [*PARTS, ("k", ""), ("qk", "")])
+def test_layouts_of_operators(used: str, dense: str, device: str) -> None:
+    """The private operators compute what the function does, and write gradients into tensors of any strides."""
+    case = Ragged(dense, used, device)
+    operands = leaves(*case.operands)
+    expected, expected_lse = fa3.flash_attn_varlen_func(
+        *operands, **case.lengths, causal=True, deterministic=True, return_attn_probs=True
+    )
+    out, lse, _, _ = fa3._flash_attn_forward(*case.operands, **case.lengths, causal=True)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse) and lse.is_contiguous()
+    dout = torch.randn_like(out)
+    right = torch.autograd.grad(expected, operands, dout)
+    gradients = [torch.empty(*x.shape[:-1], x.shape[-1] + 8, device=device, dtype=x.dtype) for x in case.operands]
+    gradients = [x[..., 4:-4] for x in gradients]
+    lengths = {name.replace("seqused", "sequed"): value for name, value in case.lengths.items()}
+    softmax_d = fa3._flash_attn_backward(
+        dout, *case.operands, out, lse, **lengths, dq=gradients[0], dk=gradients[1], dv=gradients[2],
+        is_causal=True, deterministic=True,
+    )  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(gradients, right, strict=True))
+    assert softmax_d.shape == lse.shape
+    torch.library.opcheck(fa3._flash_attn_forward._opoverload, case.operands, case.lengths)
+
+
+def test_bounds_of_what_is_used(device: str) -> None:
+    """On a CPU bounds need not be given, nor exceed what is used; larger ones change nothing."""
+    if device != "cpu":
+        pytest.skip("on a GPU the bounds of whole sequences are required")
+    case = Ragged("", "qk", device)
+    expected = fa3.flash_attn_varlen_func(*case.operands, **case.lengths, causal=True)
+    longest = [int(case.lengths[f"seqused_{side}"].max()) for side in "qk"]
+    for bounds in ((None, None), longest, (1000, 1000)):
+        more = case.lengths | dict(zip(("max_seqlen_q", "max_seqlen_k"), bounds, strict=True))
+        assert torch.equal(fa3.flash_attn_varlen_func(*case.operands, **more, causal=True), expected)
+
+
+def test_long_integers(device: str) -> None:
+    """seqused of int64 means the same."""
+    case = Ragged("", "qk", device)
+    expected = fa3.flash_attn_varlen_func(*case.operands, **case.lengths)
+    long = {name: x.long() if name.startswith("seqused") else x for name, x in case.lengths.items()}
+    assert torch.equal(fa3.flash_attn_varlen_func(*case.operands, **long), expected)
+
+
+@pytest.mark.parametrize("dense", ["", "k", "qk"])
+def test_compiled_layouts(dense: str, device: str) -> None:
+    """One graph, with lengths that are not known to it; what is used may be less than the bounds say."""
+    case = Ragged(dense, "qk", device)
+    if not dense:
+        used = {side: max(1, int(case.lengths[f"seqused_{side}"].max())) for side in "qk"}
+        case.lengths |= {f"max_seqlen_{side}": used[side] for side in "qk"} if device == "cpu" else {}
+    operands = leaves(*case.operands)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fa3.flash_attn_varlen_func(q, k, v, **case.lengths, causal=True, deterministic=True)
+
+    expected = function(*operands)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)(*operands)
+    assert torch.equal(compiled, expected)
+    dout = torch.randn_like(expected)
+    mine, right = torch.autograd.grad(compiled, operands, dout), torch.autograd.grad(expected, operands, dout)
+    assert all(torch.equal(a, b) for a, b in zip(mine, right, strict=True))
+
+
+def test_wrong_lengths(device: str) -> None:
+    q = torch.randn(12, 2, 16, device=device, dtype=torch.bfloat16)
+    cu = as_tensor([0, 5, 12], device)
+
+    def attend(**more: Any) -> Any:
+        return fa3.flash_attn_varlen_func(q, q, q, cu, cu, 7, 7, **more)
+
+    for name in ("seqused_q", "seqused_k"):
+        with pytest.raises(TypeError, match=f"{name} is of type 'list': must be a tensor"):
+            attend(**{name: [1, 2]})
+        with pytest.raises(ValueError, match=f"{name}.dtype = torch.float32: must be int32"):
+            attend(**{name: torch.ones(2, device=device)})
+        with pytest.raises(ValueError, match=rf"{name} has shape \(3,\): must be \(2,\), \(batch,\)"):
+            attend(**{name: as_tensor([1, 2, 3], device)})
+        if device == "cpu":
+            for numbers, wrong in (
+                ([6, 1], r"\[0\] = 6: must lie in \[0, 5\]"),
+                ([1, 8], r"\[1\] = 8"),
+                ([0, -1], r"\[1\] = -1"),
+            ):
+                with pytest.raises(ValueError, match=name + wrong):
+                    attend(**{name: as_tensor(numbers, device)})
+    with pytest.raises(ValueError, match=r"q has shape \(12, 2, 16\): must be \(batch, .*since cu_seqlens_q is None"):
+        fa3.flash_attn_varlen_func(q, q, q, None, cu, None, 7)
+    dense = q.unflatten(0, (3, 4))
+    with pytest.raises(ValueError, match="q holds 3 sequences and k 2: must be equally many"):
+        fa3.flash_attn_varlen_func(dense, q, q, None, cu, None, 7)
+
+
 @pytest.mark.parametrize("heads_k", [4, 2])
 def test_qkv_packed(heads_k: int, device: str) -> None:
     """Both forms: bit for bit what q, k and v apart give."""
@@ -211,6 +371,54 @@ def test_compiled(device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine, right, strict=True))
 
 
+def test_what_gives_the_same_result(device: str) -> None:
+    """What refusals recommend instead of qv and attention_chunk is what upstream means by them."""
+    q = torch.randn(2, 13, 4, 16, device=device, dtype=torch.bfloat16)
+    k, v, qv = (torch.randn(2, 13, h, d, device=device, dtype=torch.bfloat16) for h, d in ((2, 16), (2, 24), (4, 24)))
+    scale = (16 + 24) ** -0.5
+    wide_k, wide_v = (x.double().repeat_interleave(2, 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), wide_k) + torch.einsum("bqhd,bkhd->bhqk", qv.double(), wide_v)
+    expected = torch.einsum("bhqk,bkhd->bqhd", (scale * scores).softmax(-1), wide_v)
+    out = fa3.flash_attn_func(torch.cat((q, qv), -1), torch.cat((k, v), -1), v)
+    assert (out - expected).abs().max() < 0.03
+
+    position = torch.arange(13, device=device)
+    hidden = (position[:, None] // 4 != position // 4) | (position > position[:, None])
+    expected, _ = reference.dense(
+        q.double(), k.double(), v.double(), bias=torch.zeros(13, 13, device=device).masked_fill(hidden, -INFINITY)
+    )
+    cu = as_tensor([0, 4, 8, 12, 13, 17, 21, 25, 26], device)
+    out = fa3.flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu, cu, 4, 4, causal=True)
+    assert (out.view_as(expected) - expected).abs().max() < 0.03
+
+
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_is_refused(dtype: torch.dtype, device: str) -> None:
+    """By every function, with the name of the tensor, its type, and what to do."""
+    q = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16)
+    cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
+    low = q.to(dtype)
+    said = rf"dtype = {dtype}: Tessera has no float8 kernels yet; dequantise first"
+    for name, operands in (
+        ("q", (low[:, :, 0], q[:, :, 1], q[:, :, 2])),
+        ("k", (q[:, :, 0], low[:, :, 1], q[:, :, 2])),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
+            fa3.flash_attn_func(*operands)
+        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
+            fa3.flash_attn_varlen_func(*(x[0] for x in operands), cu, cu, 4, 4)
+        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
+            fa3._flash_attn_forward(*operands)
+    with pytest.raises(NotImplementedError, match=rf"^qkv\.{said}"):
+        fa3.flash_attn_qkvpacked_func(low)
+    with pytest.raises(NotImplementedError, match=rf"^v\.{said}"):
+        lse = torch.zeros(1, 2, 4, device=device)
+        fa3._flash_attn_backward(q[:, :, 0], q[:, :, 0], q[:, :, 1], low[:, :, 2], q[:, :, 0], lse)
+
+
 REFUSED = {
     "qv": torch.zeros(1),
     "q_descale": torch.ones(1),
@@ -220,13 +428,24 @@ REFUSED = {
 }
 
 
+SAID = {
+    "qv": "torch.cat((q, qv), dim=-1) as q",
+    "q_descale": "Dequantise first: multiply",
+    "k_descale": "Dequantise first: multiply",
+    "v_descale": "Dequantise first: multiply",
+    "attention_chunk": "pack the chunks as sequences of their own",
+}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_arguments(name: str, device: str) -> None:
     q = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16)
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
     more = {name: REFUSED[name]}
-    with pytest.raises(NotImplementedError, match=f"flash_attn_func: {name} "):
+    with pytest.raises(NotImplementedError, match=f"flash_attn_func: {name} ") as error:
         fa3.flash_attn_func(*q.unbind(2), **more)
+    assert "cannot do yet" in str(error.value) and "leave it out" not in str(error.value)
+    assert SAID[name] in str(error.value)
     with pytest.raises(NotImplementedError, match=f"flash_attn_varlen_func: {name} "):
         fa3.flash_attn_varlen_func(*q[0].unbind(1), cu, cu, 4, 4, **more)
     if name != "qv":
@@ -250,15 +469,14 @@ def test_other_refusals(device: str) -> None:
         "kv_batch_idx",
         "leftpad_k",
         "rotary_cos",
+        "rotary_sin",
+        "seqlens_rotary",
+        "cu_seqlens_k_new",
         "scheduler_metadata",
     ):
         with pytest.raises(NotImplementedError, match=f"_flash_attn_forward: {name} "):
             fa3._flash_attn_forward(q, q, q, **{name: q})
-    with pytest.raises(NotImplementedError, match="dense tensors: seqused_k"):
-        fa3._flash_attn_forward(q, q, q, seqused_k=torch.ones(1, dtype=torch.int32, device=device))
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="all of them or none"):
-        fa3._flash_attn_forward(q[0], q[0], q[0], cu_seqlens_q=cu)
     with pytest.raises(ValueError, match=r"seqused_k has shape \(2,\): must be \(1,\)"):
         fa3.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, 4, 4, seqused_k=cu)
     for num_heads_q in (None, 3, 8):

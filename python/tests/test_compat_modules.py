@@ -28,14 +28,22 @@ NAMES = [
     "flash_attn_3",
     "flash_attn_3.flash_attn_interface",
     "flash_attn_interface",
+    "xformers",
+    "xformers.ops",
+    "xformers.ops.fmha",
+    "xformers.ops.fmha.attn_bias",
+    "xformers.ops.fmha.common",
+    "xformers.ops.fmha.cutlass",
+    "xformers.ops.fmha.flash",
+    "xformers.version",
 ]
 
 
 @pytest.fixture(autouse=True)
 def not_installed() -> None:
     """Whatever is in the environment, these tests start from nothing."""
-    if any(importlib.util.find_spec(name) for name in ("flash_attn", "flash_attn_interface")):
-        pytest.skip("a flash_attn is installed here")
+    if any(importlib.util.find_spec(name) for name in ("flash_attn", "flash_attn_interface", "xformers")):
+        pytest.skip("a flash_attn or an xformers is installed here")
 
 
 def test_modules_are_ours_under_another_name() -> None:
@@ -49,11 +57,26 @@ def test_modules_are_ours_under_another_name() -> None:
         from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
         assert flash_attn_func is tessera.compat.flash_attn.flash_attn_func
+        from xformers.ops import (  # type: ignore[import-not-found]
+            AttentionBias,
+            LowerTriangularMask,
+            fmha,
+            memory_efficient_attention,
+            memory_efficient_attention_backward,
+            memory_efficient_attention_forward,
+            memory_efficient_attention_forward_requires_grad,
+        )
+
+        ours = tessera.compat.xformers.ops
+        assert memory_efficient_attention is ours.memory_efficient_attention is fmha.memory_efficient_attention
+        assert (
+            issubclass(LowerTriangularMask, AttentionBias) and fmha.attn_bias.LowerTriangularMask is LowerTriangularMask
+        )
+        assert memory_efficient_attention_forward is fmha.memory_efficient_attention_forward
+        assert memory_efficient_attention_backward is fmha.memory_efficient_attention_backward
+        assert memory_efficient_attention_forward_requires_grad is ours.memory_efficient_attention_forward_requires_grad
         fa3 = importlib.import_module("flash_attn_interface")
         assert importlib.import_module("flash_attn_3.flash_attn_interface") is fa3
-        for name in ("flash_attn.losses.cross_entropy", "flash_attn.cute", "flash_attn_interface.nothing"):
-            with pytest.raises(ModuleNotFoundError):
-                importlib.import_module(name)
     for name in NAMES:
         assert name not in sys.modules
     with pytest.raises(ModuleNotFoundError):
@@ -70,7 +93,12 @@ def test_versions() -> None:
         for name in ("flash_attn", "flash-attn", "Flash.Attn"):
             assert importlib.metadata.version(name) == flash_attn.__version__ == "2.8.3"
         assert importlib.metadata.version("flash-attn-3") == "3.0.0"
+        import xformers
+
+        assert importlib.metadata.version("xformers") == xformers.__version__ == "0.0.35"
+        assert importlib.import_module("xformers.version").__version__ == "0.0.35"
         packages = importlib.metadata.packages_distributions()
+        assert packages["xformers"] == ["xformers"]
         assert packages["flash_attn"] == ["flash-attn"] and packages["flash_attn_interface"] == ["flash-attn-3"]
         assert importlib.metadata.version("torch"), "other distributions are still found"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
@@ -114,9 +142,131 @@ def test_real_package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
             del sys.modules[name]
 
 
+def write_real(folder: pathlib.Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("__version__ = 'real'\n")
+
+
+def forget(name: str) -> None:
+    for module in [module for module in sys.modules if module.split(".")[0] == name]:
+        del sys.modules[module]
+
+
+def test_one_package_at_a_time() -> None:
+    """Each package is installed and uninstalled on its own, whatever the other is."""
+    with tessera.compat.install(["flash_attn"]) as first:
+        assert first.packages == ("flash_attn",)
+        assert importlib.util.find_spec("xformers") is None
+        with pytest.raises(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version("xformers")
+        with tessera.compat.install() as second:
+            assert second.packages == ("xformers",)
+            assert importlib.metadata.version("xformers") == "0.0.35"
+            importlib.import_module("xformers.ops")
+        assert "xformers" not in sys.modules and importlib.util.find_spec("xformers") is None
+        importlib.import_module("flash_attn")
+    assert importlib.util.find_spec("flash_attn") is None
+    tessera.compat.install("xformers")
+    tessera.compat.install(("flash_attn",))
+    tessera.compat.uninstall(["flash_attn"])
+    assert importlib.util.find_spec("flash_attn") is None and importlib.util.find_spec("xformers") is not None
+    tessera.compat.uninstall()
+    assert importlib.util.find_spec("xformers") is None
+    with pytest.raises(ValueError, match="packages holds 'torch': must be of 'flash_attn', 'xformers'"):
+        tessera.compat.install(["xformers", "torch"])
+    assert importlib.util.find_spec("xformers") is None
+
+
+def test_real_xformers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone, with or without force, unless it is named; flash_attn is installed all the same."""
+    write_real(tmp_path, "xformers")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        for force in (False, True):
+            with tessera.compat.install(force=force) as installation:
+                assert installation.packages == ("flash_attn",)
+                assert importlib.import_module("xformers").__version__ == "real"
+                assert importlib.metadata.version("flash_attn") == "2.8.3"
+        real = importlib.import_module("xformers")
+        with pytest.raises(RuntimeError, match="the real xformers is imported"):
+            tessera.compat.install(["flash_attn", "xformers"])
+        assert importlib.util.find_spec("flash_attn") is None, "all or nothing"
+        with tessera.compat.install(["xformers"], force=True):
+            assert importlib.import_module("xformers").__version__ == "0.0.35"
+        assert importlib.import_module("xformers") is real
+    finally:
+        forget("xformers")
+
+
+# A module that upstream has and Tessera has not -> what its refusal says there is instead.
+MISSING = {
+    "flash_attn.modules.mha": "flash_attn_varlen_func",
+    "flash_attn.modules": "flash_attn_func",
+    "flash_attn.modules.mlp": "torch has what it does",
+    "flash_attn.losses": "torch.nn.functional.cross_entropy",
+    "flash_attn.losses.cross_entropy": "torch.nn.functional.cross_entropy",
+    "flash_attn.models.gpt": 'attn_implementation="tessera"',
+    "flash_attn.ops.rms_norm": "rms_norm",
+    "flash_attn.ops.fused_dense": "torch.nn.Linear",
+    "flash_attn.ops.triton.cross_entropy": "torch.nn.functional.cross_entropy",
+    "flash_attn.layers.patch_embed": "torch.nn.Conv2d",
+    "flash_attn.utils.benchmark": "torch has what it does",
+    "flash_attn.cute": "stand-ins for FlashAttention-2 and -3",
+    "flash_attn.nobody_knows": "has no flash_attn.nobody_knows$",
+    "xformers.components.attention": "xformers.ops.memory_efficient_attention",
+    "xformers.ops.swiglu_op": "has no xformers.ops.swiglu_op$",
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_missing_modules_say_what_there_is(name: str) -> None:
+    """In the text of an error that is caught as any missing module's."""
+    with tessera.compat.install():
+        with pytest.raises(
+            tessera.compat.MissingModuleError, match=f"^Tessera stands in for .*{MISSING[name]}"
+        ) as error:
+            importlib.import_module(name)
+        assert isinstance(error.value, ModuleNotFoundError)
+        assert (
+            error.value.name is not None and name.startswith(error.value.name) and error.value.name in str(error.value)
+        )
+        with pytest.raises(ImportError, match="^Tessera stands in for"):
+            exec(f"import {name}")
+
+
+@pytest.mark.parametrize("statement", ["from flash_attn import losses", "from flash_attn.ops import rms_norm"])
+def test_missing_modules_of_a_package(statement: str) -> None:
+    """The same of the other form of import, which asks for them under the package's own name."""
+    with tessera.compat.install(), pytest.raises(tessera.compat.MissingModuleError, match="^Tessera stands in for"):
+        exec(statement)
+
+
+def test_missing_modules_are_missing() -> None:
+    """find_spec has no answer for them. Names that are no modules, and other people's modules, fail as ever."""
+    with tessera.compat.install():
+        for name in ("flash_attn.modules", "flash_attn.cute", "flash_attn.nobody_knows", "xformers.components"):
+            assert importlib.util.find_spec(name) is None
+        try:
+            import flash_attn.losses  # type: ignore[import-not-found]  # noqa: F401
+
+            found = True
+        except ImportError:
+            found = False
+        assert not found
+        with pytest.raises(ImportError, match="cannot import name 'flash_attn_unpadded_func'"):
+            from flash_attn import flash_attn_unpadded_func  # noqa: F401
+        with pytest.raises(ModuleNotFoundError, match="is not a package"):
+            importlib.import_module("flash_attn_interface.nothing")
+        with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere_at_all'"):
+            importlib.import_module("nowhere_at_all")
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'flash_attn'"):
+        importlib.import_module("flash_attn.losses")
+
+
 def test_install_imports_little() -> None:
     code = "import sys, tessera.compat; tessera.compat.install(); import importlib.util as u; "
-    code += "assert u.find_spec('flash_attn') and 'torch' not in sys.modules and 'tessera.torch' not in sys.modules"
+    code += "assert u.find_spec('flash_attn') and u.find_spec('xformers.ops'); "
+    code += "assert 'torch' not in sys.modules and 'tessera.torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -554,9 +554,11 @@ def test_gradient_checkpointing_and_autocast(device: str) -> None:
 
 def test_refusals(device: str) -> None:
     q = torch.randn(1, 2, 4, 8, device=device)
-    for name, argument in (("output_attentions", True), ("head_mask", torch.ones(2)), ("block_indices", q)):
+    refused = {"output_attentions": True} | dict.fromkeys(("head_mask", "block_indices", "indices", "sinks"), q)
+    for name, argument in refused.items():
         with pytest.raises(NotImplementedError, match=f"{name} is given"):
             hf.attention_forward(torch.nn.Module(), q, q, q, None, **{name: argument})
+    hf.attention_forward(torch.nn.Module(), q, q, q, None, position_ids=q, output_attentions=False, head_mask=None)
     cu_seqlens = torch.tensor([0, 4], device=device)
     with pytest.raises(ValueError, match="cu_seq_lens_q is given together with a 4-D attention_mask"):
         hf.attention_forward(
@@ -567,8 +569,57 @@ def test_refusals(device: str) -> None:
     assert mask.size() == mask.shape and mask.size(-1) == 4 and mask.contiguous() is mask
 
 
+def test_masks_of_other_keys_are_refused(device: str) -> None:
+    """A mask of one key for many would be cut to that key, or broadcast. Only where it hides nothing is it clear."""
+    q, k = torch.randn(2, 2, 1, 8, device=device), torch.randn(2, 2, 5, 8, device=device)
+    module = torch.nn.Module()
+    one, all_of_them = (hf.attention_mask(batch_size=2, q_length=1, kv_length=n, q_offset=n - 1) for n in (1, 5))
+    assert torch.equal(*(hf.attention_forward(module, q, k, k, mask)[0] for mask in (one, all_of_them)))
+    padded = torch.tensor([[False], [True]], device=device)
+    element = hf.attention_mask(batch_size=2, q_length=1, kv_length=1, attention_mask=padded, device=device)
+    longer = hf.attention_mask(batch_size=2, q_length=1, kv_length=6, q_offset=5)
+    for mask in (element, longer, torch.zeros(2, 1, 1, 4, device=device)):
+        with pytest.raises(ValueError, match="attention_mask has shape .*, but there are 5 keys"):
+            hf.attention_forward(module, q, k, k, mask)
+
+
+def test_masks_of_the_last_queries(device: str) -> None:
+    """What models take that need the last outputs only; of other parts, and of packed sequences, there is none."""
+    q, k = torch.randn(2, 2, 6, 8, device=device), torch.randn(2, 2, 9, 8, device=device)
+    left = torch.arange(9, device=device) >= torch.tensor([[0], [4]], device=device)
+    module = torch.nn.Module()
+    for function in (masks.causal_mask_function, masks.sliding_window_causal_mask_function(4)):
+        for keep in (None, left):
+            mask = hf.attention_mask(
+                batch_size=2, q_length=6, kv_length=9, q_offset=3, mask_function=function, attention_mask=keep,
+                device=device,
+            )  # fmt: skip
+            whole, _ = hf.attention_forward(module, q, k, k, mask)
+            every = slice(None)
+            assert mask[:, :, slice(0, None), :] is mask and mask[every] is mask
+            part, _ = hf.attention_forward(module, q[:, :, -2:], k, k, mask[:, :, slice(-2, None), :])
+            agree(part, whole[:, -2:].double())
+            for index in ((every, every, slice(0, 2)), (slice(0, 1),), (every, every, every, slice(3)), None, 0):
+                with pytest.raises(NotImplementedError, match="has no elements"):
+                    mask[index]
+    packed = masks.packed_sequence_mask_function(torch.arange(6, device=device).expand(2, -1) // 4)
+    function = masks.and_masks(masks.causal_mask_function, packed)
+    mask = hf.attention_mask(batch_size=2, q_length=6, kv_length=6, mask_function=function, device=device)
+    with pytest.raises(NotImplementedError, match="has no elements"):
+        mask[:, :, slice(-2, None)]
+
+
+def test_a_window_of_no_keys(device: str) -> None:
+    """Some configurations say 0 where no layer has a window. It hides everything, and costs nothing."""
+    q = torch.randn(2, 2, 6, 8, device=device)
+    function = masks.sliding_window_causal_mask_function(0)
+    mask = hf.attention_mask(batch_size=2, q_length=6, kv_length=6, mask_function=function, device=device)
+    assert isinstance(mask, Mask) and not hf.attention_forward(torch.nn.Module(), q, q, q, mask)[0].any()
+
+
 MISUSES: dict[str, Callable[[Tensor, Any], Any]] = {
     "index": lambda s, mask: mask[:, :, :2],
+    "element": lambda s, mask: mask[0, 0],
     "sum": lambda s, mask: s + mask,
     "sum the other way": lambda s, mask: mask + s,
     "inverse": lambda s, mask: 1.0 - mask,
@@ -604,7 +655,7 @@ OWN: dict[str, dict[str, Any]] = {
 def test_models_with_attention_of_their_own_are_refused(name: str) -> None:
     """By name, when they are made and when an implementation is chosen later; so are classes derived from them."""
     config = getattr(transformers, f"{name}Config")(**OWN[name], vocab_size=VOCABULARY)
-    refusal = rf"attn_implementation = 'tessera': {name}Model .*AttentionInterface.*attn_implementation='eager'"
+    refusal = rf"attn_implementation = 'tessera': {name}Model .*AttentionInterface .*Attention.*'eager'"
     with pytest.raises(ValueError, match=refusal):
         transformers.AutoModel.from_config(config, attn_implementation="tessera")
     model = transformers.AutoModel.from_config(config, attn_implementation="eager")

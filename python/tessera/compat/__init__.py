@@ -1,27 +1,32 @@
-"""Code written for ``flash_attn`` (FlashAttention-2 and -3) runs on Tessera unchanged.
+"""Code written for ``flash_attn`` (FlashAttention-2 and -3) and for ``xformers`` runs on Tessera unchanged.
 
 >>> import tessera.compat
->>> tessera.compat.install()  # before the code that imports flash_attn
+>>> tessera.compat.install()  # before the code that imports flash_attn or xformers
 >>> from flash_attn import flash_attn_func  # this is tessera.compat.flash_attn.flash_attn_func
+>>> from xformers.ops import memory_efficient_attention  # and this tessera.compat.xformers.ops's
 
 or, for a part of a program only,
 
 >>> with tessera.compat.install():
 ...     import some_model_that_imports_flash_attn
 
-The modules can also be imported under their own names, without installing anything:
-:mod:`tessera.compat.flash_attn` (FlashAttention-2) and :mod:`tessera.compat.flash_attn_interface` (FlashAttention-3).
+``install(["flash_attn"])`` and ``install(["xformers"])`` install one of the two. Without names, a real ``xformers`` is
+left alone. The modules can also be imported under their own names, without installing anything:
+:mod:`tessera.compat.flash_attn` (FlashAttention-2), :mod:`tessera.compat.flash_attn_interface` (FlashAttention-3) and
+:mod:`tessera.compat.xformers`.
 
 What is there: every attention function of both versions on dense, packed and variable-length tensors, the private
-operators that ring attention and Megatron-like code call, ``bert_padding`` and rotary embeddings. What is not there
-raises :class:`NotImplementedError` with the name of the function or argument: key/value caches, page tables, fp8,
-``qv`` and ``attention_chunk``. Modules of ``flash_attn`` that are not about attention (fused layers, losses, models)
-do not exist here: importing one raises :class:`ModuleNotFoundError`.
+operators that ring attention and Megatron-like code call, ``bert_padding`` and rotary embeddings; of ``xformers``
+``memory_efficient_attention`` with its relatives and biases. What is not there raises :class:`NotImplementedError` with
+the name of the function or argument, and what gives the same result: key/value caches, page tables, fp8, ``qv`` and
+``attention_chunk``. Modules of upstream that are not about attention (fused layers, losses, models) do not exist here:
+importing one raises :class:`MissingModuleError`, a :class:`ModuleNotFoundError` that says what there is instead.
 
-Differences that a caller can see are listed in :mod:`tessera.compat.flash_attn.flash_attn_interface` and
-:mod:`tessera.compat.flash_attn_interface`.
+Differences that a caller can see are listed in :mod:`tessera.compat.flash_attn.flash_attn_interface`,
+:mod:`tessera.compat.flash_attn_interface` and :mod:`tessera.compat.xformers.ops.fmha`.
 """
 
 from tessera.compat._imports import Installation, install, uninstall
+from tessera.compat._missing import MissingModuleError
 
-__all__ = ["Installation", "install", "uninstall"]
+__all__ = ["Installation", "MissingModuleError", "install", "uninstall"]

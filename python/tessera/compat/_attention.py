@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tessera
 import tessera.torch
+from tessera.compat._refusals import refuse_float8
 from tessera.torch.ops import is_transformed, is_watched
 from tessera.torch.tensors import rows
 
@@ -19,13 +20,6 @@ Keywords = dict[str, Any]
 
 # Views of a packed tensor: k and v, or q, k and v.
 Split = Callable[[Tensor], Sequence[Tensor]]
-
-
-def refuse(function: str, **arguments: Any) -> None:
-    """Raises NotImplementedError for the first of the arguments that is given: neither None nor zero."""
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) or value:
-            raise NotImplementedError(f"{function}: {name} is given, which Tessera cannot do: leave it out")
 
 
 def score_keywords(
@@ -52,8 +46,8 @@ def packed_keywords(
     k: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
 ) -> Keywords:
@@ -70,12 +64,18 @@ def packed_keywords(
     Args:
         q, k: (total, ...). On a GPU they may have tokens at the end that belong to no sequence and are left alone.
         cu_seqlens_q, cu_seqlens_k: int32 (batch + 1).
-        max_seqlen_q, max_seqlen_k: upper bounds of the sequences' lengths.
-        seqused_q, seqused_k: int32 (batch), at most the sequences' lengths.
+        max_seqlen_q, max_seqlen_k: upper bounds of the sequences' lengths; None on a CPU only. With `seqused_q` or
+            `seqused_k` bounds of what is used are enough on a CPU. On a GPU, where lengths cannot be read without
+            waiting, unused tokens beyond a bound that is too low get an undefined result.
+        seqused_q, seqused_k: integers (batch), at most the sequences' lengths: ValueError on a CPU otherwise. On a GPU
+            they are not read: results of wrong ones are undefined.
     """
-    for name, used in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        if used is not None and used.shape != cu_seqlens_q[1:].shape:
-            raise ValueError(f"{name} has shape {tuple(used.shape)}: must be ({cu_seqlens_q.shape[0] - 1},), (batch,)")
+    used = (("q", seqused_q, cu_seqlens_q), ("k", seqused_k, cu_seqlens_k))
+    for name, count, cu_seqlens in used:
+        if count is not None:
+            _check_used(f"seqused_{name}", count, cu_seqlens)
+    max_seqlen_q = _bound(q, cu_seqlens_q, max_seqlen_q, seqused_q is not None)
+    max_seqlen_k = _bound(k, cu_seqlens_k, max_seqlen_k, seqused_k is not None)
     if seqused_q is not None or seqused_k is not None:
         start_q, end_q, start_k, end_k = cu_seqlens_q[:-1], cu_seqlens_q[1:], cu_seqlens_k[:-1], cu_seqlens_k[1:]
         used_k = end_k if seqused_k is None else start_k + seqused_k.to(torch.int32)
@@ -93,9 +93,35 @@ def packed_keywords(
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         # Tokens of no sequence, if any, must fit into the bounds as well.
-        "max_seqlen_q": max(max_seqlen_q, -(-q.shape[0] // batch)),
-        "max_seqlen_k": max(max_seqlen_k, -(-k.shape[0] // batch)),
+        "max_seqlen_q": None if max_seqlen_q is None else max(max_seqlen_q, -(-q.shape[0] // batch)),
+        "max_seqlen_k": None if max_seqlen_k is None else max(max_seqlen_k, -(-k.shape[0] // batch)),
     }
+
+
+def _check_used(name: str, used: Tensor, cu_seqlens: Tensor) -> None:
+    """What can be said of `seqused_q` or `seqused_k` without waiting for a device."""
+    if not isinstance(used, Tensor):
+        raise TypeError(f"{name} is of type {type(used).__name__!r}: must be a tensor of int32")
+    if used.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}.dtype = {used.dtype}: must be int32")
+    batch = cu_seqlens.shape[0] - 1
+    if used.shape != (batch,):
+        raise ValueError(f"{name} has shape {tuple(used.shape)}: must be ({batch},), (batch,)")
+    if used.device != cu_seqlens.device:
+        raise ValueError(f"{name} is on {used.device}: must be on {cu_seqlens.device}, where the sequences are")
+    if used.device.type == "cpu" and not is_watched(used):
+        for i, (count, length) in enumerate(zip(used.tolist(), cu_seqlens.diff().tolist(), strict=True)):
+            if not 0 <= count <= length:
+                raise ValueError(f"{name}[{i}] = {count}: must lie in [0, {length}], the sequence's length")
+
+
+def _bound(x: Tensor, cu_seqlens: Tensor, longest: int | None, cut: bool) -> int | None:
+    """The bound of the lengths; of whole sequences where they are cut and the caller's may be of what is used only."""
+    if longest is None or not cut or cu_seqlens.device.type != "cpu":
+        return longest
+    if is_watched(cu_seqlens):
+        return x.shape[0]
+    return max(longest, int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0)
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -107,6 +133,7 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     """Differentiable attention: o, and lse with -inf in empty rows or None."""
+    refuse_float8(q=q, k=k, v=v)
     with without_autocast(q):
         q, k, v = rows(q), rows(k), rows(v)
         result: Any = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
@@ -123,6 +150,7 @@ def attend_packed(
         q: None if `packed` holds the queries as well.
         packed: what `split` makes views of.
     """
+    refuse_float8(q=q, **{"qkv" if q is None else "kv": packed})
     if is_watched(packed) or is_transformed() or not (torch.is_grad_enabled() and packed.requires_grad):
         # Without gradients there is nothing to join, and what compilers and transforms see must be operators.
         return attend(*_operands(q, packed, split), keywords, return_lse)

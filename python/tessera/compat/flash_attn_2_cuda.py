@@ -16,12 +16,12 @@ import tessera.torch
 from tessera.compat._attention import (
     Keywords,
     packed_keywords,
-    refuse,
     row_products,
     score_keywords,
     without_autocast,
 )
 from tessera.compat._dropout_matrix import dropout_matrix
+from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch.ops import draw_rng_state
 from tessera.torch.tensors import rows
 
@@ -218,6 +218,7 @@ def _forward(
     _refuse_generator(generator)
     if return_softmax and keywords["rng_state"] is None:
         raise ValueError("return_softmax is True, but dropout_p = 0: there is a matrix only with dropout_p > 0")
+    refuse_float8(q=q, k=k, v=v)
     with without_autocast(q):
         q, k, v = rows(q), rows(k), rows(v)
         out, lse, _ = tessera.torch.forward(q, k, v, out=out, **keywords)
@@ -231,6 +232,7 @@ def _backward(
     dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, keywords: Keywords, generator: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _refuse_generator(generator)
+    refuse_float8(q=q, k=k, v=v)
     with without_autocast(q):
         q, k, v, out = rows(q), rows(k), rows(v), rows(out)
         return tessera.torch.backward(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, **keywords)

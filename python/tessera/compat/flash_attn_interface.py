@@ -15,7 +15,8 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
   differentiable; upstream ignores its gradient.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``.
+  tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``:
+  NotImplementedError says what to do instead.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
@@ -26,16 +27,15 @@ from torch import Tensor
 
 import tessera.torch
 from tessera.compat._attention import (
-    Keywords,
     Split,
     attend,
     attend_packed,
-    packed_keywords,
-    refuse,
     row_products,
     score_keywords,
     without_autocast,
 )
+from tessera.compat._layouts import keywords_of_layouts
+from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch.tensors import rows
 
 
@@ -110,10 +110,10 @@ def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
@@ -134,8 +134,13 @@ def flash_attn_varlen_func(
     """Attention over packed tensors. Mirrors ``flash_attn_interface.flash_attn_varlen_func``.
 
     Args:
+        cu_seqlens_q: int32 (batch + 1); None: q is dense, (batch, seqlen_q, num_heads, head_dim).
+        cu_seqlens_k: the same for k and v; one of the two layouts may be dense and the other packed.
+        max_seqlen_q, max_seqlen_k: bounds of the lengths; of what is packed, and on a GPU, they must be given, and must
+            bound whole sequences, not only what is used of them: unused tokens beyond get an undefined result.
         seqused_q, seqused_k: int32 (batch): only so many tokens at the start of each sequence are used. The others
-            get o = 0, lse = -inf and gradients of 0.
+            get o = 0, lse = -inf and gradients of 0. Causal masks and windows are aligned to the last ones used. More
+            than a sequence has is a ValueError on a CPU, and undefined on a GPU, where they are not read.
     """
     refuse(
         "flash_attn_varlen_func",
@@ -146,9 +151,12 @@ def flash_attn_varlen_func(
         attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
-    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
-    out, lse = attend(q, k, v, keywords, return_attn_probs)
-    return out if lse is None else (out, lse)
+    lengths, layouts = keywords_of_layouts(
+        q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
+    )
+    out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, return_attn_probs)
+    out = layouts.unpack_rows(out)
+    return out if lse is None else (out, layouts.unpack_lse(lse))
 
 
 @torch.no_grad()
@@ -215,7 +223,7 @@ def flash_attn_with_kvcache(
     """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.flash_attn_with_kvcache``."""
     raise NotImplementedError(
         "flash_attn_with_kvcache: Tessera does not manage key/value caches; keep the cache yourself and call "
-        "flash_attn_varlen_func, whose seqused_k says how much of each slot is filled"
+        "flash_attn_varlen_func on it, with cu_seqlens_k = None and, as seqused_k, how much is filled"
     )
 
 
@@ -301,7 +309,8 @@ def _flash_attn_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, lse, and two tensors of no elements where upstream has the results of splits).
 
-    Dense, or packed if the cu_seqlens are given; what the public functions refuse is refused here as well.
+    q, and k with v, are dense, or packed if their cu_seqlens are given; lse has the layout of q. What the public
+    functions refuse is refused here as well.
     """
     refuse(
         "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, cu_seqlens_k_new=cu_seqlens_k_new,
@@ -310,11 +319,14 @@ def _flash_attn_forward(
         v_descale=v_descale, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
-    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)
+    refuse_float8(q=q, k=k, v=v)
+    lengths, layouts = keywords_of_layouts(
+        q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
+    )
     with without_autocast(q):
-        q, k, v = rows(q), rows(k), rows(v)
-        out, lse, _ = tessera.torch.forward(q, k, v, **keywords)
-    return out, lse, lse.new_empty(0), lse.new_empty(0)
+        q, k, v = (rows(x) for x in layouts.pack(q, k, v))
+        out, lse, _ = tessera.torch.forward(q, k, v, **keywords, **lengths)
+    return layouts.unpack_rows(out), layouts.unpack_lse(lse), lse.new_empty(0), lse.new_empty(0)
 
 
 @_flash_attn_forward.register_fake
@@ -358,10 +370,21 @@ def _flash_attn_backward(
         upstream's it is not padded, whose padding depends on the tiles of its kernels.
     """
     keywords = score_keywords(softmax_scale, is_causal, (window_size_left, window_size_right), softcap, deterministic)
-    keywords |= _lengths(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k)
+    refuse_float8(q=q, k=k, v=v)
+    lengths, layouts = keywords_of_layouts(
+        q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, sequed_q, sequed_k
+    )
+    # Gradients of what is packed here are made in tensors of their own: dense ones may have any strides.
+    here_q, here_k = layouts.q is not None, layouts.k is not None
     with without_autocast(q):
-        q, k, v, out = rows(q), rows(k), rows(v), rows(out)
-        tessera.torch.backward(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **keywords)
+        q, k, v = (rows(x) for x in layouts.pack(q, k, v))
+        made = tessera.torch.backward(
+            layouts.pack_rows(dout), q, k, v, layouts.pack_rows(rows(out)), layouts.pack_lse(softmax_lse),
+            dq=None if here_q else dq, dk=None if here_k else dk, dv=None if here_k else dv, **keywords, **lengths,
+        )  # fmt: skip
+        for given, gradient, here in zip((dq, dk, dv), made, (here_q, here_k, here_k), strict=True):
+            if here and given is not None:
+                given.copy_(gradient.view(given.shape))
         return row_products(dout, out)
 
 
@@ -369,22 +392,3 @@ def _flash_attn_backward(
 def _flash_attn_backward_fake(dout: Tensor, q: Tensor, *others: object, **named: object) -> Tensor:
     *rows, heads, _ = q.shape
     return q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
-
-
-def _lengths(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-) -> Keywords:
-    """The arguments of packed tensors; none for dense ones."""
-    if cu_seqlens_q is None and cu_seqlens_k is None:
-        refuse("dense tensors", seqused_q=seqused_q, seqused_k=seqused_k)
-        return {}
-    if cu_seqlens_q is None or cu_seqlens_k is None or max_seqlen_q is None or max_seqlen_k is None:
-        raise ValueError("cu_seqlens_q, cu_seqlens_k, max_seqlen_q and max_seqlen_k: give all of them or none")
-    return packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k)

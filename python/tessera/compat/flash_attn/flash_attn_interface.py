@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 from tessera.compat import flash_attn_2_cuda as flash_attn_gpu
-from tessera.compat._attention import Keywords, attend, attend_packed, packed_keywords, refuse
+from tessera.compat._attention import Keywords, attend, attend_packed, packed_keywords
 from tessera.compat._dropout_matrix import dropout_matrix
+from tessera.compat._refusals import refuse
 
 USE_TRITON_ROCM = False  # upstream's other backend, which some callers ask about
 

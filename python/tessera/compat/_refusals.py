@@ -1,0 +1,82 @@
+"""What is not done, in sentences: what an argument is, and what gives the same result, where something does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DESCALE = (
+    "the factor of a float8 tensor. Dequantise first: multiply the tensor by its factor in bfloat16, pass the product, "
+    "and leave the factor out"
+)
+_PAGES = (
+    "a table of the pages that hold keys and values. The same result: gather each sequence's pages into one run of "
+    "tokens (k[table].flatten(1, 2), v alike), which is a copy of the keys and values in use"
+)
+_LEFT_PADDING = (
+    "how many keys at the start of each sequence are hidden. The same result: pack k and v without them, with the "
+    "cu_seqlens_k that follow"
+)
+_CACHE = "a part of key/value caches: it is written into the cache first. Write it there yourself"
+_CACHE_ROTARY = (
+    "a part of key/value caches: what is new is rotated first. Rotate it yourself, with "
+    "flash_attn.layers.rotary.apply_rotary_emb"
+)
+_PIECES = "{}. The same result: pack k and v without the keys that are not used, and leave seqused_k out"
+
+# Every sentence goes on after "<function>: <argument> is given: ".
+_REASONS = {
+    "qv": (
+        "queries of a second product, with the values, that is added to the scores. The same result: "
+        "torch.cat((q, qv), dim=-1) as q and torch.cat((k, v), dim=-1) as k; softmax_scale None means the same then"
+    ),
+    "q_descale": _DESCALE,
+    "k_descale": _DESCALE,
+    "v_descale": _DESCALE,
+    "attention_chunk": (
+        "queries see only the keys in their own chunk of that many. The same result where seqlen_q = seqlen_k: pack "
+        "the chunks as sequences of their own, with cu_seqlens at every chunk's start"
+    ),
+    "page_table": _PAGES,
+    "block_table": _PAGES,
+    "leftpad_k": _LEFT_PADDING,
+    "k_new": _CACHE,
+    "v_new": _CACHE,
+    "cu_seqlens_k_new": _CACHE,
+    "rotary_cos": _CACHE_ROTARY,
+    "rotary_sin": _CACHE_ROTARY,
+    "seqlens_rotary": _CACHE_ROTARY,
+    "kv_batch_idx": (
+        "which sequence of the keys each sequence of queries sees. The same result: k[kv_batch_idx] as k, v alike, "
+        "which are copies"
+    ),
+    "out_": "a tensor for the result. The same result: copy what is returned into it",
+    "scheduler_metadata": "a schedule for upstream's kernels, which changes no result: leave it out",
+    "dropout_p": _PIECES.format("with seqused_k it would need the mask of whole sequences"),
+    "alibi_slopes": _PIECES.format("with seqused_k it would need slopes for the pieces of sequences"),
+}
+
+_FLOAT8 = {
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+}
+
+
+def refuse(function: str, **arguments: Any) -> None:
+    """Raises NotImplementedError for the first of the arguments that is given: neither None nor zero."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) or value:
+            raise NotImplementedError(f"{function}: {name} is given, which Tessera cannot do yet: {_REASONS[name]}")
+
+
+def refuse_float8(**tensors: Tensor | None) -> None:
+    """Raises NotImplementedError for the first of the tensors that is of 8 bits."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype in _FLOAT8:
+            raise NotImplementedError(
+                f"{name}.dtype = {tensor.dtype}: Tessera has no float8 kernels yet; dequantise first: "
+                f"{name}.to(torch.bfloat16), multiplied by its factor if it has one"
+            )

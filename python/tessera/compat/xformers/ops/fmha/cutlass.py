@@ -1,0 +1,11 @@
+"""Upstream's ``xformers.ops.fmha.cutlass``: the names of its operators."""
+
+from tessera.compat.xformers.ops.fmha.common import AttentionBwOpBase, AttentionFwOpBase
+
+
+class FwOp(AttentionFwOpBase):
+    """Taken as ``op=`` and without effect."""
+
+
+class BwOp(AttentionBwOpBase):
+    """Taken as ``op=`` and without effect."""

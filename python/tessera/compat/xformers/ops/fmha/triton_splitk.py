@@ -1,0 +1,7 @@
+"""Upstream's ``xformers.ops.fmha.triton_splitk``: the names of its operators."""
+
+from tessera.compat.xformers.ops.fmha.common import AttentionFwOpBase
+
+
+class FwOp(AttentionFwOpBase):
+    """Taken as ``op=`` and without effect."""
