@@ -31,7 +31,7 @@ def dropout_mask(
         ValueError: dropout_p or a size is out of range, or rng_state is no state.
         NotImplementedError: torch.jit.trace is running, which would not see how the mask is made.
     """
-    if torch.jit.is_tracing():
+    if torch._C._get_tracing_state() is not None:
         raise NotImplementedError("dropout_mask under torch.jit.trace: the mask is made outside of torch's operators")
     seed, offset = (0, 0) if dropout_p == 0.0 else seed_and_offset(rng_state)
     keep = torch.empty((batch, num_heads, seqlen_q, seqlen_k), dtype=torch.uint8, device="cpu")

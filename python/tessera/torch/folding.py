@@ -88,7 +88,8 @@ class Fold:
         return slopes.reshape(self.size * self.batch, slopes.shape[-1])
 
     def _unfold(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (self.size, self.batch))
+        unfolded: Tensor = x.unflatten(0, (self.size, self.batch))
+        return unfolded
 
     def results(self, o: Tensor, lse: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """o and lse of each index, and where the mapped dimension is."""

@@ -186,10 +186,16 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _signed(inputs: Inputs) -> Inputs:
     """The tensors with the signs that torch has put off: the library reads memory as it lies."""
     q, k, v, bias, alibi_slopes, sink, *_ = inputs
-    others = () if bias is None and alibi_slopes is None and sink is None else (bias, alibi_slopes, sink)
-    if q.is_neg() or k.is_neg() or v.is_neg() or any(x is not None and x.is_neg() for x in others):
-        resolved: Any = tuple(None if x is None else x.resolve_neg() for x in inputs)
-        return resolved
+    if (
+        q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or (bias is not None and bias.is_neg())
+        or (alibi_slopes is not None and alibi_slopes.is_neg())
+        or (sink is not None and sink.is_neg())
+    ):
+        signed: Any = tuple(None if x is None else x.resolve_neg() for x in inputs)
+        inputs = signed
     return inputs
 
 

@@ -36,12 +36,18 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .. import attention
 from ..torch.tensors import rows
-from .masks import Mask, QuadraticMaskWarning, attention_mask, total_bias
+from .masks import Mask, QuadraticMaskWarning, attention_mask, check_keys, total_bias
 from .models import OwnAttentionWarning, guard
 
 __all__ = [
     "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask", "register",
 ]  # fmt: skip
+
+
+# Tensors that transformers hands to every layer, whose attention does not depend on them.
+_HARMLESS = frozenset(
+    {"cache_position", "labels", "mm_token_type_ids", "num_items_in_batch", "position_ids", "token_type_ids"}
+)
 
 
 def register(name: str = "tessera") -> None:
@@ -88,7 +94,8 @@ def attention_forward(
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: packed sequences, as DataCollatorWithFlattening makes
             them. They take the place of attention_mask; causality is `is_causal` and the window `sliding_window`.
         deterministic: whether the gradient of query is the same bit for bit in every run.
-        kwargs: ignored, except that output_attentions, head_mask and block_indices are refused.
+        kwargs: refused if they may change the result: output_attentions, and tensors that are not known to be harmless
+            (models hand on indices of the keys to be seen, sinks of each query, ...); all others are ignored.
 
     Returns: (batch, seqlen_q, num_heads, head_dim_v), and None in place of the weights.
 
@@ -96,10 +103,14 @@ def attention_forward(
         NotImplementedError: weights are asked for, or changed; or no kernel does it.
         ValueError: as `tessera.attention`.
     """
-    for name in ("output_attentions", "head_mask", "block_indices"):
-        if kwargs.get(name) is not None and kwargs[name] is not False:
+    if kwargs.get("output_attentions"):
+        raise NotImplementedError(
+            "output_attentions is given: there is no matrix of weights; use attn_implementation='eager'"
+        )
+    for name, other in kwargs.items():
+        if isinstance(other, Tensor) and name not in _HARMLESS:
             raise NotImplementedError(
-                f"{name} is given: there is no matrix of weights; use attn_implementation='eager'"
+                f"{name} is given, which may change the result and is not known here: use attn_implementation='eager'"
             )
     q, k, v = (rows(x).transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {
@@ -127,6 +138,8 @@ def attention_forward(
     if isinstance(attention_mask, Mask):
         return attention_mask.attend(q, k, v, position_bias, **options), None
     bias = attention_mask
+    if bias is not None:
+        check_keys(bias.shape, k)
     if bias is None and causal and q.shape[1] > 1:
         # More keys than queries mean an empty static cache, as in transformers' sdpa: those after the queries are void.
         keys = q.shape[1]

@@ -29,6 +29,15 @@ def total_bias(mask: Tensor | None, position_bias: Tensor | None, q: Tensor) -> 
     return rows(bias if bias.dtype in (torch.float32, q.dtype) else bias.to(q.dtype))
 
 
+def check_keys(shape: tuple[int, ...], k: Tensor) -> None:
+    """A mask (..., seqlen_k) must be one of the keys (batch, seqlen_k, num_heads_k, head_dim)."""
+    if shape[-1] != k.shape[1]:
+        raise ValueError(
+            f"attention_mask has shape {tuple(shape)}, but there are {k.shape[1]} keys: its last dimension must be as "
+            "many. A model that makes it otherwise hides the wrong keys where there is padding"
+        )
+
+
 _NO_ELEMENTS = (
     "has no elements, and this model computes with them: an attention of its own, which Tessera does not replace; "
     "use attn_implementation='eager'"
@@ -86,12 +95,25 @@ class Mask(BlockMask):
         pieces = None if self.pieces is None else padding.Pieces(*(x.to(device) for x in self.pieces))
         return Mask(self._shape, self.keys, self.window, self.alignment, keep, pieces)
 
+    def __getitem__(self, index: Any) -> "Mask":
+        """The mask of the last queries only; of other parts there is none."""
+        parts = index if isinstance(index, tuple) else (index,)
+        ranges = [x.indices(n) if isinstance(x, slice) else None for x, n in zip(parts, self._shape, strict=False)]
+        full = [x == (0, n, 1) for x, n in zip(ranges, self._shape, strict=False)]
+        if all(full):
+            return self
+        queries = ranges[2] if len(ranges) > 2 and all(full[:2] + full[3:]) else None
+        # Pieces are cut from what to keep, but for packed sequences.
+        known = self.alignment == "bottom_right" and (self.pieces is None or self.keep is not None)
+        if queries is not None and queries[1:] == (self._shape[2], 1) and known:
+            shape = (*self._shape[:2], queries[1] - queries[0], self._shape[3])
+            return Mask(shape, self.keys, self.window, self.alignment, self.keep)
+        self._no_elements()
+
     def _no_elements(self, *_: Any) -> NoReturn:
         raise NotImplementedError(f"{self} {_NO_ELEMENTS}")
 
-    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
-        _no_elements
-    )
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_elements
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __neg__ = _no_elements
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _no_elements
     __hash__ = object.__hash__
@@ -111,6 +133,12 @@ class Mask(BlockMask):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, position_bias: Tensor | None, **options: Any) -> Tensor:
         """Attention of (batch, seqlen, heads, head_dim) tensors."""
+        if self._shape[3] != k.shape[1]:
+            # A model whose first layer is no attention may ask for a mask of the new key alone.
+            if self._shape[2:] != (1, 1) or self.keep is not None:
+                check_keys(self._shape, k)
+            everything: Tensor = attention(q, k, v, bias=total_bias(None, position_bias, q), **options)
+            return everything
         if k.shape[1] != self.keys:
             k, v = k[:, : self.keys], v[:, : self.keys]
         if self.pieces is not None and position_bias is None:
@@ -155,6 +183,8 @@ def _case(
     padding_mask: Tensor | None,
 ) -> _Case:
     keys, shift = shape[3], q_offset - kv_offset
+    if structure.empty:
+        return _Case(shape, Structure(), shift, 0, None)
     if not isinstance(shift, Tensor) and structure.left >= shift + shape[2] - 1:
         structure = structure._replace(left=-1)  # a window that reaches to the first key for every query
     if padding_mask is not None:
@@ -263,7 +293,7 @@ def attention_mask(
     """
     skip = allow_is_causal_skip or allow_is_bidirectional_skip
     structure = visible_structure(mask_function, skip, config)
-    if structure is not None and (skip or structure.segments is not None):
+    if structure is not None and (skip or structure.empty or structure.segments is not None):
         shape = (batch_size, 1, q_length, kv_length)
         mask = _mask(_case(shape, structure, q_offset, kv_offset, attention_mask))
         if mask is not None:

@@ -7,6 +7,7 @@ check is made here, where transformers decides on an implementation and refuses 
 
 import functools
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -45,12 +46,14 @@ def _layers(cls: type) -> Iterator[type]:
 
 
 @functools.cache
-def _own_attention(model: Any) -> str | None:
-    """The name of an attention class beside a model's code, if none there uses the interface."""
+def _obstacle(model: Any) -> str | None:
+    """Why a model's attention is not all that the interface computes; None if it is."""
     for cls in _layers(model):
         module = sys.modules.get(cls.__module__)
         if cls is PreTrainedModel or module is None or not issubclass(cls, PreTrainedModel):
             continue
+        if re.search(r"isinstance\([^()]*BlockMask", _source(module)):
+            return "its code treats a mask without elements as one of flex_attention"
         found = [
             thing
             for thing in vars(module).values()
@@ -63,31 +66,31 @@ def _own_attention(model: Any) -> str | None:
         used = {sys.modules.get(base.__module__) for thing in found for base in _layers(thing)} | {module}
         sources = [_source(each) if each else "" for each in used]
         if found and all(source and not _has(source, _INTERFACE) for source in sources):
-            return found[0].__name__
+            return f"{found[0].__name__} is an attention of its own"
     return None
 
 
-def refuse_own_attention(model: type[PreTrainedModel], name: str) -> None:
+def refuse_own_attention(model: Any, name: str) -> None:
     """Raises ValueError if attention of the model does not go through transformers' AttentionInterface.
 
     Args:
         model: the class.
         name: the attn_implementation that is asked for.
     """
-    own = _own_attention(model)
-    if own is not None:
+    obstacle = _obstacle(model)
+    if obstacle is not None:
         others = "'eager' or 'sdpa'" if getattr(model, "_supports_sdpa", False) else "'eager'"
         raise ValueError(
-            f"attn_implementation = {name!r}: {model.__name__} does not go through transformers' AttentionInterface "
-            f"({own} is an attention of its own), so Tessera cannot compute it: use attn_implementation={others}; "
-            "where this is one part of a model, name the others, e.g. attn_implementation={'text_config': "
-            f"{name!r}}}"
+            f"attn_implementation = {name!r}: {model.__name__} does not leave its attention to transformers' "
+            f"AttentionInterface ({obstacle}), so Tessera cannot compute it: use attn_implementation={others}; where "
+            f"this is one part of a model, name the others, e.g. attn_implementation={{'text_config': {name!r}}}"
         )
 
 
 def _warn_of_own_layers(model: PreTrainedModel, name: str) -> None:
     """Says which layers of a model, beside those that use the interface, compute an attention of their own."""
-    own = sorted({type(layer).__name__ for layer in _layers_of(model) if _computes_attention(type(layer))})
+    kinds: set[Any] = {type(layer) for layer in _layers_of(model)}
+    own = sorted(kind.__name__ for kind in kinds if _computes_attention(kind))
     if own:
         warnings.warn(
             f"attn_implementation = {name!r}: {type(model).__name__} has layers that compute an attention of their "

@@ -16,12 +16,14 @@ class Structure(NamedTuple):
     segments: integers (batch, seqlen), equal for tokens of the same packed sequence.
     positions: integers (batch, seqlen), what the mask function takes for the positions of tokens. With `segments` only:
         where they count up by one inside of each, the window is the same.
+    empty: no query sees any key, whatever the rest says.
     """
 
     left: int = -1
     right: int = -1
     segments: Tensor | None = None
     positions: Tensor | None = None
+    empty: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -30,10 +32,14 @@ class Structure(NamedTuple):
 
 def _both(a: Structure, b: Structure) -> Structure | None:
     """What is visible in both."""
-    if any(x is not None and y is not None for x, y in zip(a[2:], b[2:], strict=True)):
+    if a.empty or b.empty:
+        return Structure(empty=True)
+    tensors = ((a.segments, b.segments), (a.positions, b.positions))
+    if any(x is not None and y is not None for x, y in tensors):
         return None
     left, right = (max(x, y) if min(x, y) < 0 else min(x, y) for x, y in ((a.left, b.left), (a.right, b.right)))
-    return Structure(left, right, *(y if x is None else x for x, y in zip(a[2:], b[2:], strict=True)))
+    segments, positions = (y if x is None else x for x, y in tensors)
+    return Structure(left, right, segments, positions)
 
 
 def structure_of(mask_function: MaskFunction) -> Structure | None:
@@ -48,8 +54,9 @@ def structure_of(mask_function: MaskFunction) -> Structure | None:
     names = mask_function.__code__.co_freevars
     made_of = dict(zip(names, (cell.cell_contents for cell in mask_function.__closure__ or ()), strict=True))
     match maker, made_of:
-        case "sliding_window_overlay", {"sliding_window": int(size)} if size > 0:
-            return Structure(left=size - 1)
+        case "sliding_window_overlay", {"sliding_window": int(size)} if size >= 0:
+            # Some configurations say 0 for a window that no layer has.
+            return Structure(left=size - 1) if size > 0 else Structure(empty=True)
         case "sliding_window_bidirectional_overlay", {"sliding_window": int(size)} if size >= 0:
             return Structure(left=size, right=size)
         case "packed_sequence_mask_function", {"packed_sequence_mask": Tensor() as segments}:
@@ -68,11 +75,11 @@ def structure_of(mask_function: MaskFunction) -> Structure | None:
 
 
 @torch.compiler.assume_constant_result
-def _constant_structure(mask_function: MaskFunction) -> tuple[int, int] | None:
+def _constant_structure(mask_function: MaskFunction) -> tuple[int, int, bool] | None:
     """The same when torch.compile traces, which hands over functions that are made of constants only."""
     structure = structure_of(mask_function)
     plain = structure is not None and structure.segments is None and structure.positions is None
-    return (structure.left, structure.right) if structure is not None and plain else None
+    return (structure.left, structure.right, structure.empty) if structure is not None and plain else None
 
 
 def visible_structure(mask_function: MaskFunction, skip: bool, config: Any) -> Structure | None:
@@ -84,5 +91,8 @@ def visible_structure(mask_function: MaskFunction, skip: bool, config: Any) -> S
     # skipped, and chunks.
     if not skip or getattr(config, "attention_chunk_size", None) is not None:
         return None
-    ends = _constant_structure(mask_function)
-    return None if ends is None else Structure(*ends)
+    constants = _constant_structure(mask_function)
+    if constants is None:
+        return None
+    left, right, empty = constants
+    return Structure(left, right, empty=empty)
