@@ -49,6 +49,7 @@ Status Buffer::check_range(std::size_t bytes, std::size_t offset) const {
 
 Status Buffer::write(const void* from, std::size_t bytes, std::size_t offset) {
   if (Status s = check_range(bytes, offset); !s || bytes == 0) return s;
+  if (from == nullptr) return Status::invalid("from = null: must point to the bytes");
   std::byte* const to = static_cast<std::byte*>(data_) + offset;
   if (on_gpu_) return cuda::copy_to_device(ordinal_, to, from, bytes);
   std::memcpy(to, from, bytes);
@@ -57,6 +58,7 @@ Status Buffer::write(const void* from, std::size_t bytes, std::size_t offset) {
 
 Status Buffer::read(void* to, std::size_t bytes, std::size_t offset) const {
   if (Status s = check_range(bytes, offset); !s || bytes == 0) return s;
+  if (to == nullptr) return Status::invalid("to = null: must point to the bytes");
   const std::byte* const from = static_cast<const std::byte*>(data_) + offset;
   if (on_gpu_) return cuda::copy_to_host(ordinal_, to, from, bytes);
   std::memcpy(to, from, bytes);

@@ -237,7 +237,7 @@ std::size_t guarded_text(char* text, std::size_t text_size, const Body& body) {
 extern "C" {
 
 void tessera_problem_init(tessera_problem* problem, size_t size) {
-  if (problem == nullptr) return;
+  if (problem == nullptr || size < sizeof problem->size) return;
   tessera_problem defaults{};
   to_c(tessera::Problem{}, defaults);
   std::memset(problem, 0, size);
@@ -246,7 +246,7 @@ void tessera_problem_init(tessera_problem* problem, size_t size) {
 }
 
 void tessera_tensors_init(tessera_tensors* tensors, size_t size) {
-  if (tensors == nullptr) return;
+  if (tensors == nullptr || size < sizeof tensors->size) return;
   std::memset(tensors, 0, size);
   tensors->size = size;
 }

@@ -11,6 +11,7 @@
 #include "check/inputs.h"
 #include "commands.h"
 #include "core/mask.h"
+#include "numbers.h"
 #include "report.h"
 
 namespace tessera::tools {
@@ -20,8 +21,7 @@ namespace {
 struct BenchOptions {
   std::vector<std::string> problems;
   std::string file;
-  std::string device;
-  int threads = 0;
+  DeviceOptions where;
   double seconds = 1.0;
   double peak_seconds = 0.05;
   bool cold = false;
@@ -261,9 +261,8 @@ int run_bench(const BenchOptions& options) {
                "of read", "workspace", "three-step"});
   Progress progress("measuring");
   for (std::size_t i = 0; i < problems->size(); ++i) {
-    Result<Device> device = device_for(options.device, (*problems)[i]);
+    const Result<Device> device = device_for(options.where, (*problems)[i]);
     if (!device) return fail(device.status());
-    if (options.threads > 0) device->threads = options.threads;
     const Result<Measurement> m = measure((*problems)[i], *device, options);
     if (!m) return fail(m.status());
     json.push_back(to_json(*m));
@@ -292,12 +291,10 @@ void add_bench(CLI::App& app, Context& context) {
       "bench", "Time problems; share of the peak that is measured right before and after");
   command->add_option("problems", options->problems, "problems, one argument each");
   command->add_option("--file", options->file, "a file of problems, one a line");
-  command->add_option("--device", options->device, kDeviceHelp);
-  command->add_option("--threads", options->threads, "worker threads; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  options->where.add_to(*command);
   command->add_option("--seconds", options->seconds, "time spent on each problem")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number(0, 86400, true));
   command->add_flag("--cold", options->cold,
                     "rotate through copies of the inputs, so that caches do not hold K and V");
   command->add_flag("--heads-outside", options->heads_outside,

@@ -4,6 +4,7 @@
 
 #include "check/check.h"
 #include "commands.h"
+#include "numbers.h"
 #include "report.h"
 
 namespace tessera::tools {
@@ -12,8 +13,7 @@ namespace {
 
 struct CheckOptions {
   std::string problem;
-  std::string device;
-  int threads = 0;
+  DeviceOptions where;
   std::uint64_t seed = 0;
   bool seed_given = false;
   int count = 1;
@@ -24,8 +24,11 @@ Json verdicts_json(const CheckResult& result, std::uint64_t seed) {
   Json outputs = Json::array();
   for (const Verdict& v : result.verdicts) {
     // JSON has no NaN: an error that is not a number becomes null.
-    outputs.push_back(
-        {{"output", v.output}, {"error", v.error}, {"bound", v.bound}, {"pass", v.pass()}});
+    outputs.push_back({{"output", v.output},
+                       {"error", v.error},
+                       {"bound", v.bound},
+                       {"largest", v.largest},
+                       {"pass", v.pass()}});
   }
   return {{"seed", seed},
           {"kernel", result.kernel},
@@ -38,9 +41,10 @@ void print_result(const CheckResult& result, std::uint64_t seed) {
   std::printf("seed %llu  %s  %s\n", static_cast<unsigned long long>(seed), result.kernel.c_str(),
               result.pass() ? "pass" : "FAIL");
   if (!result.damage.empty()) std::printf("  memory: %s\n", result.damage.c_str());
-  Table table({"  output", "error", "bound", ""});
+  Table table({"  output", "error", "bound", "largest |value|", ""});
   for (const Verdict& v : result.verdicts) {
-    table.add({"  " + v.output, short_text(v.error), short_text(v.bound), v.pass() ? "" : "FAIL"});
+    table.add({"  " + v.output, short_text(v.error), short_text(v.bound), short_text(v.largest),
+               v.pass() ? "" : "FAIL"});
   }
   std::fputs(table.text().c_str(), stdout);
 }
@@ -48,9 +52,8 @@ void print_result(const CheckResult& result, std::uint64_t seed) {
 int run_check(const CheckOptions& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
-  Result<Device> device = device_for(options.device, *problem);
+  const Result<Device> device = device_for(options.where, *problem);
   if (!device) return fail(device.status());
-  if (options.threads > 0) device->threads = options.threads;
   std::uint64_t seed = options.seed;
   if (!options.seed_given) seed = std::random_device()() & 0xFFFFFFU;
 
@@ -85,14 +88,19 @@ void add_check(CLI::App& app, Context& context) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand(
       "check", "Run a problem on random inputs and compare with the double-precision reference");
+  command->footer(
+      "Of each output: the error of the worst element, the bound that it must keep, and the "
+      "largest\n"
+      "magnitude in the reference's result, all three in the output's own units. Where gradients\n"
+      "cancel, as of keys that are all alike, that magnitude may be smaller than the error.");
   command->add_option("problem", options->problem, "the problem, in one line")->required();
-  CLI::Option* seed = command->add_option(
-      "--seed", options->seed, "seed of the inputs; random if not given, always printed");
+  CLI::Option* seed = command
+                          ->add_option("--seed", options->seed,
+                                       "seed of the inputs; random if not given, always printed")
+                          ->transform(any_seed());
   command->add_option("--count", options->count, "checks, with seeds SEED, SEED + 1, ...")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--device", options->device, kDeviceHelp);
-  command->add_option("--threads", options->threads, "worker threads; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(1, 1000000));
+  options->where.add_to(*command);
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, seed, &context] {
     options->seed_given = seed->count() > 0;

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "commands.h"
+#include "numbers.h"
 
 namespace tessera::tools {
 
@@ -11,11 +12,33 @@ int fail(const Status& status) {
   return status.code == Code::invalid ? kBadInput : kCannot;
 }
 
-Result<Device> device_for(const std::string& name, const Problem& problem) {
-  if (!name.empty()) return named_device(name);
-  Result<Device> gpu = this_gpu();
-  if (gpu && plan(problem, *gpu)) return gpu;
-  return this_cpu();
+void add_threads(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "worker threads of a CPU; 0: all")
+      ->transform(whole_number(0, kMaxThreads));
+}
+
+void DeviceOptions::add_to(CLI::App& command) {
+  command.add_option("--device", device,
+                     "a device; `tessera info` lists them (default: the GPU if it can, else the "
+                     "CPU; with --threads the CPU)");
+  add_threads(command, threads);
+}
+
+Result<Device> device_for(const DeviceOptions& options, const Problem& problem) {
+  if (options.device.empty() && options.threads == 0) {
+    Result<Device> gpu = this_gpu();
+    const Result<Plan> planned = gpu ? plan(problem, *gpu) : gpu.status();
+    if (planned && runs_here(planned->kernel())) return gpu;
+  }
+  Result<Device> device = named_device(options.device.empty() ? "cpu" : options.device);
+  if (!device || options.threads == 0) return device;
+  if (is_gpu(device->arch)) {
+    return Status::invalid("--threads = " + std::to_string(options.threads) +
+                           ": counts the workers of a CPU; leave it out for device " +
+                           device->name);
+  }
+  device->threads = options.threads;
+  return device;
 }
 
 namespace {

@@ -24,13 +24,21 @@ void add_plan(CLI::App& app, Context& context);
 void add_memory(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 
-/// The device of that name. An empty one: the first GPU if it has a kernel for the problem, else
-/// the CPU.
-Result<Device> device_for(const std::string& name, const Problem& problem);
+/// --device and --threads, which most commands have.
+struct DeviceOptions {
+  std::string device;
+  int threads = 0;  ///< 0: all
 
-/// What --help says of that name.
-inline constexpr const char* kDeviceHelp =
-    "a device; `tessera info` lists them (default: the GPU if it can, else the CPU)";
+  /// With what --help says of them.
+  void add_to(CLI::App& command);
+};
+
+/// --threads.
+void add_threads(CLI::App& command, int& threads);
+
+/// The device asked for. No name: the first GPU if this build has a kernel for the problem, else
+/// the CPU; with a number of threads the CPU. Errors: also invalid (threads of a GPU).
+Result<Device> device_for(const DeviceOptions& options, const Problem& problem);
 
 /// Prints "tessera: TEXT" to stderr and returns the exit code for that kind of failure.
 int fail(const Status& status);

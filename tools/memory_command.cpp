@@ -5,15 +5,18 @@
 
 #include "commands.h"
 #include "memory/memory.h"
+#include "numbers.h"
 #include "report.h"
 
 namespace tessera::tools {
 
 namespace {
 
+constexpr const char* kModel = "llama-3-8b";
+constexpr const char* kGpu = "h100";
+
 struct MemoryOptions {
-  std::string model = "llama-3-8b";
-  std::string gpu = "h100";
+  std::string model, gpu;  ///< empty: kModel, kGpu
   Usage usage{8192, 1, 2};
   // A shape of one's own replaces the named model.
   std::int64_t layers = 0, heads = 0, heads_k = 0, head_dim = 0, head_dim_v = 0, window = 0;
@@ -24,7 +27,15 @@ struct MemoryOptions {
 
 /// The model named, or the shape given by --layers, --heads, ...
 Result<ModelShape> choose_model(const MemoryOptions& o) {
-  if (o.layers > 0 || o.heads > 0 || o.head_dim > 0) {
+  if (o.layers > 0 || o.heads > 0 || o.heads_k > 0 || o.head_dim > 0 || o.head_dim_v > 0 ||
+      o.window > 0) {
+    if (!o.model.empty()) {
+      return Status::invalid("model = '" + o.model +
+                             "': has layers and heads of its own; give a model or a shape");
+    }
+    if (o.layers == 0 || o.heads == 0 || o.head_dim == 0) {
+      return Status::invalid("a model of one's own needs --layers, --heads and --head-dim");
+    }
     ModelShape shape;
     shape.name = "custom";
     shape.layers = o.layers;
@@ -37,7 +48,7 @@ Result<ModelShape> choose_model(const MemoryOptions& o) {
     if (Status s = validate(shape); !s) return s;
     return shape;
   }
-  const ModelShape* model = find_model(o.model);
+  const ModelShape* model = find_model(o.model.empty() ? kModel : o.model);
   if (model != nullptr) return *model;
   std::string names;
   for (const ModelShape& known : known_models()) {
@@ -47,8 +58,11 @@ Result<ModelShape> choose_model(const MemoryOptions& o) {
 }
 
 Result<std::int64_t> choose_sram(const MemoryOptions& o) {
+  if (o.sram_bytes > 0 && !o.gpu.empty()) {
+    return Status::invalid("gpu = '" + o.gpu + "': has SRAM of its own; give --gpu or --sram");
+  }
   if (o.sram_bytes > 0) return o.sram_bytes;
-  const GpuFacts* gpu = find_gpu(o.gpu);
+  const GpuFacts* gpu = find_gpu(o.gpu.empty() ? kGpu : o.gpu);
   if (gpu != nullptr) return gpu->sram_bytes;
   std::string names;
   for (const GpuFacts& known : known_gpus()) {
@@ -188,19 +202,22 @@ void add_memory(CLI::App& app, Context& context) {
   auto o = std::make_shared<MemoryOptions>();
   CLI::App* command = app.add_subcommand(
       "memory", "KV cache and attention memory of a model; bytes moved, standard against tiled");
-  command->add_option("--model", o->model, "a model; --list shows them")->capture_default_str();
-  command->add_option("--gpu", o->gpu, "whose SRAM; --list shows them")->capture_default_str();
-  command->add_option("--seqlen", o->usage.seqlen, "tokens of a sequence")->capture_default_str();
-  command->add_option("--batch", o->usage.batch, "sequences")->capture_default_str();
-  command->add_option("--element-bytes", o->usage.element_bytes, "4, 2 or 1")
-      ->capture_default_str();
-  command->add_option("--layers", o->layers, "a model of one's own: layers");
-  command->add_option("--heads", o->heads, "... query heads");
-  command->add_option("--heads-k", o->heads_k, "... key/value heads; default: --heads");
-  command->add_option("--head-dim", o->head_dim, "... of queries and keys");
-  command->add_option("--head-dim-v", o->head_dim_v, "... of values; default: --head-dim");
-  command->add_option("--window", o->window, "... keys that a query sees, in every layer");
-  command->add_option("--sram", o->sram_bytes, "bytes of SRAM, instead of a GPU's");
+  command->add_option("--model", o->model, "a model; --list shows them")->default_str(kModel);
+  command->add_option("--gpu", o->gpu, "whose SRAM; --list shows them")->default_str(kGpu);
+  const auto add_size = [command](const char* name, std::int64_t& size, const char* help,
+                                  std::int64_t least = 1) {
+    return command->add_option(name, size, help)->transform(whole_number(least, kLargestSize));
+  };
+  add_size("--seqlen", o->usage.seqlen, "tokens of a sequence")->capture_default_str();
+  add_size("--batch", o->usage.batch, "sequences", 0)->capture_default_str();
+  add_size("--element-bytes", o->usage.element_bytes, "4, 2 or 1")->capture_default_str();
+  add_size("--layers", o->layers, "a model of one's own: layers");
+  add_size("--heads", o->heads, "... query heads");
+  add_size("--heads-k", o->heads_k, "... key/value heads; default: --heads");
+  add_size("--head-dim", o->head_dim, "... of queries and keys");
+  add_size("--head-dim-v", o->head_dim_v, "... of values; default: --head-dim");
+  add_size("--window", o->window, "... keys that a query sees, in every layer");
+  add_size("--sram", o->sram_bytes, "bytes of SRAM, instead of a GPU's");
   command->add_flag("--list", o->list, "list the known models and GPUs");
   command->add_flag("--json", o->json, "print JSON");
   command->callback([o, &context] { context.exit_code = run_memory(*o); });

@@ -9,8 +9,7 @@ namespace {
 
 struct PlanOptions {
   std::string problem;
-  std::string device;
-  int threads = 0;
+  DeviceOptions where;
   bool json = false;
 };
 
@@ -31,9 +30,8 @@ Json plan_json(const Plan& plan) {
 int run_plan(const PlanOptions& options) {
   const Result<Problem> problem = parse_problem(options.problem);
   if (!problem) return fail(problem.status());
-  Result<Device> device = device_for(options.device, *problem);
+  const Result<Device> device = device_for(options.where, *problem);
   if (!device) return fail(device.status());
-  if (options.threads > 0) device->threads = options.threads;
   const Result<Plan> planned = plan(*problem, *device);
   if (options.json) {
     if (!planned) return fail(planned.status());
@@ -51,9 +49,7 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("plan", "Show which kernel a problem gets, what it costs, and why");
   command->add_option("problem", options->problem, "the problem, in one line")->required();
-  command->add_option("--device", options->device, kDeviceHelp);
-  command->add_option("--threads", options->threads, "threads to plan for; 0: the device's")
-      ->check(CLI::NonNegativeNumber);
+  options->where.add_to(*command);
   command->add_flag("--json", options->json, "print JSON");
   command->callback([options, &context] { context.exit_code = run_plan(*options); });
 }

@@ -1,14 +1,17 @@
 // tessera run: attention over tensors in .npy or .safetensors files; writes o and softmax_lse.
-#include <unistd.h>
-
+#include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "check/device_copy.h"
 #include "commands.h"
 #include "files/convert.h"
 #include "files/tensor_file.h"
+#include "numbers.h"
 #include "report.h"
 
 namespace tessera::tools {
@@ -28,8 +31,8 @@ struct RunOptions {
   std::string bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k;
   float dropout_p = 0.0F;
   std::uint64_t seed = 0, offset = 0;
-  std::string device = "cpu";
-  int threads = 0;
+  DeviceOptions where{"cpu", 0};
+  bool force = false;
   bool quiet = false;
   bool json = false;
 };
@@ -41,6 +44,45 @@ struct Files {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
+/// How a .npy file of nameless two-byte words is read.
+TwoBytes two_bytes(const RunOptions& options) {
+  return options.u16_is_bf16 ? TwoBytes::bf16 : TwoBytes::offer;
+}
+
+/// A result may replace an old file, as cp would, but an input only if asked for; nor may two
+/// results share one. Links do not hide a file.
+Status check_outputs(const RunOptions& o) {
+  if (!o.lse.empty() && same_file(o.out, o.lse)) {
+    return Status::invalid("--out and --lse both name " + printable(o.out) +
+                           "; a .safetensors file given as --out alone takes both");
+  }
+  if (o.force) return {};
+  const struct {
+    const char* name;
+    const std::string& path;
+  } outputs[] = {{"--out", o.out}, {"--lse", o.lse}},
+    inputs[] = {{"--q", o.q},
+                {"--k", o.k},
+                {"--v", o.v},
+                {"--bias", o.bias},
+                {"--alibi-slopes", o.alibi_slopes},
+                {"--sink", o.sink},
+                {"--cu-seqlens-q", o.cu_seqlens_q},
+                {"--cu-seqlens-k", o.cu_seqlens_k}};
+  for (const auto& output : outputs) {
+    for (const auto& input : inputs) {
+      if (output.path.empty() || input.path.empty() ||
+          !same_file(output.path, TensorAddress::parse(input.path).path)) {
+        continue;
+      }
+      return Status::invalid(std::string(output.name) + " = " + printable(output.path) +
+                             ": is the file that " + input.name +
+                             " reads; name another, or replace it with --force");
+    }
+  }
+  return {};
+}
+
 /// Sizes of a q, k or v file, whatever its layout.
 struct Shape {
   std::int64_t batch = 1, seqlen = 0, heads = 0, dim = 0;
@@ -49,7 +91,9 @@ struct Shape {
 Result<FileTensor> read_as(const std::string& address, Dtype dtype, TwoBytes two_bytes) {
   Result<FileTensor> tensor = read_tensor(address, two_bytes);
   if (!tensor) return tensor;
-  return as_dtype(*tensor, dtype);
+  Result<FileTensor> converted = as_dtype(*tensor, dtype);
+  if (!converted) return Status::invalid(address + ": " + converted.status().text);
+  return converted;
 }
 
 /// The storage type to compute in: the one asked for, else that of q's file; f64 is computed as
@@ -99,13 +143,20 @@ std::int64_t longest(const std::vector<std::int32_t>& offsets) {
   return length;
 }
 
-/// Reads a one-dimensional integer file.
-Status read_offsets(const std::string& address, std::vector<std::int32_t>& offsets) {
+/// Reads a one-dimensional integer file: the ends of sequences that are `total` rows together. A
+/// GPU's run would not look.
+Status read_offsets(const std::string& address, std::int64_t total,
+                    std::vector<std::int32_t>& offsets) {
   const Result<FileTensor> tensor = read_tensor(address);
   if (!tensor) return tensor.status();
   Result<std::vector<std::int32_t>> values = as_int32(*tensor);
   if (!values) return Status::invalid(address + ": " + values.status().text);
   if (values->empty()) return Status::invalid(address + ": needs batch + 1 offsets, has none");
+  if (values->front() != 0 || values->back() != total ||
+      !std::is_sorted(values->begin(), values->end())) {
+    return Status::invalid(address + ": offsets must begin with 0, never fall, and end with " +
+                           std::to_string(total) + ", the rows of the file they divide");
+  }
   offsets = std::move(*values);
   return {};
 }
@@ -142,6 +193,11 @@ Status describe(const RunOptions& options, const Shape& q, const Shape& k, const
     p.seqlen_q = longest(files.cu_seqlens_q);
     p.seqlen_k = longest(files.cu_seqlens_k);
   }
+  if (options.causal && options.window[1] > 0) {
+    return Status::invalid("--window = " + std::to_string(options.window[0]) + "," +
+                           std::to_string(options.window[1]) +
+                           ": its right end must be 0 or -1 beside --causal");
+  }
   p.window_left = options.window[0];
   p.window_right = options.causal ? 0 : options.window[1];
   p.alignment = options.align == "tl" ? Alignment::top_left : Alignment::bottom_right;
@@ -152,9 +208,9 @@ Status describe(const RunOptions& options, const Shape& q, const Shape& k, const
 }
 
 /// A (heads) or (batch, heads) fp32 parameter.
-Status read_per_head(const std::string& address, const Problem& p, bool batch_allowed,
-                     std::optional<FileTensor>& file) {
-  Result<FileTensor> tensor = read_as(address, Dtype::f32, TwoBytes::refuse);
+Status read_per_head(const RunOptions& options, const std::string& address, const Problem& p,
+                     bool batch_allowed, std::optional<FileTensor>& file) {
+  Result<FileTensor> tensor = read_as(address, Dtype::f32, two_bytes(options));
   if (!tensor) return tensor.status();
   const std::vector<std::int64_t> heads = {p.num_heads}, both = {p.batch, p.num_heads};
   if (tensor->shape != heads && !(batch_allowed && tensor->shape == both)) {
@@ -167,7 +223,7 @@ Status read_per_head(const std::string& address, const Problem& p, bool batch_al
 
 /// A bias of up to four dimensions, each 1 or full, aligned at the last like NumPy's broadcasting.
 Status read_bias(const RunOptions& options, Problem& p, Files& files, Tensors& t) {
-  Result<FileTensor> raw = read_tensor(options.bias);
+  Result<FileTensor> raw = read_tensor(options.bias, two_bytes(options));
   if (!raw) return raw.status();
   const Dtype dtype = raw->element == element_of(p.dtype) ? p.dtype : Dtype::f32;
   Result<FileTensor> tensor = as_dtype(*raw, dtype);
@@ -194,12 +250,14 @@ Status read_extras(const RunOptions& options, Problem& p, Files& files, Tensors&
     if (Status s = read_bias(options, p, files, t); !s) return s;
   }
   if (!options.alibi_slopes.empty()) {
-    if (Status s = read_per_head(options.alibi_slopes, p, true, files.alibi_slopes); !s) return s;
+    if (Status s = read_per_head(options, options.alibi_slopes, p, true, files.alibi_slopes); !s) {
+      return s;
+    }
     p.alibi = files.alibi_slopes->shape.size() == 2 ? PerHead::batch_heads : PerHead::heads;
     t.alibi_slopes = static_cast<const float*>(files.alibi_slopes->data);
   }
   if (!options.sink.empty()) {
-    if (Status s = read_per_head(options.sink, p, false, files.sink); !s) return s;
+    if (Status s = read_per_head(options, options.sink, p, false, files.sink); !s) return s;
     p.sink = true;
     t.sink = static_cast<const float*>(files.sink->data);
   }
@@ -226,10 +284,6 @@ Result<Results> create_results(const RunOptions& options, const Problem& p,
   const TensorSpec lse{"softmax_lse", Element::f32,
                        p.packed ? std::vector{p.num_heads, p.total_q}
                                 : std::vector{p.batch, p.num_heads, p.seqlen_q}};
-  if (options.lse == options.out) {
-    return Status::invalid("--out and --lse both name " + printable(options.out) +
-                           "; a .safetensors file given as --out alone takes both");
-  }
   std::vector<TensorSpec> first = {o};
   const bool both = options.lse.empty() && ends_with(options.out, ".safetensors");
   if (both) first.push_back(lse);
@@ -269,8 +323,7 @@ Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors&
   if (options.cu_seqlens_q.empty() != options.cu_seqlens_k.empty()) {
     return Status::invalid("--cu-seqlens-q and --cu-seqlens-k: give both or neither");
   }
-  const TwoBytes two_bytes = options.u16_is_bf16 ? TwoBytes::bf16 : TwoBytes::refuse;
-  Result<FileTensor> raw = read_tensor(options.q, two_bytes);
+  Result<FileTensor> raw = read_tensor(options.q, two_bytes(options));
   if (!raw) return raw.status();
   const Result<Dtype> dtype = choose_dtype(options, *raw);
   if (!dtype) return dtype.status();
@@ -282,7 +335,7 @@ Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors&
   } inputs[] = {{options.q, files.q, t.q}, {options.k, files.k, t.k}, {options.v, files.v, t.v}};
   Shape shapes[3];
   for (std::size_t i = 0; i < 3; ++i) {
-    Result<FileTensor> tensor = read_as(inputs[i].address, *dtype, two_bytes);
+    Result<FileTensor> tensor = read_as(inputs[i].address, *dtype, two_bytes(options));
     if (!tensor) return tensor.status();
     const Result<Shape> shape = shape_of(inputs[i].address, *tensor, options);
     if (!shape) return shape.status();
@@ -291,8 +344,14 @@ Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors&
     inputs[i].tensor = view(inputs[i].file, shapes[i], options.layout == "bhsd");
   }
   if (is_packed(options)) {
-    if (Status s = read_offsets(options.cu_seqlens_q, files.cu_seqlens_q); !s) return s;
-    if (Status s = read_offsets(options.cu_seqlens_k, files.cu_seqlens_k); !s) return s;
+    for (const bool of_q : {true, false}) {
+      if (Status s = read_offsets(of_q ? options.cu_seqlens_q : options.cu_seqlens_k,
+                                  shapes[of_q ? 0 : 1].seqlen,
+                                  of_q ? files.cu_seqlens_q : files.cu_seqlens_k);
+          !s) {
+        return s;
+      }
+    }
     t.cu_seqlens_q = files.cu_seqlens_q.data();
     t.cu_seqlens_k = files.cu_seqlens_k.data();
   }
@@ -300,30 +359,47 @@ Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors&
   return read_extras(options, p, files, t);
 }
 
-int run_run(const RunOptions& options) {
-  Files files;
-  Problem p;
-  Tensors t;
-  if (Status s = read_inputs(options, files, p, t); !s) return fail(s);
-  t.philox_seed = options.seed;
-  t.philox_offset = options.offset;
-  Result<Device> device = named_device(options.device);
-  if (!device) return fail(device.status());
-  if (options.threads > 0) device->threads = options.threads;
-  const Result<Plan> planned = plan(p, *device);
-  if (!planned) return fail(planned.status());
+/// What a GPU needs of the host's memory.
+std::vector<HostRange> ranges_of(const Files& files, const Problem& p, const Results& results) {
+  std::vector<HostRange> ranges;
+  const std::optional<FileTensor> tensors[] = {
+      files.q, files.k, files.v, files.bias, files.alibi_slopes, files.sink};
+  for (const std::optional<FileTensor>& tensor : tensors) {
+    if (!tensor) continue;
+    ranges.push_back(
+        {tensor->data, static_cast<std::size_t>(tensor->count()) * size_of(tensor->element)});
+  }
+  for (const auto* offsets : {&files.cu_seqlens_q, &files.cu_seqlens_k}) {
+    ranges.push_back({offsets->data(), offsets->size() * sizeof(std::int32_t)});
+  }
+  const std::int64_t rows = p.rows_q() * p.num_heads;
+  const auto add_result = [&ranges](void* start, std::int64_t bytes) {
+    if (start != nullptr) ranges.push_back({start, static_cast<std::size_t>(bytes), start});
+  };
+  add_result(results.o, rows * p.head_dim_v * size_of(p.dtype));
+  add_result(results.softmax_lse, rows * std::int64_t{sizeof(float)});
+  return ranges;
+}
 
-  const auto workspace = allocate(planned->workspace_bytes());
-  if (!workspace) return fail(workspace.status());
-  Result<Results> results = create_results(options, p, files.q.shape);
-  if (!results) return fail(results.status());
-  const ConstTensor like_q =
-      view(files.q, {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v},
-           options.layout == "bhsd");
-  t.o = {results->o, like_q.stride_batch, like_q.stride_seqlen, like_q.stride_head};
-  t.softmax_lse = results->softmax_lse;
+/// Copies, runs, waits and copies back. Returns the seconds of the run alone.
+Result<double> compute_on_gpu(const Plan& plan, const Tensors& t,
+                              std::span<const HostRange> ranges) {
+  const Result<DeviceCopy> copy = DeviceCopy::of(t, ranges, plan.device());
+  if (!copy) return copy.status();
+  const Result<Buffer> workspace = Buffer::allocate(plan.device(), plan.workspace_bytes());
+  if (!workspace) return workspace.status();
+  const double start = clock_seconds();
+  if (Status s = run(plan, copy->tensors(), workspace->data(), workspace->bytes()); !s) return s;
+  if (Status s = synchronize(plan.device()); !s) return s;
+  const double seconds = clock_seconds() - start;
+  if (Status s = copy->bring_back(ranges); !s) return s;
+  return seconds;
+}
 
-  ThreadPool pool(device->threads);
+Result<double> compute_on_cpu(const RunOptions& options, const Plan& plan, const Tensors& t) {
+  const auto workspace = allocate(plan.workspace_bytes());
+  if (!workspace) return workspace.status();
+  ThreadPool pool(plan.device().threads);
   const Executor executor = pool.executor();
   Progress progress("attention");
   Execution execution{&executor};
@@ -332,13 +408,39 @@ int run_run(const RunOptions& options) {
     execution.progress_context = &progress;
   }
   const double start = clock_seconds();
-  const Status status = run(*planned, t, workspace->get(), planned->workspace_bytes(), execution);
-  if (!status) return fail(status);
-  const double seconds = clock_seconds() - start;
+  if (Status s = run(plan, t, workspace->get(), plan.workspace_bytes(), execution); !s) return s;
+  return clock_seconds() - start;
+}
+
+int run_run(const RunOptions& options) {
+  if (Status s = check_outputs(options); !s) return fail(s);
+  Files files;
+  Problem p;
+  Tensors t;
+  if (Status s = read_inputs(options, files, p, t); !s) return fail(s);
+  t.philox_seed = options.seed;
+  t.philox_offset = options.offset;
+  const Result<Device> device = device_for(options.where, p);
+  if (!device) return fail(device.status());
+  const Result<Plan> planned = plan(p, *device);
+  if (!planned) return fail(planned.status());
+
+  Result<Results> results = create_results(options, p, files.q.shape);
+  if (!results) return fail(results.status());
+  const ConstTensor like_q =
+      view(files.q, {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v},
+           options.layout == "bhsd");
+  t.o = {results->o, like_q.stride_batch, like_q.stride_seqlen, like_q.stride_head};
+  t.softmax_lse = results->softmax_lse;
+
+  const Result<double> seconds = is_gpu(device->arch)
+                                     ? compute_on_gpu(*planned, t, ranges_of(files, p, *results))
+                                     : compute_on_cpu(options, *planned, t);
+  if (!seconds) return fail(seconds.status());
   for (TensorOutput& file : results->files) {
     if (Status s = file.commit(); !s) return fail(s);
   }
-  print_summary(options, *planned, seconds);
+  print_summary(options, *planned, *seconds);
   return kSuccess;
 }
 
@@ -350,6 +452,7 @@ void add_inputs(CLI::App& command, RunOptions& o) {
       .add_option("-o,--out", o.out, "where o goes: .npy, or .safetensors with o and softmax_lse")
       ->required();
   command.add_option("--lse", o.lse, "where softmax_lse goes, by itself");
+  command.add_flag("--force", o.force, "let --out and --lse replace an input, too");
   command.add_option("--layout", o.layout, "order of the files' dimensions")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str();
@@ -364,18 +467,22 @@ void add_score_options(CLI::App& command, RunOptions& o) {
   command.add_flag("--causal", o.causal, "no query sees a later key");
   command.add_option("--window", o.window, "keys seen to the LEFT and RIGHT; -1: unbounded")
       ->delimiter(',')
-      ->expected(2);
+      ->expected(2)
+      ->transform(whole_number(-1, std::numeric_limits<std::int64_t>::max()));
   command.add_option("--align", o.align, "where masks are anchored: br bottom right, tl top left")
       ->check(CLI::IsMember({"br", "tl"}))
       ->capture_default_str();
-  command.add_option("--softmax-scale", o.softmax_scale, "default: 1 / sqrt(head_dim)");
-  command.add_option("--softcap", o.softcap, "softcap * tanh(score / softcap)");
+  command.add_option("--softmax-scale", o.softmax_scale, "default: 1 / sqrt(head_dim)")
+      ->check(finite_float());
+  command.add_option("--softcap", o.softcap, "softcap * tanh(score / softcap)")
+      ->check(finite_float());
   command.add_option("--bias", o.bias, "file added to the scores; broadcasts to (b, h, q, k)");
   command.add_option("--alibi-slopes", o.alibi_slopes, "file of (heads) or (batch, heads) slopes");
   command.add_option("--sink", o.sink, "file of (heads) extra logits in the denominator");
-  command.add_option("--dropout-p", o.dropout_p, "probability that a weight is dropped");
-  command.add_option("--seed", o.seed, "dropout's Philox seed");
-  command.add_option("--offset", o.offset, "dropout's Philox offset");
+  command.add_option("--dropout-p", o.dropout_p, "probability that a weight is dropped")
+      ->check(finite_float());
+  command.add_option("--seed", o.seed, "dropout's Philox seed")->transform(any_seed());
+  command.add_option("--offset", o.offset, "dropout's Philox offset")->transform(any_seed());
 }
 
 }  // namespace
@@ -386,13 +493,18 @@ void add_run(CLI::App& app, Context& context) {
       app.add_subcommand("run", "Attention over tensors in files; writes o and softmax_lse");
   command->footer(
       "Inputs and results are mapped files, larger than memory if need be. Only inputs that must\n"
-      "change their type (f64, --dtype), or that their file misaligns, are copied into memory.");
+      "change their type (f64, --dtype), or that their file misaligns, are copied into memory.\n"
+      "A result replaces an older file of its name, as cp would, but never an input without "
+      "--force;\n"
+      "it appears when it is complete. A GPU takes bf16 and f16: what it reads and writes is "
+      "copied.");
   add_inputs(*command, *options);
   add_score_options(*command, *options);
-  command->add_option("--device", options->device, "cpu, or an instruction set to be forced")
+  command
+      ->add_option("--device", options->where.device,
+                   "cpu, an instruction set to be forced, gpu or gpu:NUMBER")
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "worker threads; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  add_threads(*command, options->where.threads);
   command->add_flag("--quiet", options->quiet, "print nothing but errors");
   command->add_flag("--json", options->json, "print the summary as JSON");
   command->callback([options, &context] { context.exit_code = run_run(*options); });

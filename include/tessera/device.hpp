@@ -15,6 +15,9 @@ namespace tessera {
 
 TESSERA_API const char* to_string(Arch arch);
 
+/// Most Device::threads that plan() takes: more is a slip.
+inline constexpr int kMaxThreads = 4096;
+
 /// A processor as the planner sees it. Sizes in bytes.
 struct Device {
   std::string name;            ///< as named_device() knows it

@@ -1,7 +1,10 @@
-// Status and Result: how Tessera reports errors. The library throws nothing and never exits.
+// Status and Result: how Tessera reports errors. The library throws nothing and never exits; only
+// who takes the value of a Result without one is stopped, and told why.
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,14 +52,35 @@ struct [[nodiscard]] Status {
   /// @}
 };
 
+namespace detail {
+
+/// Stops the process with the reason. A function of its own: to look before an access costs a test
+/// and a jump.
+[[noreturn, gnu::noinline, gnu::cold]] inline void stop_without_value(const Status& status) {
+  std::fprintf(stderr, "tessera: a Result without a value was used (look at ok() first): %s\n",
+               status.text.c_str());
+  std::abort();
+}
+
+/// A Result without a value must not look like a success to who passes its status on.
+[[gnu::noinline, gnu::cold]] inline void refuse_success(Status& status) {
+  status = Status::invalid("a Result was made of a Status that is ok: it has no value");
+}
+
+}  // namespace detail
+
 /// A value, or the Status that says why there is none.
 template <class T>
 class [[nodiscard]] Result {
  public:
   /// Success.
   Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
-  /// Failure; `status` must not be ok().
-  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
+  /// Failure. A `status` that is ok() has nothing to say: it becomes one that says so, `invalid`.
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
+    if (status_.ok()) [[unlikely]] {
+      detail::refuse_success(status_);
+    }
+  }
 
   /// Whether there is a value.
   bool ok() const { return value_.has_value(); }
@@ -65,18 +89,25 @@ class [[nodiscard]] Result {
   /// What went wrong.
   const Status& status() const { return status_; }
 
-  /// The value. Precondition: ok().
+  /// The value. Without one the process prints status() and is aborted.
   /// @{
-  T& value() & { return *value_; }
-  const T& value() const& { return *value_; }
-  T&& value() && { return std::move(*value_); }
-  T* operator->() { return &*value_; }
-  const T* operator->() const { return &*value_; }
-  T& operator*() & { return *value_; }
-  const T& operator*() const& { return *value_; }
+  T& value() & { return need(), *value_; }
+  const T& value() const& { return need(), *value_; }
+  T&& value() && { return need(), *std::move(value_); }
+  T* operator->() { return need(), &*value_; }
+  const T* operator->() const { return need(), &*value_; }
+  T& operator*() & { return need(), *value_; }
+  const T& operator*() const& { return need(), *value_; }
+  T&& operator*() && { return need(), *std::move(value_); }
   /// @}
 
  private:
+  void need() const {
+    if (!value_) [[unlikely]] {
+      detail::stop_without_value(status_);
+    }
+  }
+
   Status status_;
   std::optional<T> value_;
 };

@@ -38,8 +38,15 @@ struct WorkspaceRegion {
 };
 
 /// What plan() decided: an immutable value, cheap to copy, usable from several threads at once.
-class TESSERA_API Plan {
+/// Never empty: only plan() makes one, and who moves from one copies it.
+class TESSERA_API Plan {  // NOLINT(cppcoreguidelines-special-member-functions): see above
  public:
+  /// Shares what was decided.
+  /// @{
+  Plan(const Plan&) = default;
+  Plan& operator=(const Plan&) = default;
+  /// @}
+
   /// What was asked for.
   const Problem& problem() const;
   /// What it was planned for.
@@ -50,19 +57,20 @@ class TESSERA_API Plan {
   std::size_t workspace_bytes() const;
   /// What the workspace consists of.
   std::vector<WorkspaceRegion> workspace_regions() const;
-  /// Every row of the catalog with its cost or the reason why it was refused, and the workspace.
+  /// Every row of the catalog for devices of this kind (CPU, GPU) with its cost or the reason why
+  /// it was refused, and the workspace.
   std::string explain() const;
 
   /// Bytes; the start of a workspace must be a multiple.
   static constexpr std::size_t workspace_alignment = 64;
 
   /// Internal.
-  /// @{
-  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
   const PlanData& data() const { return *data_; }
-  /// @}
 
  private:
+  friend TESSERA_API Result<Plan> plan(const Problem& problem, const Device& device);
+  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
+
   std::shared_ptr<const PlanData> data_;
 };
 
@@ -77,11 +85,12 @@ struct Execution {
 };
 
 /// Chooses the cheapest kernel of the device that accepts the problem.
-/// Errors: invalid (the problem), unsupported (no row accepts it; the text gives each row's
-/// reason).
+/// Errors: invalid (the problem, device.threads), unsupported (no row accepts it; the text gives
+/// the reason of each row for devices of this kind).
 TESSERA_API Result<Plan> plan(const Problem& problem, const Device& device);
 
-/// The table of every catalog row with cost or refusal, even when none accepts.
+/// The table of every catalog row for devices of this kind (CPU, GPU) with cost or refusal, even
+/// when none accepts.
 TESSERA_API std::string explain(const Problem& problem, const Device& device);
 
 /// Computes. `workspace`: workspace_bytes() bytes, aligned to 64, uninitialised, used by one run at

@@ -36,6 +36,9 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
     return Status::device(std::string("the plan's kernel ") + plan.kernel_name +
                           " is not part of this build");
   }
+  if (execution.executor != nullptr && execution.executor->run == nullptr) {
+    return Status::invalid("executor.run = null");
+  }
   Workspace memory(workspace);
   const PlanLayout memory_layout = layout(memory, plan);
   const Executor executor =

@@ -266,8 +266,8 @@ void backward(const Call& call) {
   const Problem& p = call.plan.problem;
   const Call quiet{call.plan, call.tensors, call.layout, call.executor, nullptr, nullptr};
   const std::int64_t heads = p.batch * p.num_heads_k;
-  const std::int64_t tiles = core::ceil_div<std::int64_t>(p.seqlen_q * p.group(), K.block_m);
-  const std::int64_t blocks = core::ceil_div<std::int64_t>(p.seqlen_k, K.block_n);
+  const BackwardTasks of_head = backward_tasks(p, K);
+  const std::int64_t tiles = of_head.tiles, blocks = of_head.blocks;
   std::int32_t* prepared = call.layout.backward.prepared;
   std::int32_t* finished = call.layout.backward.finished;
   for (std::int64_t head = 0; head < heads; ++head) prepared[head] = finished[head] = 0;

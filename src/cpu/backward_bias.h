@@ -112,20 +112,17 @@ class BiasGradient {
 
  public:
   explicit BiasGradient(const Call& call)
-      : call_(call), problem_(call.plan.problem), shape_(*problem_.bias), group_(problem_.group()) {
-    // A tile of a bias without heads is kM queries of all heads: group_ tiles of rows.
-    const std::int64_t rows = problem_.seqlen_q * (shape_.heads ? group_ : 1);
-    counts_[0] = shape_.batch ? problem_.batch : 1;
-    counts_[1] = shape_.heads ? problem_.num_heads_k : 1;
-    counts_[2] = shape_.queries ? core::ceil_div<std::int64_t>(rows, kM) : 1;
-    counts_[3] = shape_.keys ? core::ceil_div<std::int64_t>(problem_.seqlen_k, kN) : 1;
-  }
+      : call_(call),
+        problem_(call.plan.problem),
+        shape_(*problem_.bias),
+        group_(problem_.group()),
+        tiles_(bias_tiles(problem_, K)) {}
 
-  std::int64_t tasks() const { return counts_[0] * counts_[1] * counts_[2] * counts_[3]; }
+  std::int64_t tasks() const { return tiles_.count(); }
 
   void run(std::int64_t index, int worker) const {
     std::int64_t at[4];
-    for (int i = 3; i >= 0; --i, index /= counts_[i + 1]) at[i] = index % counts_[i];
+    for (int i = 3; i >= 0; --i, index /= tiles_.counts[i + 1]) at[i] = index % tiles_.counts[i];
     const auto all = [](bool stored, std::int64_t i, std::int64_t count) {
       return stored ? core::Range{static_cast<int>(i), static_cast<int>(i + 1)}
                     : core::Range{0, static_cast<int>(count)};
@@ -237,7 +234,7 @@ class BiasGradient {
   const Problem& problem_;
   const BiasShape& shape_;
   const std::int64_t group_;
-  std::int64_t counts_[4];  ///< tiles of the stored bias along batch, head_k, queries and keys
+  const BiasTiles tiles_;
 };
 
 /// The gradient of a bias with elements of several terms, if wanted.

@@ -64,6 +64,9 @@ Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor
     return Status::device("device = '" + device.name + "': this machine, with this build, runs " +
                           to_string(best_arch()) + " at most");
   }
+  if (executor != nullptr && executor->run == nullptr) {
+    return Status::invalid("executor.run = null");
+  }
   const Executor pool = executor != nullptr ? *executor : default_executor();
   const int workers = std::max(1, std::min(pool.num_threads, device.threads));
   Peaks peaks;

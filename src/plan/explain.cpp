@@ -1,4 +1,5 @@
-// The planner's account of itself: the problem, every row with its cost or refusal, and the memory.
+// The planner's account of itself: the problem, every row for devices of this kind with its cost or
+// refusal, and the memory.
 #include <algorithm>
 #include <cstdio>
 
@@ -27,6 +28,32 @@ std::string padded_right(const std::string& text, std::size_t width) {
   return text + std::string(width - std::min(width, text.size()), ' ');
 }
 
+/// A line for every row that the device could run, were it rich enough: what keeps all others back
+/// is the device alone, so their number does.
+std::string candidates_text(const Problem& problem, const Device& device,
+                            const core::Kernel* chosen) {
+  const bool on_gpu = is_gpu(device.arch);
+  std::string text = on_gpu ? "candidates (estimated multiprocessor cycles a query head)\n"
+                            : "candidates (estimated core cycles a key/value head)\n";
+  int others = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (is_gpu(row.arch) != on_gpu) {
+      ++others;
+      continue;
+    }
+    const std::string reason = refusal(row, problem, device);
+    text += std::string(chosen != nullptr && *chosen == row ? " * " : "   ") +
+            padded_right(name_of(row), 40) +
+            (reason.empty() ? padded_left(grouped(cost(plan_row(row, problem, device))), 20)
+                            : "refused: " + reason) +
+            "\n";
+  }
+  return text + "   " + std::to_string(others) +
+         (on_gpu
+              ? " rows for CPUs are left out; name a CPU as the device to see them, e.g. cpu\n"
+              : " rows for GPUs are left out; name a GPU as the device to see them, e.g. h200\n");
+}
+
 }  // namespace
 
 std::string explain(const Problem& problem, const Device& device) {
@@ -37,7 +64,9 @@ std::string explain(const Problem& problem, const Device& device) {
            : device.threads == 1 ? " thread"
                                  : " threads") +
           ")\n";
-  if (const Status s = validate(problem); !s) return text + "invalid    " + s.text + "\n";
+  for (const Status& s : {validate(problem), validate(device)}) {
+    if (!s) return text + "invalid    " + s.text + "\n";
+  }
 
   const Result<Plan> chosen = [&]() -> Result<Plan> {
     // plan() itself calls explain() when nothing fits, so look before asking.
@@ -47,17 +76,7 @@ std::string explain(const Problem& problem, const Device& device) {
     return Status::unsupported("no row accepts the problem");
   }();
   text += "kernel     " + (chosen ? std::string(chosen->kernel()) : "none") + "\n";
-  text += is_gpu(device.arch) ? "candidates (estimated multiprocessor cycles a query head)\n"
-                              : "candidates (estimated core cycles a key/value head)\n";
-  for (const core::Kernel& row : kCatalog) {
-    const std::string name = name_of(row);
-    const std::string reason = refusal(row, problem, device);
-    const bool is_chosen = chosen && chosen->data().kernel == row;
-    text += std::string(is_chosen ? " * " : "   ") + padded_right(name, 40);
-    text += reason.empty() ? padded_left(grouped(cost(plan_row(row, problem, device))), 20)
-                           : "refused: " + reason;
-    text += "\n";
-  }
+  text += candidates_text(problem, device, chosen ? &chosen->data().kernel : nullptr);
   if (!chosen) return text;
   const PlanData& data = chosen->data();
   const core::WorkGrid& grid = data.grid;

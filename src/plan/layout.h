@@ -121,6 +121,57 @@ struct BackwardScratch {
   float* dv = nullptr;               ///< [N][DV] accumulators
 };
 
+/// Tiles of a bias along batch, head_k, queries and keys, where its gradient is a pass of its own
+/// (cpu/backward_bias.h): each is a task. Stored dimensions only.
+struct BiasTiles {
+  std::int64_t counts[4] = {0, 0, 0, 0};
+
+  /// The largest number where it does not fit: a bias has more elements than any tensor may.
+  TESSERA_HD std::int64_t count() const {
+    std::int64_t product = 1;
+    bool fits = true;
+    for (const std::int64_t n : counts) {
+      if (n == 0) return 0;
+      fits = fits && !__builtin_mul_overflow(product, n, &product);
+    }
+    return fits ? product : INT64_MAX;
+  }
+};
+
+TESSERA_HD BiasTiles bias_tiles(const Problem& p, const core::Kernel& kernel) {
+  if (!p.bias) return {};
+  const BiasShape& s = *p.bias;
+  // A tile of a bias without heads is block_m queries of all heads: group tiles of rows.
+  const std::int64_t rows = p.seqlen_q * (s.heads ? p.group() : 1);
+  return {{s.batch ? p.batch : 1, s.heads ? p.num_heads_k : 1,
+           s.queries ? core::ceil_div<std::int64_t>(rows, kernel.block_m) : 1,
+           s.keys ? core::ceil_div<std::int64_t>(p.seqlen_k, kernel.block_n) : 1}};
+}
+
+/// Tasks of the backward proper, of one key/value head: tiles of rows to prepare, then blocks of
+/// keys.
+struct BackwardTasks {
+  std::int64_t tiles = 0, blocks = 0;
+};
+
+TESSERA_HD BackwardTasks backward_tasks(const Problem& p, const core::Kernel& kernel) {
+  return {core::ceil_div<std::int64_t>(p.seqlen_q * p.group(), kernel.block_m),
+          core::ceil_div<std::int64_t>(p.seqlen_k, kernel.block_n)};
+}
+
+/// Workers of a CPU's plan that can have work at the same time: the device's, but no more than the
+/// longest phase with scratch has tasks (cpu/call.h gives nobody more).
+TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
+  std::int64_t tasks = plan.grid.count();
+  if (plan.problem.pass == Pass::backward) {
+    const BackwardTasks of_head = backward_tasks(plan.problem, plan.kernel);
+    tasks =
+        core::max(plan.problem.batch * plan.problem.num_heads_k * (of_head.tiles + of_head.blocks),
+                  bias_tiles(plan.problem, plan.kernel).count());
+  }
+  return core::max<std::int64_t>(1, core::min<std::int64_t>(plan.device.threads, tasks));
+}
+
 /// What all workers of the backward share. Rows are packed per (batch, head_k) as core/work.h says;
 /// each sequence starts at a multiple of tile_m, and the rows up to the next multiple repeat its
 /// last. What is large is kept only for the heads in flight, each in a slot of S rows, enough for
@@ -186,7 +237,8 @@ TESSERA_HD BackwardLayout layout_backward(Workspace& workspace, const PlanData& 
   // One wave of heads, one head a worker, and the next; a broadcast bias has tasks with rows of
   // their own.
   const std::int64_t threads = plan.device.threads;
-  const std::int64_t slots = core::max(core::min(heads, 2 * threads), p.bias ? threads : 0);
+  const std::int64_t slots =
+      core::max(core::min(heads, 2 * threads), core::min(threads, bias_tiles(p, kernel).count()));
   BackwardLayout layout;
   layout.rows = backward_row(plan, p.rows_q(), p.batch);
   layout.slot_rows = core::round_up<std::int64_t>(p.seqlen_q * p.group(), kernel.tile_m);
@@ -260,7 +312,8 @@ inline std::int64_t scratch_bytes(const PlanData& plan,
   return static_cast<std::int64_t>(counter.bytes());
 }
 
-/// The whole workspace of a plan: what is shared, then one scratch for every worker.
+/// The whole workspace of a plan: what is shared, then one scratch for every worker that can have
+/// work.
 struct PlanLayout {
   SplitLayout splits;       ///< forward
   BackwardLayout backward;  ///< backward
@@ -284,7 +337,7 @@ inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
     result.splits = layout_splits(workspace, plan);
   }
   result.worker_bytes = scratch_bytes(plan);
-  result.workers = workspace.take<std::byte>("workers", result.worker_bytes * plan.device.threads);
+  result.workers = workspace.take<std::byte>("workers", result.worker_bytes * workers_of(plan));
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Problem as text and as a hash key. One table of words serves printing and parsing.
 #include "tessera/problem.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <vector>
@@ -218,6 +219,13 @@ std::string all_words() {
   return text;
 }
 
+/// What a word decides; two that decide the same contradict each other.
+std::string_view subject_of(std::string_view name) {
+  if (name == "fwd" || name == "bwd") return "fwd, bwd";
+  if (name == "f32" || name == "bf16" || name == "f16") return "f32, bf16, f16";
+  return name;
+}
+
 }  // namespace
 
 std::string to_string(const Problem& p) {
@@ -250,6 +258,8 @@ std::string to_string(const Problem& p) {
 Result<Problem> parse_problem(std::string_view text) {
   Problem problem;
   std::vector<std::string_view> seen;
+  bool causal = false;
+  std::string_view window;
   while (!text.empty()) {
     const std::size_t start = text.find_first_not_of(" \t\r\n");
     if (start == std::string_view::npos) break;
@@ -268,11 +278,25 @@ Result<Problem> parse_problem(std::string_view text) {
       for (const Word& candidate : kFlags) match = candidate.name == name ? &candidate : match;
     }
     if (match == nullptr) return parse_error(word, all_words());
+    const std::string_view subject = subject_of(name);
     for (const std::string_view other : seen) {
-      if (other == name) return parse_error(word, "each word once");
+      if (other != subject) continue;
+      return parse_error(
+          word, subject == name ? "each word once" : "one of " + std::string(subject) + ", once");
     }
-    seen.push_back(name);
+    seen.push_back(subject);
+    const std::int64_t right = problem.window_right;
     if (!match->read(problem, value)) return parse_error(word, match->accepted);
+    // Both name the right end: in either order they mean 0, or contradict each other.
+    causal = causal || name == "causal";
+    if (name == "window") window = word;
+    if (causal && !window.empty()) {
+      const auto [low, high] = std::minmax({right, problem.window_right});
+      if (low < -1 || high > 0) {
+        return parse_error(window, "beside causal: window=LEFT,0 or window=LEFT,-1");
+      }
+      problem.window_right = 0;
+    }
   }
   return problem;
 }

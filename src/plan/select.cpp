@@ -7,6 +7,7 @@
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
+#include "plan/text.h"
 
 namespace tessera {
 
@@ -309,12 +310,15 @@ std::int64_t cost(const PlanData& plan) {
   return total < 9e18 ? static_cast<std::int64_t>(total) : std::numeric_limits<std::int64_t>::max();
 }
 
+Status validate(const Device& device) {
+  if (device.threads >= 1 && device.threads <= kMaxThreads) return {};
+  return Status::invalid(refused("device.threads", device.threads,
+                                 "must lie in [1, " + std::to_string(kMaxThreads) + "]"));
+}
+
 Result<Plan> plan(const Problem& problem, const Device& device) {
   if (Status s = validate(problem); !s) return s;
-  if (device.threads < 1) {
-    return Status::invalid("device.threads = " + std::to_string(device.threads) +
-                           ": must be at least 1");
-  }
+  if (Status s = validate(device); !s) return s;
   std::shared_ptr<const PlanData> best;
   std::int64_t best_cost = 0;
   for (const core::Kernel& row : kCatalog) {

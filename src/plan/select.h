@@ -14,6 +14,9 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
 /// The plan that this row would follow. Precondition: the row does not refuse.
 PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device);
 
+/// Whether plan() takes the device: device.threads.
+Status validate(const Device& device);
+
 /// Estimated core cycles for one key/value head of the longest sequence. A model, only good for
 /// comparing rows: multiply-adds at full rate, the exponentials, reading K and V. It looks at
 /// neither threads nor batch: which kernel runs must not depend on them (S9).

@@ -75,6 +75,10 @@ TEST_P(Invariance, NumberAndOrderOfWorkers) {
       expect_same(one, run_fresh(problem, seed, device_with(arch, threads), inline_executor()));
       expect_same(one, run_fresh(problem, seed, device_with(arch, 2), pool.executor()));
     }
+    // More workers than work: the last that can have some begins, and does it all.
+    SCOPED_TRACE(std::string(GetParam()) + " on " + to_string(arch) + ", seed " +
+                 std::to_string(seed) + ", threads 1000");
+    expect_same(one, run_fresh(problem, seed, device_with(arch, 1000), reverse_executor(1000)));
   }
 }
 

@@ -43,6 +43,17 @@ TEST(Judge, RuleOfTwoAndThree) {
   EXPECT_FALSE(judge({"dq", &exact, &naive, &none, Dtype::f32}, {0.24}).pass());
 }
 
+/// What error and bound compare with: the largest number, not an infinity that a row without keys
+/// has.
+TEST(Judge, TellsTheLargestMagnitude) {
+  const std::vector<double> exact = {1.0, -3.5, -kInfinity}, noise = {0.5, 0.5, 0.0};
+  const Verdict verdict =
+      judge({"softmax_lse", &exact, &exact, &noise, Dtype::f32}, {1.25, -3.5, -kInfinity});
+  EXPECT_EQ(verdict.largest, 3.5);
+  EXPECT_EQ(verdict.error, 0.25);
+  EXPECT_EQ(judge({"o", &exact, &exact, &noise, Dtype::f32}, {kNan, 0.0, 0.0}).largest, 3.5);
+}
+
 /// Noise counts for its own element only; the naive computation's for all.
 TEST(Judge, NoiseIsElementwise) {
   const std::vector<double> exact = {1.0, 1.0}, noise = {0.5, 0.125}, near = {1.0, 1.0625};

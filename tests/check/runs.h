@@ -44,7 +44,9 @@ inline Status run_in(RunMemory& memory, const Device& device, const Executor& ex
   if (!planned) return planned.status();
   const GuardedBuffer workspace(planned->workspace_bytes(), 0);
   const Execution execution{&executor, nullptr, nullptr};
-  return run(*planned, memory.tensors(), workspace.data(), workspace.bytes(), execution);
+  Status status = run(*planned, memory.tensors(), workspace.data(), workspace.bytes(), execution);
+  EXPECT_TRUE(workspace.guards_intact()) << "memory next to the workspace was written";
+  return status;
 }
 
 inline Results results_of(const RunMemory& memory) {

@@ -94,6 +94,17 @@ TEST(ProblemText, TheDocumentedForms) {
                window->bias->keys);
 }
 
+/// A window beside causal: the order of the words means nothing.
+TEST(ProblemText, CausalWithAWindowToTheLeft) {
+  for (const char* text : {"causal window=128,-1", "window=128,-1 causal", "causal window=128,0",
+                           "window=128,0 causal", "window=128,0"}) {
+    const Result<Problem> problem = parse_problem(text);
+    ASSERT_TRUE(problem.ok()) << text << ": " << problem.status().text;
+    EXPECT_EQ(problem->window_left, 128) << text;
+    EXPECT_EQ(problem->window_right, 0) << text;
+  }
+}
+
 TEST(ProblemText, WhatCannotBeReadIsNamed) {
   const struct {
     const char* text;
@@ -116,6 +127,11 @@ TEST(ProblemText, WhatCannotBeReadIsNamed) {
       {"bias=", "bhqk"},
       {"bias=b:f64", "bhqk"},
       {"q=1 q=2", "once"},
+      {"fwd bwd", "one of fwd, bwd"},
+      {"f32 causal bf16", "one of f32, bf16, f16"},
+      {"causal window=128,64", "beside causal"},
+      {"window=128,64 causal", "beside causal"},
+      {"causal window=4,-2", "beside causal"},
       {"sink=1", "'sink=1'"},
       {"=", "'='"},
   };

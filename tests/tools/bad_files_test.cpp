@@ -124,7 +124,9 @@ TEST(BadFiles, Npy) {
           {"no type", npy_descr("''"), "descr '' is not read"},
           {"structured", npy_descr("[('a', '<f4')]"), "descr is a list (a structured array)"},
           {"bf16 unasked", npy_descr("'<V2'"), "descr '<V2' does not say what its two bytes mean"},
-          {"u2 unasked", npy_descr("'<u2'"), "descr '<u2' does not say"},
+          {"u2 unasked", npy_descr("'<u2'"),
+           "descr '<u2' does not say what its two bytes mean (NumPy has no bf16); accepted when "
+           "read as bf16"},
           {"negative size", npy_shape("(-2,)"),
            "shape[0] is -2; accepted: 0 to 9223372036854775807"},
           {"minus zero", npy_shape("(1, -0)"), "shape[1] is -0; accepted"},

@@ -14,29 +14,13 @@
 #include "files/tensor_file.h"
 #include "reference/reference.h"
 #include "tessera/device.hpp"
+#include "tools/command.h"
 #include "tools/temporary_folder.h"
 
 namespace tessera::tools {
 namespace {
 
 using Json = nlohmann::json;
-
-struct Ran {
-  int code = 0;
-  std::string out, err;
-};
-
-Ran tessera(const std::vector<std::string>& words) {
-  std::vector<const char*> argv = {"tessera"};
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Ran ran;
-  ran.code = run_cli(static_cast<int>(argv.size()), argv.data());
-  ran.out = testing::internal::GetCapturedStdout();
-  ran.err = testing::internal::GetCapturedStderr();
-  return ran;
-}
 
 std::vector<float> normal(std::mt19937& random, std::int64_t count) {
   std::normal_distribution<float> distribution;
@@ -155,8 +139,152 @@ TEST_F(RunFiles, HeadsFirstIsTheSameAttention) {
   }
 }
 
+/// A result never lands on an input unasked, whatever leads there; asked, it is right, though the
+/// input is read while it is written.
+TEST_F(RunFiles, AnInputIsReplacedByForceOnly) {
+  namespace fs = std::filesystem;
+  fs::create_symlink(folder_ / "v.npy", folder_ / "symbolic.npy");
+  fs::create_hard_link(folder_ / "k.npy", folder_ / "hard.npy");
+  fs::create_directory(folder_ / "sub");
+  const Result<FileTensor> x = read_tensor(folder_ / "q.npy");
+  ASSERT_TRUE(x.ok());
+  const std::vector<NamedTensor> tensors = {{"x", x->element, x->shape, x->data},
+                                            {"y", x->element, x->shape, x->data}};
+  ASSERT_TRUE(write_tensors(folder_ / "x.safetensors", tensors).ok());
+  write(folder_ / "sink.npy", {kHeads}, std::vector<float>(kHeads, 0.5F));
+  const std::string other = folder_ / "o.npy";
+  const struct {
+    std::vector<std::string> words;
+    const char* named;
+  } cases[] = {
+      {command({"-o", folder_ / "q.npy"}), "that --q reads"},
+      {command({"-o", folder_ / "sub/../k.npy"}), "that --k reads"},
+      {command({"-o", fs::relative(folder_ / "k.npy").string()}), "that --k reads"},
+      {command({"-o", folder_ / "hard.npy"}), "that --k reads"},
+      {command({"-o", folder_ / "symbolic.npy"}), "that --v reads"},
+      {command({"-o", other, "--lse", folder_ / "v.npy"}), "--lse = "},
+      {command({"-o", folder_ / "sink.npy", "--sink", folder_ / "sink.npy"}), "that --sink reads"},
+      {command({"-o", other, "--lse", folder_ / "sink.npy", "--bias", folder_ / "sink.npy"}),
+       "that --bias reads"},
+      {command({"-o", folder_ / "x.safetensors", "--alibi-slopes", folder_ / "x.safetensors:y"}),
+       "that --alibi-slopes reads"},
+      {command({"-o", folder_ / "k.npy", "--cu-seqlens-q", folder_ / "q.npy", "--cu-seqlens-k",
+                folder_ / "q.npy"}),
+       "that --k reads"},
+  };
+  std::vector<std::string> before;
+  const char* const files[] = {"q.npy", "k.npy", "v.npy", "sink.npy", "x.safetensors"};
+  for (const char* file : files) before.push_back(bytes_of(folder_ / file));
+  for (const auto& c : cases) {
+    const Ran ran = tessera(c.words);
+    EXPECT_EQ(ran.code, kBadInput) << c.named << ": " << ran.err;
+    EXPECT_NE(ran.err.find(c.named), std::string::npos) << c.named << ": " << ran.err;
+    EXPECT_NE(ran.err.find("--force"), std::string::npos) << ran.err;
+  }
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_EQ(bytes_of(folder_ / files[i]), before[i]) << files[i];
+  }
+  EXPECT_FALSE(fs::exists(other));
+
+  const reference::Outputs want = expected("");
+  for (const char* file : {"q.npy", "hard.npy", "symbolic.npy"}) {
+    const Ran ran = tessera(
+        command({"-o", folder_ / file, "--lse", folder_ / "lse.npy", "--force", "--quiet"}));
+    ASSERT_EQ(ran.code, kSuccess) << ran.err;
+    expect_file(folder_ / file, {kBatch, kSq, kHeads, kD}, want.o);
+    expect_file(folder_ / "lse.npy", {kBatch, kHeads, kSq}, want.lse);
+    for (std::size_t i = 0; i < 3; ++i) bytes_to(folder_ / files[i], before[i]);
+  }
+  EXPECT_TRUE(fs::is_symlink(folder_ / "symbolic.npy"));
+}
+
+/// Two results in one file would lose one; an older file that is nobody's input is replaced.
+TEST_F(RunFiles, ResultsDoNotShareAFile) {
+  namespace fs = std::filesystem;
+  const std::string out = folder_ / "o.npy";
+  fs::create_directory(folder_ / "sub");
+  for (const bool exists : {false, true}) {
+    if (exists) bytes_to(out, "an older file");
+    for (const std::string& lse : {out, folder_ / "sub/../o.npy", folder_ / "./o.npy"}) {
+      const Ran ran = tessera(command({"-o", out, "--lse", lse, "--force"}));
+      EXPECT_EQ(ran.code, kBadInput) << lse;
+      EXPECT_NE(ran.err.find("--out and --lse both name"), std::string::npos) << ran.err;
+    }
+  }
+  EXPECT_EQ(bytes_of(out), "an older file");
+  const Ran ran = tessera(command({"-o", out, "--quiet"}));
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  expect_file(out, {kBatch, kSq, kHeads, kD}, expected("").o);
+}
+
+/// Causal beside a window to the left means both.
+TEST_F(RunFiles, CausalWithAWindowToTheLeft) {
+  const reference::Outputs want = expected("window=9,0");
+  for (const char* window : {"9,0", "9,-1"}) {
+    const Ran ran = tessera(command({"-o", folder_ / "o.npy", "--causal", "--window", window}));
+    ASSERT_EQ(ran.code, kSuccess) << ran.err;
+    expect_file(folder_ / "o.npy", {kBatch, kSq, kHeads, kD}, want.o);
+  }
+}
+
+/// Offsets that divide another number of rows, or fall, name their file.
+TEST_F(RunFiles, OffsetsDivideTheirFile) {
+  std::mt19937 random(seed_);
+  write(folder_ / "x.npy", {10, 2, 8}, normal(random, 160));
+  const std::string x = folder_ / "x.npy";
+  const auto run = [&](const std::vector<std::int32_t>& offsets) {
+    const std::vector<NamedTensor> tensors = {
+        {"n", Element::i32, {static_cast<std::int64_t>(offsets.size())}, offsets.data()}};
+    EXPECT_TRUE(write_tensors(folder_ / "n.npy", tensors).ok());
+    return tessera({"run", "-q", x, "-k", x, "-v", x, "-o", folder_ / "o.npy", "--cu-seqlens-q",
+                    folder_ / "n.npy", "--cu-seqlens-k", folder_ / "n.npy"});
+  };
+  for (const auto& offsets : std::vector<std::vector<std::int32_t>>{
+           {0, 4, 9}, {0, 4, 11}, {1, 4, 10}, {0, 7, 4, 10}, {0, -3, 10}}) {
+    const Ran ran = run(offsets);
+    EXPECT_EQ(ran.code, kBadInput);
+    EXPECT_NE(ran.err.find("n.npy: offsets must begin with 0"), std::string::npos) << ran.err;
+  }
+  const Ran ran = run({0, 4, 4, 10});
+  EXPECT_EQ(ran.code, kSuccess) << ran.err;
+}
+
+/// bf16 from NumPy: words without a name are refused with the flag that names them, which then
+/// counts for every file of numbers.
+TEST_F(RunFiles, NamelessWordsAreReadAsAsked) {
+  const std::vector<std::uint16_t> ones(kBatch * kSk * kHeads * kD, 0x3F80);
+  const auto nameless = [&](const std::string& path, const std::vector<std::int64_t>& shape) {
+    const std::vector<NamedTensor> tensors = {{"x", Element::bf16, shape, ones.data()}};
+    EXPECT_TRUE(write_tensors(path, tensors).ok());
+    return path;
+  };
+  const std::string k = nameless(folder_ / "k16.npy", {kBatch, kSk, kHeadsK, kD});
+  const std::string sink = nameless(folder_ / "s16.npy", {kHeads});
+  const std::string bias = nameless(folder_ / "b16.npy", {kSq, 1});
+  const std::string out = folder_ / "o.npy";
+  for (const auto& more : std::vector<std::vector<std::string>>{
+           {"-k", k}, {"--sink", sink}, {"--bias", bias}, {"--alibi-slopes", sink}}) {
+    std::vector<std::string> words = command({"-o", out});
+    if (more[0] == "-k") {
+      words[4] = k;
+    } else {
+      words.insert(words.end(), more.begin(), more.end());
+    }
+    const Ran refused = tessera(words);
+    EXPECT_EQ(refused.code, kCannot) << more[0];
+    EXPECT_NE(refused.err.find("say so with --u2-is-bf16"), std::string::npos) << refused.err;
+    words.emplace_back("--u2-is-bf16");
+    const Ran ran = tessera(words);
+    EXPECT_EQ(ran.code, kSuccess) << more[0] << ": " << ran.err;
+  }
+  const Ran offsets = tessera(command({"-o", out, "--cu-seqlens-q", sink, "--cu-seqlens-k", sink}));
+  EXPECT_NE(offsets.code, kSuccess);
+  EXPECT_EQ(offsets.err.find("--u2-is-bf16"), std::string::npos) << offsets.err;
+}
+
 TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
   const std::string out = folder_ / "o.npy";
+  std::filesystem::create_directory(folder_ / "folder.npy");
   const struct {
     std::vector<std::string> words;
     const char* named;
@@ -169,12 +297,14 @@ TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
        "must be equal"},
       {command({"-o", out, "--softcap", "-1"}), "softcap = -1"},
       {command({"-o", out, "--dropout-p", "1"}), "dropout_p = 1"},
-      {command({"-o", out, "--window", "-7,0"}), "window_left = -7"},
+      {command({"-o", out, "--window", "-7,0"}), "--window: must be a whole number from -1"},
+      {command({"-o", out, "--window", "5,2", "--causal"}), "--window = 5,2"},
       {command({"-o", out, "--bias", folder_ / "q.npy"}), "must broadcast"},
       {command({"-o", out, "--sink", folder_ / "q.npy"}), "must be (4,)"},
       {command({"-o", out, "--cu-seqlens-q", folder_ / "q.npy"}), "give both or neither"},
       {command({"-o", out, "--device", "abacus"}), "abacus"},
       {command({"-o", folder_ / "o.txt"}), "o.txt"},
+      {command({"-o", folder_ / "folder.npy"}), "is not a regular file; it will not be replaced"},
       {command({}), "--out"},
       {{"fly"}, "fly"},
       {{"check", "q=4 k=4"}, "head_dim = 0"},
@@ -199,6 +329,12 @@ TEST(Cli, CheckPassesAndPrintsItsSeed) {
   EXPECT_EQ(json["results"][1]["seed"].get<std::uint64_t>(),
             json["results"][0]["seed"].get<std::uint64_t>() + 1);
   EXPECT_TRUE(json["results"][0]["pass"].get<bool>());
+  const Json output = json["results"][0]["outputs"][2];
+  EXPECT_EQ(output["output"], "dv");
+  EXPECT_GT(output["largest"].get<double>(), output["error"].get<double>());
+  EXPECT_LE(output["error"].get<double>(), output["bound"].get<double>());
+  const Ran table = tessera({"check", "fwd f32 q=33 k=40 d=24", "--seed", "64"});
+  EXPECT_NE(table.out.find("bound  largest |value|"), std::string::npos) << table.out;
 }
 
 TEST(Cli, BenchCountsOperationsAndSeconds) {

@@ -45,6 +45,12 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+/// Replaces a file by one that holds the given bytes.
+inline void bytes_to(const std::string& path, const std::string& bytes) {
+  std::filesystem::remove(path);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
 inline std::string bytes_of(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};

@@ -115,8 +115,8 @@ std::string CheckResult::summary() const {
                        [&](const Verdict& a, const Verdict& b) { return share(a) < share(b); });
   if (worst == verdicts.end()) return "no outputs";
   char text[160];
-  std::snprintf(text, sizeof text, "%s: error %.3g, bound %.3g", worst->output.c_str(),
-                worst->error, worst->bound);
+  std::snprintf(text, sizeof text, "%s: error %.3g, bound %.3g, largest |value| %.3g",
+                worst->output.c_str(), worst->error, worst->bound, worst->largest);
   return text;
 }
 

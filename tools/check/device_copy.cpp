@@ -27,6 +27,31 @@ Result<DeviceCopy> DeviceCopy::of(const RunMemory& memory, const Device& device)
   return copy;
 }
 
+Result<DeviceCopy> DeviceCopy::of(const Tensors& tensors, std::span<const HostRange> ranges,
+                                  const Device& device) {
+  DeviceCopy copy;
+  for (const HostRange& range : ranges) {
+    Result<Buffer> buffer = Buffer::allocate(device, range.bytes);
+    if (!buffer) return buffer.status();
+    if (range.result == nullptr) {
+      if (Status s = buffer->write(range.start, range.bytes); !s) return s;
+    }
+    copy.places_.push_back(
+        {static_cast<const std::byte*>(range.start), range.bytes, 0, std::move(*buffer)});
+  }
+  copy.tensors_ = tensors;
+  copy.move_all();
+  return copy;
+}
+
+Status DeviceCopy::bring_back(std::span<const HostRange> ranges) const {
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].result == nullptr) continue;
+    if (Status s = places_[i].buffer.read(ranges[i].result, ranges[i].bytes); !s) return s;
+  }
+  return {};
+}
+
 Status DeviceCopy::bring_back(const RunMemory& memory) const {
   std::size_t i = 0;
   for (const Block& block : memory.blocks()) {

@@ -23,7 +23,10 @@ double max_difference(const std::vector<double>& a, const std::vector<double>& b
 
 Verdict judge(const Standard& standard, const std::vector<double>& result) {
   const std::vector<double>&exact = *standard.exact, &noise = *standard.noise;
-  Verdict verdict{standard.output, max_difference(result, exact), 0.0};
+  Verdict verdict{standard.output, max_difference(result, exact), 0.0, 0.0};
+  for (const double x : exact) {
+    if (std::isfinite(x)) verdict.largest = std::max(verdict.largest, std::fabs(x));
+  }
   if (std::isnan(verdict.error) || noise.size() != exact.size()) return verdict;
   double allowed = 0.0, atol = 0.0;
   if (standard.output != "softmax_lse") {

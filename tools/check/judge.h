@@ -13,6 +13,7 @@ struct Verdict {
   std::string output;  ///< "o", "softmax_lse", "dq", ...
   double error = 0.0;  ///< |result - reference|; NaN if a NaN or a wrong infinity was given
   double bound = 0.0;
+  double largest = 0.0;  ///< of the output's finite |reference|: what error and bound are large to
 
   bool pass() const { return error <= bound; }  // false for NaN
 };

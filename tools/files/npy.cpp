@@ -184,9 +184,10 @@ Result<Element> element_of(std::string_view descr, TwoBytes two_bytes) {
   const bool unnamed = descr == "<V2" || descr == "|V2" || descr == "<u2";
   if (unnamed && two_bytes == TwoBytes::bf16) return Element::bf16;
   if (unnamed) {
-    return Status::unsupported(concat("descr ", in_quotes(descr),
-                                      " does not say what its two bytes ",
-                                      "mean (NumPy has no bf16); accepted when read as bf16"));
+    return Status::unsupported(concat(
+        "descr ", in_quotes(descr), " does not say what its two bytes ", "mean (NumPy has no bf16)",
+        two_bytes == TwoBytes::offer ? "; if they are bf16, say so with --u2-is-bf16"
+                                     : "; accepted when read as bf16"));
   }
   for (const Descr& known : kDescrs) {
     if (descr == known.text) return known.element;

@@ -15,6 +15,7 @@ namespace tessera::tools {
 /// NumPy has no bf16: ml_dtypes saves it as '<V2', other writers as '<u2' or '|V2'.
 enum class TwoBytes : std::uint8_t {
   refuse,  ///< such files say nothing of what they hold
+  offer,   ///< refused too, and the user told of --u2-is-bf16
   bf16,    ///< the caller knows that they hold bf16
 };
 

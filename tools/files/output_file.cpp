@@ -41,6 +41,19 @@ std::string link_of(int descriptor) { return "/proc/self/fd/" + std::to_string(d
 
 }  // namespace
 
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat of_a{}, of_b{};
+  const bool has_a = stat(a.c_str(), &of_a) == 0, has_b = stat(b.c_str(), &of_b) == 0;
+  if (has_a && has_b) return of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+  if (has_a != has_b) return false;
+  std::error_code error_a, error_b;
+  const auto path_a =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(a, error_a), error_a);
+  const auto path_b =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(b, error_b), error_b);
+  return error_a || error_b ? a == b : path_a == path_b;
+}
+
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : target_(std::move(other.target_)),
       temporary_(std::exchange(other.temporary_, {})),

@@ -15,6 +15,9 @@
 
 namespace tessera::tools {
 
+/// Do both paths lead to one file, by whatever links? Of files that are not there yet: will they?
+bool same_file(const std::string& a, const std::string& b);
+
 class OutputFile {
  public:
   /// At least one byte, zero at first. Follows symbolic links; refuses to replace what is not a

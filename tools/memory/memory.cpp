@@ -8,9 +8,6 @@ namespace tessera::tools {
 
 namespace {
 
-// Far beyond any model, and small enough that no count below overflows.
-constexpr std::int64_t kLargest = std::int64_t{1} << 40;
-
 Status in_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value >= low && value <= high) return {};
   return Status::invalid(std::string(name) + " = " + std::to_string(value) + ": must lie in [" +
@@ -29,14 +26,14 @@ double cached_elements(const ModelShape& model) {
 
 Status validate(const ModelShape& model) {
   const Status checks[] = {
-      in_range("layers", model.layers, 1, kLargest),
-      in_range("num_heads", model.num_heads, 1, kLargest),
-      in_range("num_heads_k", model.num_heads_k, 1, kLargest),
-      in_range("head_dim", model.head_dim, 1, kLargest),
-      in_range("head_dim_v", model.head_dim_v, 1, kLargest),
+      in_range("layers", model.layers, 1, kLargestSize),
+      in_range("num_heads", model.num_heads, 1, kLargestSize),
+      in_range("num_heads_k", model.num_heads_k, 1, kLargestSize),
+      in_range("head_dim", model.head_dim, 1, kLargestSize),
+      in_range("head_dim_v", model.head_dim_v, 1, kLargestSize),
       in_range("window_layers", model.window_layers, 0, std::max<std::int64_t>(model.layers, 0)),
-      in_range("window", model.window, model.window_layers > 0 ? 1 : 0, kLargest),
-      in_range("latent", model.latent, 0, kLargest),
+      in_range("window", model.window, model.window_layers > 0 ? 1 : 0, kLargestSize),
+      in_range("latent", model.latent, 0, kLargestSize),
   };
   for (const Status& s : checks) {
     if (!s) return s;
@@ -50,8 +47,8 @@ Status validate(const ModelShape& model) {
 }
 
 Status validate(const Usage& usage) {
-  if (Status s = in_range("seqlen", usage.seqlen, 0, kLargest); !s) return s;
-  if (Status s = in_range("batch", usage.batch, 0, kLargest); !s) return s;
+  if (Status s = in_range("seqlen", usage.seqlen, 0, kLargestSize); !s) return s;
+  if (Status s = in_range("batch", usage.batch, 0, kLargestSize); !s) return s;
   if (usage.element_bytes != 1 && usage.element_bytes != 2 && usage.element_bytes != 4) {
     return Status::invalid("element_bytes = " + std::to_string(usage.element_bytes) +
                            ": must be 4 (f32), 2 (bf16, f16) or 1 (fp8)");
@@ -96,10 +93,10 @@ AttentionMemory attention_memory(const ModelShape& model, const Usage& usage) {
 Result<Traffic> head_traffic(TrafficPass pass, std::int64_t seqlen, std::int64_t head_dim,
                              std::int64_t element_bytes, std::int64_t sram_bytes) {
   const Status checks[] = {
-      in_range("seqlen", seqlen, 1, kLargest),
-      in_range("head_dim", head_dim, 1, kLargest),
+      in_range("seqlen", seqlen, 1, kLargestSize),
+      in_range("head_dim", head_dim, 1, kLargestSize),
       in_range("element_bytes", element_bytes, 1, 8),
-      in_range("sram_bytes", sram_bytes, 1, kLargest),
+      in_range("sram_bytes", sram_bytes, 1, kLargestSize),
   };
   for (const Status& s : checks) {
     if (!s) return s;

@@ -11,6 +11,9 @@
 
 namespace tessera::tools {
 
+/// Of any size here: far beyond any model, and small enough that no count overflows.
+inline constexpr std::int64_t kLargestSize = std::int64_t{1} << 40;
+
 /// The attention of one model: what its configuration file says.
 struct ModelShape {
   std::string_view name;

@@ -1,0 +1,136 @@
+// The C ABI with nothing in its hands: every pointer null in turn is an error with a text, or,
+// where tessera.h says so, a default.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "tessera/tessera.h"
+#include "tessera/tessera.hpp"
+
+namespace tessera {
+namespace {
+
+/// Two queries and keys of four columns, and a plan for them.
+class CMisuse : public testing::Test {
+ protected:
+  void SetUp() override {
+    tessera_problem_init(&problem_, sizeof problem_);
+    ASSERT_EQ(tessera_problem_parse("fwd f32 q=2 k=2 d=4", &problem_, error_, sizeof error_),
+              TESSERA_OK);
+    tessera_tensors_init(&tensors_, sizeof tensors_);
+    tessera_tensor* const all[] = {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.o};
+    for (int i = 0; i < 4; ++i) *all[i] = {memory_[i], 8, 4, 4};
+    ASSERT_EQ(tessera_plan_create(&problem_, nullptr, &plan_, error_, sizeof error_), TESSERA_OK);
+  }
+  void TearDown() override { tessera_plan_destroy(plan_); }
+
+  /// Takes the code, and that the text names the argument.
+  void expect_invalid(int code, const std::string& named) {
+    EXPECT_EQ(code, TESSERA_INVALID) << named;
+    EXPECT_NE(std::string(error_).find(named), std::string::npos) << named << ": " << error_;
+    error_[0] = '\0';
+  }
+
+  tessera_problem problem_;
+  tessera_tensors tensors_;
+  tessera_plan* plan_ = nullptr;
+  char error_[256] = "";
+  float memory_[4][8] = {};
+};
+
+TEST_F(CMisuse, NullIsAnError) {
+  tessera_plan* made = plan_;
+  char* const e = error_;
+  constexpr std::size_t n = sizeof error_;
+  expect_invalid(tessera_plan_create(nullptr, nullptr, &made, e, n), "problem = null");
+  EXPECT_EQ(made, nullptr);
+  expect_invalid(tessera_plan_create(&problem_, nullptr, nullptr, e, n), "plan = null");
+  expect_invalid(tessera_plan_create(&problem_, "abacus", &made, e, n), "abacus");
+  expect_invalid(tessera_run(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
+  expect_invalid(tessera_run(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_enqueue(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
+  expect_invalid(tessera_enqueue(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_attend(nullptr, &tensors_, nullptr, e, n), "problem = null");
+  expect_invalid(tessera_attend(&problem_, nullptr, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_problem_parse(nullptr, &problem_, e, n), "text = null");
+  expect_invalid(tessera_problem_parse("d=4", nullptr, e, n), "problem = null");
+  expect_invalid(tessera_dropout_mask(nullptr, 1, 2, nullptr, e, n), "problem = null");
+  expect_invalid(tessera_dropout_mask(&problem_, 1, 2, nullptr, e, n), "keep = null");
+  expect_invalid(tessera_measure_peaks(nullptr, 0.0, nullptr, nullptr, e, n), "peaks = null");
+  EXPECT_EQ(tessera_run(plan_, &tensors_, nullptr, 1 << 20, nullptr, e, n), TESSERA_WORKSPACE);
+  for (float& x : memory_[3]) EXPECT_EQ(x, 0.0F);
+}
+
+TEST_F(CMisuse, ATensorThatIsNullIsNamed) {
+  const struct {
+    const char* name;
+    tessera_tensor tessera_tensors::* tensor;
+  } all[] = {{"q", &tessera_tensors::q},
+             {"k", &tessera_tensors::k},
+             {"v", &tessera_tensors::v},
+             {"o", &tessera_tensors::o}};
+  for (const auto& one : all) {
+    tessera_tensors broken = tensors_;
+    (broken.*one.tensor).data = nullptr;
+    expect_invalid(tessera_attend(&problem_, &broken, nullptr, error_, sizeof error_),
+                   std::string(one.name) + " = null");
+  }
+}
+
+TEST_F(CMisuse, ExecutorsMustRun) {
+  tessera_executor executor = {sizeof executor, 4, nullptr, nullptr};
+  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
+                 "executor.run = null");
+  executor.num_threads = 0;
+  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
+                 "executor.num_threads = 0");
+  // In C++ the same structure is a mistake as easily made.
+  const Executor empty{4, nullptr, nullptr};
+  const Result<Problem> wide = parse_problem("fwd f32 b=2 h=2 q=2 k=2 d=4");
+  ASSERT_TRUE(wide.ok());
+  float rows[4][32] = {};
+  Tensors t;
+  t.q = {rows[0], 16, 8, 4};
+  t.k = {rows[1], 16, 8, 4};
+  t.v = {rows[2], 16, 8, 4};
+  t.o = {rows[3], 16, 8, 4};
+  Execution execution;
+  execution.executor = &empty;
+  EXPECT_EQ(attend(*wide, t, execution).text, "executor.run = null");
+  EXPECT_EQ(measure_peaks(this_cpu(), 0.0, &empty).status().text, "executor.run = null");
+}
+
+/// Without an error's text, without a text to write to, without a structure: nothing is written.
+TEST_F(CMisuse, NullOutputsAreSkipped) {
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 100), TESSERA_INVALID);
+  EXPECT_EQ(tessera_explain(nullptr, nullptr, nullptr, 0), 0U);
+  EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 0), 100U);
+  EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 100), 100U);
+  EXPECT_EQ(tessera_problem_print(nullptr, error_, sizeof error_), 0U);
+  EXPECT_GT(tessera_problem_print(&problem_, nullptr, 7), 10U);
+  EXPECT_EQ(tessera_plan_workspace_bytes(nullptr), 0U);
+  EXPECT_STREQ(tessera_plan_kernel(nullptr), "");
+  tessera_plan_destroy(nullptr);
+  tessera_problem_init(nullptr, sizeof problem_);
+  tessera_tensors_init(nullptr, sizeof tensors_);
+  // Too small to hold even its size.
+  alignas(8) std::uint32_t word[3] = {1, 2, 3};
+  tessera_problem_init(reinterpret_cast<tessera_problem*>(word), sizeof word[0]);
+  tessera_tensors_init(reinterpret_cast<tessera_tensors*>(word), sizeof word[0]);
+  EXPECT_EQ(word[1], 2U);
+}
+
+TEST(Buffers, CopiesToAndFromNowhereAreErrors) {
+  Result<Buffer> buffer = Buffer::allocate(this_cpu(), 8);
+  ASSERT_TRUE(buffer.ok()) << buffer.status().text;
+  EXPECT_EQ(buffer->write(nullptr, 8).text, "from = null: must point to the bytes");
+  EXPECT_EQ(buffer->read(nullptr, 8).text, "to = null: must point to the bytes");
+  EXPECT_TRUE(buffer->write(nullptr, 0).ok());
+  EXPECT_EQ(Buffer().read(&buffer, 1).code, Code::invalid);
+}
+
+}  // namespace
+}  // namespace tessera
