@@ -2,7 +2,7 @@
 
 `attention` computes, `explain` says how. `tessera.torch` has what only PyTorch needs (custom ops, SDPA),
 `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the
-`flash_attn` package. Importing `tessera` imports none of these frameworks.
+`flash_attn` and `xformers` packages. Importing `tessera` imports none of these frameworks.
 """
 
 import os as _os
