@@ -90,12 +90,13 @@ def attention(
         sink: float32 (num_heads,), one more logit in the denominator of every softmax.
         dropout_p: probability with which a weight becomes 0; the others are divided by 1 - dropout_p.
         rng_state: (seed, offset) of the dropout mask; torch: an int64 tensor of 2 on the CPU. None: drawn from the
-            framework's generator for the CPU. Equal states give equal masks on every device.
+            framework's generator for the CPU. Equal states give equal masks on every device. JAX while it traces:
+            must be given, two integers or an integer array of shape (2,), which may be traced.
         cu_seqlens_q: int32 (batch + 1,), where each packed sequence of queries starts, and the total.
         cu_seqlens_k: the same for the keys; None is cu_seqlens_q.
         max_seqlen_q, max_seqlen_k: bounds of the packed sequences' lengths. None: read from cu_seqlens on a CPU; on a
-            GPU that would wait for the device, so they must be given. max_seqlen_k: None is max_seqlen_q if
-            cu_seqlens_k is None.
+            GPU that would wait for the device, so they must be given, as where JAX traces cu_seqlens. max_seqlen_k:
+            None is max_seqlen_q if cu_seqlens_k is None.
         return_lse: also return lse.
         deterministic: dq is the same bit for bit in every run, too; o, lse, dk and dv always are.
         batch_invariant: the bits of a sequence's result do not depend on the rest of the batch.
@@ -103,7 +104,7 @@ def attention(
     Returns:
         o, like q with v's head_dim; with `return_lse` (o, lse): float32, the natural logarithm of each softmax's
         denominator, (batch, num_heads, seqlen_q) or (num_heads, total_q). A query that sees no key gets o = 0 and
-        lse = -inf. torch: differentiable in q, k, v, bias and sink, and through lse.
+        lse = -inf. torch and JAX: differentiable in q, k, v, bias and sink, and through lse.
 
     Raises:
         ValueError: an argument makes no sense; the text names it, its value, and what would be accepted.

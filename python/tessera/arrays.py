@@ -15,21 +15,32 @@ def _is_jax(array: Any) -> bool:
     return jax is not None and isinstance(array, jax.Array)
 
 
+def is_traced(array: Any) -> bool:
+    """Whether it stands for an array of JAX whose values come later."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.core.Tracer)
+
+
 def _from_jax(name: str, array: Any) -> np.ndarray:
-    """The same memory as a NumPy array."""
-    jax = sys.modules["jax"]
-    if isinstance(array, jax.core.Tracer):
-        raise NotImplementedError(
-            f"{name} is traced by JAX: tessera.attention runs outside jit, grad and vmap only; "
-            "jax.pure_callback calls it from a jitted function"
-        )
-    platform = next(iter(array.devices())).platform
+    """The same memory as a NumPy array. Of what is traced only shape and type: memory that nobody has written."""
+    if is_traced(array):
+        try:
+            return np.empty(array.shape, array.dtype)
+        except TypeError:  # JAX's own types, of random keys
+            raise ValueError(f"{name}.dtype = {array.dtype}: must be float32, bfloat16 or float16") from None
+    devices = array.devices()
+    platform = next(iter(devices)).platform
     if platform != "cpu":
         raise NotImplementedError(f"{name} is a JAX array on '{platform}': JAX arrays must be on the CPU")
+    if len(devices) > 1:
+        raise NotImplementedError(
+            f"{name} is a JAX array on {len(devices)} devices: JAX arrays must be on one; under jax.shard_map each "
+            "device computes its own part"
+        )
     return np.asarray(array)
 
 
-def _to_native(name: str, array: Any) -> np.ndarray | None:
+def to_native(name: str, array: Any) -> np.ndarray | None:
     """An array whose memory `_native` can read: NumPy exports no bfloat16, which travels as uint16."""
     if array is None:
         return None
@@ -44,23 +55,35 @@ def _to_native(name: str, array: Any) -> np.ndarray | None:
     return array
 
 
-def _lengths(cu_seqlens: np.ndarray | None, longest: int | None) -> int:
+def _longest(name: str, cu_seqlens: Any, longest: int | None) -> int:
+    """max_seqlen_q or max_seqlen_k."""
     if cu_seqlens is None:
         return 0
-    return int(np.diff(cu_seqlens).max(initial=0)) if longest is None else longest
+    if longest is not None:
+        return longest
+    if is_traced(cu_seqlens):
+        raise ValueError(
+            f"max_seqlen_{name} is None, and cu_seqlens_{name} is traced by JAX: it must be given; any upper bound "
+            "will do"
+        )
+    return int(np.diff(np.asarray(cu_seqlens)).max(initial=0))
 
 
-def _seed(rng_state: Any, dropout_p: float) -> tuple[int, int]:
-    if dropout_p == 0.0:
-        return 0, 0
-    if rng_state is None:
-        seed, offset = np.random.randint(0, 2**63, 2, np.int64).tolist()
-        return seed, offset
+def seed_and_offset(rng_state: Any) -> tuple[int, int]:
     try:
         seed, offset = (operator.index(number) for number in rng_state)
     except (TypeError, ValueError):
         raise ValueError(f"rng_state = {rng_state!r}: must be a pair of integers, (seed, offset)") from None
     return seed, offset
+
+
+def _draw(dropout_p: float, rng_state: Any) -> tuple[int, int]:
+    if dropout_p == 0.0:
+        return 0, 0
+    if rng_state is None:
+        seed, offset = np.random.randint(0, 2**63, 2, np.int64).tolist()
+        return seed, offset
+    return seed_and_offset(rng_state)
 
 
 def prepare(
@@ -84,18 +107,25 @@ def prepare(
     deterministic: bool,
     batch_invariant: bool,
 ) -> tuple[list[np.ndarray | None], Options]:
-    """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`."""
+    """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`.
+
+    Of what JAX traces only shape and type mean anything.
+    """
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if array is None:
+            raise ValueError(f"{name} is None: an array is required")
     if cu_seqlens_q is None:
         require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     elif cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
+        max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     names = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
     given = (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k)
-    arrays = [_to_native(name, array) for name, array in zip(names, given, strict=True)]
+    arrays = [to_native(name, array) for name, array in zip(names, given, strict=True)]
     left, right = band(causal, window)
     options = (
-        _lengths(arrays[6], max_seqlen_q), _lengths(arrays[7], max_seqlen_k), softmax_scale, softcap, left, right,
-        is_top_left(alignment), dropout_p, deterministic, batch_invariant,
+        _longest("q", cu_seqlens_q, max_seqlen_q), _longest("k", cu_seqlens_k, max_seqlen_k), softmax_scale, softcap,
+        left, right, is_top_left(alignment), dropout_p, deterministic, batch_invariant,
     )  # fmt: skip
     return arrays, options
 
@@ -123,24 +153,36 @@ def attention(
     return_lse: bool,
 ) -> Any:
     """As `tessera.attention`. JAX arrays in, JAX arrays out."""
+    if "jax" in sys.modules and any(
+        map(is_traced, (q, k, v, bias, alibi_slopes, sink, rng_state, cu_seqlens_q, cu_seqlens_k))
+    ):
+        from .jax import ops
+
+        return ops.attention(
+            q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
+            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,
+        )  # fmt: skip
     arrays, options = prepare(
         q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
-    first, value = arrays[0], arrays[2]
-    if first is None or value is None:
-        raise ValueError(f"{'q' if first is None else 'v'} is None: an array is required")
+    first, _, value, *_ = arrays
+    assert first is not None and value is not None
     o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
     lse = None
     if return_lse:
         batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
         lse = np.empty((*batch, heads, rows), np.float32)
-    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_seed(rng_state, dropout_p), 0, None)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(dropout_p, rng_state), 0, None)
     return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+
+
+def from_native(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """With bfloat16 again, if dtype is."""
+    return array.view(dtype) if array.dtype == np.uint16 else array
 
 
 def _like(q: Any, array: np.ndarray) -> Any:
     """A result in the framework of q, and in its bfloat16."""
-    if array.dtype == np.uint16:
-        array = array.view(q.dtype)
+    array = from_native(array, q.dtype)
     return sys.modules["jax"].numpy.asarray(array) if _is_jax(q) else array

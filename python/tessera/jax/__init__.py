@@ -1,0 +1,1 @@
+"""`tessera.attention` where JAX traces: jit, grad, vmap, scan, checkpoint. `tessera.arrays` comes here with tracers."""
