@@ -29,9 +29,9 @@ Result<std::string> driver_version() { return cuda::driver_version(); }
 bool runs_here(std::string_view kernel) {
   for (const core::Kernel& row : kCatalog) {
     if (name_of(row) != kernel) continue;
-    if (!is_gpu(row.arch)) return row.arch <= best_arch();
+    if (!is_gpu(row.arch)) return runs(best_arch(), row.arch);
     const Result<Device> gpu = this_gpu();
-    return gpu && row.arch <= gpu->arch && cuda::has_code(row);
+    return gpu && runs(gpu->arch, row.arch) && cuda::has_code(row);
   }
   return false;
 }
@@ -49,7 +49,7 @@ Result<Device> named_device(std::string_view name) {
   }
   for (const Arch arch : {Arch::portable, Arch::avx2, Arch::avx512, Arch::avx512_bf16}) {
     if (name != to_string(arch)) continue;
-    if (arch > cpu.arch) {
+    if (!runs(cpu.arch, arch)) {
       return Status::device("device = '" + std::string(name) + "': this CPU has only " +
                             to_string(cpu.arch));
     }

@@ -28,6 +28,11 @@ ALLOWED = {
     "python": {"python", "api", "types"},
 }
 
+# An architecture's folder below src/cuda, which only the lists of architectures see: everything else there serves all
+# of them. The yardstick has one kernel, Hopper's.
+ARCHITECTURE = re.compile(r"src/cuda/(sm\d+|mma)/")
+SEES_ARCHITECTURES = {"src/cuda/architecture.cpp", "src/cuda/target.cpp", "src/cuda/peaks.cpp"}
+
 # layer: the system headers it may use, where that is limited
 FREESTANDING = {"cstdint", "cstddef"}
 SYSTEM_ONLY = {"types": FREESTANDING, "core": FREESTANDING, "api.c": {"stdint.h", "stddef.h"}}
@@ -75,6 +80,9 @@ def violations(path, text):
         elif target is not None:
             if layer_of(target) not in ALLOWED[layer]:
                 found.append(f"{where} \"{name}\" ({layer_of(target)})")
+            theirs, ours = ARCHITECTURE.match(target), ARCHITECTURE.match(path)
+            if theirs and path not in SEES_ARCHITECTURES and (not ours or ours[1] != theirs[1]):
+                found.append(f"{path}:{line}: \"{name}\" is one architecture's, this file serves all")
         elif layer in SYSTEM_ONLY and name not in SYSTEM_ONLY[layer]:
             found.append(f"{where} <{name}>; it has {sorted(SYSTEM_ONLY[layer])}")
         else:
@@ -100,6 +108,8 @@ def check_the_check():
         ("src/plan/select.cpp", '"cpu/backend.h"'),
         ("src/plan/select.cpp", "<cuda.h>"),
         ("src/cuda/driver.cpp", '"cpu/backend.h"'),
+        ("src/cuda/launch.cpp", '"cuda/sm90/shape.h"'),
+        ("src/cuda/sm80/launch.cpp", '"cuda/sm90/shape.h"'),
         ("src/reference/attention.cpp", '"core/mask.h"'),
         ("src/cpu/kernels.cpp", "<cuda_runtime.h>"),
         ("src/plan/select.cpp", "<nlohmann/json.hpp>"),

@@ -8,6 +8,9 @@ namespace tessera {
 
 /// Storage type of q, k, v, o and their gradients. Arithmetic inside is always fp32 (S7).
 enum class Dtype : std::uint8_t { f32, bf16, f16 };
+/// How many there are. Code that tells two of them apart and takes the rest for the third asserts
+/// this number.
+inline constexpr int kDtypes = 3;
 
 enum class Pass : std::uint8_t { forward, backward };
 
@@ -29,10 +32,25 @@ enum class Arch : std::uint8_t {
   avx512_bf16,  ///< and VDPBF16PS
   sm90,         ///< NVIDIA Hopper
 };
+/// How many there are.
+inline constexpr int kArchs = static_cast<int>(Arch::sm90) + 1;
 
 constexpr bool is_gpu(Arch arch) { return arch >= Arch::sm90; }
 
+/// Whether a device of one set runs kernels of another. CPUs run what they include; a GPU's code
+/// runs where it was made for.
+constexpr bool runs(Arch device, Arch kernel) {
+  return is_gpu(device) || is_gpu(kernel) ? device == kernel : device >= kernel;
+}
+
 /// Bytes of one element: 4 or 2.
-constexpr std::int64_t size_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+constexpr std::int64_t size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return 4;
+    case Dtype::bf16:
+    case Dtype::f16: return 2;
+  }
+  return 0;
+}
 
 }  // namespace tessera

@@ -25,7 +25,7 @@ const Isa* isa_of(Arch arch) {
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution) {
-  if (best_arch() < plan.kernel.arch) {
+  if (!runs(best_arch(), plan.kernel.arch)) {
     return Status::device(std::string("the plan's kernel ") + plan.kernel_name + " needs " +
                           to_string(plan.kernel.arch) + "; this machine, with this build, runs " +
                           to_string(best_arch()) + " at most; plan for this_cpu()");

@@ -59,7 +59,7 @@ double read_rate(const Executor& executor, int workers, double seconds, const Is
 }  // namespace
 
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor) {
-  const Isa* isa = device.arch <= best_arch() ? isa_of(device.arch) : nullptr;
+  const Isa* isa = runs(best_arch(), device.arch) ? isa_of(device.arch) : nullptr;
   if (isa == nullptr) {
     return Status::device("device = '" + device.name + "': this machine, with this build, runs " +
                           to_string(best_arch()) + " at most");

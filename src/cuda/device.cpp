@@ -1,8 +1,27 @@
 // GPUs as the planner sees them.
 #include "cuda/backend.h"
 #include "cuda/driver.h"
+#include "cuda/target.h"
 
 namespace tessera::cuda {
+namespace {
+
+/// Null: none runs there.
+const Target* target_on(int compute_major, int compute_minor) {
+  for (const Target& target : targets()) {
+    if (target.runs_on(compute_major, compute_minor)) return &target;
+  }
+  return nullptr;
+}
+
+std::string all_devices() {
+  std::string text;
+  for (const Target& target : targets())
+    text += (text.empty() ? "" : "; ") + std::string(target.devices);
+  return text;
+}
+
+}  // namespace
 
 Result<Device> device_at(int ordinal) {
   const Driver& d = driver();
@@ -33,14 +52,15 @@ Result<Device> device_at(int ordinal) {
       return s;
     }
   }
-  if (major != 9 || minor != 0) {
+  const Target* const target = target_on(major, minor);
+  if (target == nullptr) {
     return Status::device("device = 'gpu:" + std::to_string(ordinal) + "': " + name +
                           " has compute capability " + std::to_string(major) + "." +
-                          std::to_string(minor) + "; the kernels are for Hopper, 9.0");
+                          std::to_string(minor) + "; the kernels are for " + all_devices());
   }
   Device device;
   device.name = name;
-  device.arch = Arch::sm90;
+  device.arch = target->architecture->arch;
   device.threads = multiprocessors;
   device.l1_bytes = shared;
   device.l2_bytes = l2;

@@ -29,7 +29,7 @@ inline constexpr int kSharedBytesOptin = 97;
 // CUfunction_attribute.
 inline constexpr int kMaxDynamicSharedBytes = 8;
 // CUtensorMap's enumerations.
-inline constexpr int kMapFloat16 = 6, kMapBfloat16 = 9;
+inline constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
 inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
                      kMapFillZero = 0;
 

@@ -4,15 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <mutex>
 #include <string>
 
 #include "cuda/backend.h"
 #include "cuda/code.h"
 #include "cuda/context.h"
-#include "cuda/sm90/shape.h"
+#include "cuda/once.h"
 #include "cuda/symbol.h"
+#include "cuda/target.h"
 #include "plan/catalog.h"
 
 namespace tessera::cuda {
@@ -20,43 +19,12 @@ namespace {
 
 /// A kernel on a device, once it is loaded there.
 struct Loaded {
-  std::once_flag once;
-  Status status;
+  Once once;
   CuFunction function = nullptr;
 };
 
-constexpr const char* kRowsNames[kRowsKernels] = {
-    "prepare_rows_bf16", "prepare_rows_f16", "finish_rows_bf16", "finish_rows_f16",
-    "sum_sinks",         "begin_bias",       "finish_bias"};
-
-Loaded& place_of(CuDevice device, std::size_t index) {
-  static std::array<std::array<Loaded, std::size(kCatalog) + kRowsKernels>, kMostDevices> all;
-  return all[static_cast<std::size_t>(device) % kMostDevices][index];
-}
-
-const Loaded& load(const core::Kernel& row, CuDevice device) {
-  const auto at = static_cast<std::size_t>(
-      std::find(std::begin(kCatalog), std::end(kCatalog), row) - std::begin(kCatalog));
-  Loaded& loaded = place_of(device, at);
-  std::call_once(loaded.once, [&] {
-    const std::string symbol = symbol_of(row);
-    loaded.status = load_function(loaded.function, symbol, symbol.c_str(), sm90::shared_bytes(row));
-  });
-  return loaded;
-}
-
-const Loaded& load(RowsKernel kernel, CuDevice device) {
-  const auto index = static_cast<std::size_t>(kernel);
-  Loaded& loaded = place_of(device, std::size(kCatalog) + index);
-  std::call_once(loaded.once, [&] {
-    loaded.status = load_function(loaded.function, kBackwardRowsSymbol, kRowsNames[index], 0);
-  });
-  return loaded;
-}
-
-Status enqueue(const Loaded& loaded, std::int64_t blocks, int threads, int shared_bytes,
+Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared_bytes,
                CuStream stream, const void* params) {
-  if (!loaded.status) return loaded.status;
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,
                                  1,
@@ -69,28 +37,57 @@ Status enqueue(const Loaded& loaded, std::int64_t blocks, int threads, int share
                                  0};
   void* arguments[] = {const_cast<void*>(params)};
   const Driver& d = driver();
-  return d.check(d.launch_kernel(&config, loaded.function, arguments, nullptr), "cuLaunchKernelEx");
+  return d.check(d.launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
 }
 
 }  // namespace
 
 Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* params) const {
-  return enqueue(load(row, device), blocks, sm90::threads(row), sm90::shared_bytes(row), stream,
-                 params);
+  static std::array<std::array<Loaded, kCatalog.size()>, kMostDevices> all;
+  const core::Kernel* const found = std::find(kCatalog.begin(), kCatalog.end(), row);
+  if (found == kCatalog.end()) {
+    return Status::device("kernel = " + name_of(row) + ": is not a row of the catalog");
+  }
+  Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices]
+                      [static_cast<std::size_t>(found - kCatalog.begin())];
+  const int shared_bytes = architecture->shared_bytes(row);
+  const Status status = loaded.once([&] {
+    const std::string symbol = symbol_of(row);
+    return load_function(loaded.function, symbol, symbol.c_str(), shared_bytes);
+  });
+  if (!status) return status;
+  return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params);
 }
 
-Status Queue::launch(RowsKernel kernel, std::int64_t blocks, const void* params) const {
-  return enqueue(load(kernel, device), blocks, sm90::kRowThreads, 0, stream, params);
+Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
+  constexpr std::size_t kMost = 16;  // of an architecture
+  static std::array<std::array<std::array<Loaded, kMost>, kMostDevices>, kArchs> all;
+  if (number >= architecture->auxiliary.size() || number >= kMost) {
+    return Status::device("auxiliary kernel = " + std::to_string(number) + ": there is none");
+  }
+  Loaded& loaded = all[static_cast<std::size_t>(architecture->arch)]
+                      [static_cast<std::size_t>(device) % kMostDevices][number];
+  const Status status = loaded.once([&] {
+    return load_function(loaded.function, architecture->auxiliary_symbol,
+                         architecture->auxiliary[number].name, 0);
+  });
+  if (!status) return status;
+  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params);
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution) {
   if (!driver().available()) return Status::device(driver().missing);
+  const Target* const target = target_of(plan.kernel.arch);
+  if (target == nullptr) {
+    return Status::device("kernel = " + plan.kernel_name + ": nothing here launches it");
+  }
   const CurrentContext context(plan.device.ordinal);
   if (!context.status()) return context.status();
-  const Queue queue = {context.device(), static_cast<CuStream>(execution.stream)};
-  return plan.problem.pass == Pass::forward ? run_forward(plan, tensors, queue)
-                                            : run_backward(plan, tensors, workspace, queue);
+  const Queue queue = {target->architecture, context.device(),
+                       static_cast<CuStream>(execution.stream)};
+  return plan.problem.pass == Pass::forward ? target->run_forward(plan, tensors, queue)
+                                            : target->run_backward(plan, tensors, workspace, queue);
 }
 
 }  // namespace tessera::cuda

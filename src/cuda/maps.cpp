@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "core/storage.h"
 #include "cuda/driver.h"
-#include "cuda/sm90/shape.h"
 
 namespace tessera::cuda {
 namespace {
@@ -26,6 +26,16 @@ Sizes sizes_of(const Problem& p, bool queries) {
   const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
   if (p.packed) return {1, queries ? p.total_q : p.total_k, heads};
   return {p.batch, queries ? p.seqlen_q : p.seqlen_k, heads};
+}
+
+/// The driver's name of a type.
+int map_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return kMapFloat32;
+    case Dtype::bf16: return kMapBfloat16;
+    case Dtype::f16: return kMapFloat16;
+  }
+  return -1;
 }
 
 bool misaligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 != 0; }
@@ -104,10 +114,11 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
     key.sizes[i + 1] = static_cast<std::uint64_t>(axes[i].size);
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
-  key.type = p.dtype == Dtype::bf16 ? kMapBfloat16 : kMapFloat16;
+  key.type = map_type(p.dtype);
+  const auto columns = static_cast<unsigned>(core::swizzled_columns(p.dtype));
   const auto side = static_cast<unsigned>(packed_heads), length = static_cast<unsigned>(rows);
-  key.box = {sm90::kColumns, length, 1, 1};
-  if (packed_heads > 1) key.box = {sm90::kColumns, side, length / side, 1};
+  key.box = {columns, length, 1, 1};
+  if (packed_heads > 1) key.box = {columns, side, length / side, 1};
   return encode_once(map, key);
 }
 
@@ -126,11 +137,11 @@ Status check_aligned(const char* name, const ConstTensor& tensor, const Problem&
   return {};
 }
 
-sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p) {
+Strides strides_of(const ConstTensor& tensor, const Problem& p) {
   return {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
 }
 
-sm90::Source source_of(const ConstTensor& tensor, const Problem& p) {
+Source source_of(const ConstTensor& tensor, const Problem& p) {
   return {tensor.data, strides_of(tensor, p)};
 }
 

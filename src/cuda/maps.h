@@ -4,7 +4,7 @@
 
 #include "core/philox.h"
 #include "cuda/ptx/tensor_map.h"
-#include "cuda/sm90/source.h"
+#include "cuda/source.h"
 #include "plan/plan.h"
 
 namespace tessera::cuda {
@@ -19,8 +19,8 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
 /// Errors: invalid, unless every row of the tensor begins at a multiple of 16 bytes.
 Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
 
-sm90::Strides strides_of(const ConstTensor& tensor, const Problem& p);
-sm90::Source source_of(const ConstTensor& tensor, const Problem& p);
+Strides strides_of(const ConstTensor& tensor, const Problem& p);
+Source source_of(const ConstTensor& tensor, const Problem& p);
 
 /// Fills in what kernels of both passes are told alike: sizes, mask, and what stands between
 /// products and weights.

@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <mutex>
 
 #include "cuda/backend.h"
 #include "cuda/code.h"
 #include "cuda/context.h"
 #include "cuda/memory.h"
+#include "cuda/once.h"
+#include "cuda/sm90/programs.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/symbol.h"
 
 namespace tessera::cuda {
 namespace {
@@ -35,19 +35,19 @@ struct Memory {
 
 /// The yardstick's kernels on a device, once they are loaded there.
 struct Yardstick {
-  std::once_flag once;
-  Status status;
+  Once once;
   CuFunction multiply = nullptr, read = nullptr;
 };
 
-const Yardstick& yardstick(CuDevice device) {
+Yardstick& yardstick(CuDevice device) {
   static std::array<Yardstick, kMostDevices> all;
-  Yardstick& y = all[static_cast<std::size_t>(device) % kMostDevices];
-  std::call_once(y.once, [&] {
-    y.status = load_function(y.multiply, kPeakSymbol, "multiply_peak", sm90::kPeakSharedBytes);
-    if (y.status) y.status = load_function(y.read, kPeakSymbol, "read_peak", 0);
-  });
-  return y;
+  return all[static_cast<std::size_t>(device) % kMostDevices];
+}
+
+Status load(Yardstick& y) {
+  Status status =
+      load_function(y.multiply, sm90::kPeakSymbol, "multiply_peak", sm90::kPeakSharedBytes);
+  return status ? load_function(y.read, sm90::kPeakSymbol, "read_peak", 0) : status;
 }
 
 Status launch(CuFunction function, int blocks, int shared_bytes, void** arguments) {
@@ -89,8 +89,8 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   const int ordinal = device.ordinal;
   const CurrentContext context(ordinal);
   if (!context.status()) return context.status();
-  const Yardstick& kernels = yardstick(context.device());
-  if (!kernels.status) return kernels.status;
+  Yardstick& kernels = yardstick(context.device());
+  if (Status s = kernels.once([&] { return load(kernels); }); !s) return s;
 
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   Memory memory;

@@ -1,13 +1,15 @@
 // The catalog: every kernel, one row each. Planner, kernels, tests, docs and command line read this
-// table; a kernel that is not a row does not exist. Device code includes it too.
+// table; a kernel that is not a row does not exist.
 #pragma once
+
+#include <initializer_list>
 
 #include "core/kernel.h"
 
 namespace tessera {
 
 // clang-format off
-inline constexpr core::Kernel kCatalog[] = {
+inline constexpr core::Kernel kCpuRows[] = {
   // arch               pass            form                operand             block_m tile_m block_n split_n lanes
   {Arch::portable,    Pass::forward,  core::Form::tile,   core::Operand::f32,     64,     8,    128,   4096,    4},
   {Arch::portable,    Pass::forward,  core::Form::decode, core::Operand::f32,     16,    16,     64,   1024,    4},
@@ -21,72 +23,68 @@ inline constexpr core::Kernel kCatalog[] = {
   {Arch::avx512_bf16, Pass::forward,  core::Form::tile,   core::Operand::bf16,   512,    32,    256,   4096,   16},
   {Arch::avx512_bf16, Pass::forward,  core::Form::decode, core::Operand::bf16,    16,    16,     64,   1024,   16},
   {Arch::avx512_bf16, Pass::backward, core::Form::tile,   core::Operand::bf16,   128,    32,    128,      0,   16},
+};
 
-  // GPU rows.
+// Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kGpuRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra                any_layout
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,    128,      0,    0,      64,        64,    192,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      192,    64,    128,      0,    0,      64,        64,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      96,        96,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      96,        96,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,     80,      0,    0,      96,        96,    192,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      192,    64,     80,      0,    0,      96,        96,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,     80,      0,    0,     128,       128,    192,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      192,    64,     80,      0,    0,     128,       128,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,     192,       128,     64,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     192,       128,     64,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     96,      0,    0,     192,       192,     64,       3, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     96,      0,    0,     192,       192,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     256,       256,     64,       3, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     256,       256,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::softcap},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::softcap},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     256,       256,     64,       3, core::Extra::softcap},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     256,       256,     64,       3, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,      64,        64,    128,       2, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,      64,        64,    128,       2, core::Extra::all},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::all},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     192,       128,    128,       2, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     192,       128,    128,       2, core::Extra::all},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,    128,       2, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     32,      0,    0,     256,       256,    128,       2, core::Extra::all},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,      64,        64,    128,       2, core::Extra::all,     true},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,      64,        64,    128,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::all,     true},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,    128,       2, core::Extra::all,     true},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::f16,      128,    64,     32,      0,    0,     256,       256,    128,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,    128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,    128,      0,    0,     128,       128,     64,       3, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,    128,      0,    0,     128,       128,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       128,     64,       3, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     192,       128,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       192,     64,       3, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     192,       192,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       2, core::Extra::none},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,     64,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all,     true},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
-  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::f16,      64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
 };
 // clang-format on
+
+/// All rows, in the order of the tables.
+struct Catalog {
+  using value_type = core::Kernel;
+  static constexpr unsigned kCpu = sizeof kCpuRows / sizeof kCpuRows[0];
+  static constexpr unsigned kGpu = sizeof kGpuRows / sizeof kGpuRows[0];
+
+  core::Kernel rows[kCpu + 2 * kGpu] = {};
+
+  constexpr Catalog() {
+    core::Kernel* row = rows;
+    for (const core::Kernel& one : kCpuRows) *row++ = one;
+    for (const core::Kernel& one : kGpuRows) {
+      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
+        *row = one;
+        row++->operand = operand;
+      }
+    }
+  }
+  constexpr const core::Kernel* begin() const { return rows; }
+  constexpr const core::Kernel* end() const { return rows + size(); }
+  constexpr unsigned size() const { return kCpu + 2 * kGpu; }
+  constexpr const core::Kernel& operator[](unsigned i) const { return rows[i]; }
+};
+inline constexpr Catalog kCatalog;
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/storage.h"
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
@@ -17,9 +18,7 @@ namespace {
 
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
-  const core::Operand operand =
-      problem.dtype == Dtype::bf16 ? core::Operand::bf16 : core::Operand::f16;
-  if (problem.dtype == Dtype::f32 || row.operand != operand) {
+  if (row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
@@ -72,7 +71,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return is_gpu(row.arch) ? "runs on a GPU; the device is a CPU"
                             : "runs on a CPU; the device is a GPU";
   }
-  if (row.arch > device.arch) {
+  if (!runs(device.arch, row.arch)) {
     return std::string("needs ") + to_string(row.arch) + "; the device has " +
            to_string(device.arch);
   }

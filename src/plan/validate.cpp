@@ -25,10 +25,10 @@ Status check_enumerators(const Problem& p) {
     int value, last;
   } values[] = {
       {"pass", static_cast<int>(p.pass), static_cast<int>(Pass::backward)},
-      {"dtype", static_cast<int>(p.dtype), static_cast<int>(Dtype::f16)},
+      {"dtype", static_cast<int>(p.dtype), kDtypes - 1},
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
-      {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, static_cast<int>(Dtype::f16)},
+      {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kDtypes - 1},
   };
   for (const auto& v : values) {
     if (Status s = check_range(v.name, v.value, 0, v.last); !s) return s;

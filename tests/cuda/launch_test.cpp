@@ -11,6 +11,7 @@
 
 #include "check/check.h"
 #include "check/inputs.h"
+#include "cuda/backend.h"
 #include "cuda/fake_driver.h"
 #include "cuda/sm90/backward_params.h"
 #include "plan/plan.h"
@@ -595,6 +596,34 @@ TEST_F(Launches, TheDriversErrorsKeepTheirNames) {
   EXPECT_EQ(status.code, Code::device);
   EXPECT_EQ(status.text,
             "cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS (700): a fake of what went wrong");
+}
+
+// A kernel that no other test launches: what is loaded once stays.
+TEST_F(Launches, WhatCouldNotBeLoadedIsTriedAgain) {
+  const char* const problem = "fwd f16 h=2 q=64 k=64 d=192/128 softcap=5";
+  for (const char* call : {"cuLibraryLoadData", "cuLibraryGetKernel", "cuFuncSetAttribute"}) {
+    fake::state().failures = {{call, 2}};
+    EXPECT_EQ(enqueue(problem).code, Code::device) << call;
+  }
+  fake::state().failures.clear();
+  EXPECT_EQ(fake::state().launches.size(), 0U);
+  const int before = calls("cuLibraryLoadData");
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(enqueue(problem)) << i;
+  EXPECT_EQ(fake::state().launches.size(), 2U);
+  EXPECT_EQ(calls("cuLibraryLoadData"), before + 1);
+}
+
+// The planner makes none; a plan of a stray row must not become another kernel's launch.
+TEST_F(Launches, ARowThatIsNotInTheCatalogIsRefused) {
+  const Problem problem = problem_of("fwd bf16 h=2 q=64 k=64 d=64");
+  const Result<Plan> planned = plan(problem, gpu_);
+  ASSERT_TRUE(planned.ok());
+  PlanData stray = planned->data();
+  stray.kernel.block_n += 8;
+  const Status status = cuda::run(stray, tensors_of(problem), nullptr, {});
+  EXPECT_EQ(status.code, Code::device);
+  EXPECT_NE(status.text.find("is not a row of the catalog"), std::string::npos) << status.text;
+  EXPECT_TRUE(fake::state().launches.empty());
 }
 
 // The checker's way to a GPU and back: nothing was computed, so every output must fail, and nothing

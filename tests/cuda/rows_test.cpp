@@ -68,8 +68,8 @@ struct Rows {
     fill(parts, std::int64_t{p.heads} * p.batch * p.rows.blocks.per_sequence, nan);
     fill(dsink, p.heads, nan);
     fill(turns, blocks * p.heads * 2, [] { return 7; });
-    const cuda::sm90::Strides strides = {packed ? 0 : p.seqlen_q * (p.heads * stride),
-                                         p.heads * stride, stride};
+    const cuda::Strides strides = {packed ? 0 : p.seqlen_q * (p.heads * stride), p.heads * stride,
+                                   stride};
     p.o = {o.data(), strides};
     p.dout = {dout.data(), strides};
     p.dq = dq.data();

@@ -1,5 +1,5 @@
-// The build-time device compiler: every catalog row of a GPU to a cubin, the yardstick
-// (sm90/peak.h) to one more, and one C++ file that embeds them.
+// The build-time device compiler: every catalog row of a GPU to a cubin, what its architecture has
+// beside them to a few more, and one C++ file that embeds them.
 //
 //   compiler --nvrtc LIBRARY --source ROOT --output FOLDER --part I --parts N
 //   compiler --nvrtc LIBRARY --output FOLDER
@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/architecture.h"
 #include "cuda/compiler/nvrtc.h"
-#include "cuda/sm90/shape.h"
 #include "cuda/symbol.h"
 #include "plan/catalog.h"
 
@@ -33,68 +33,11 @@ struct Options {
 
 /// One cubin on its way: its name and its program.
 struct Job {
+  const Architecture* architecture = nullptr;
   std::string symbol;
   std::string program;
   const core::Kernel* row = nullptr;  ///< null: not a row of the catalog
 };
-
-/// The kernel of a row: forward<row>(p, shared), backward<row>(p, shared) or, where its roles are
-/// split, backward_wide<row>(p, shared).
-std::string program_of(int index) {
-  const core::Kernel& kernel = kCatalog[index];
-  const std::string row = "tessera::kCatalog[" + std::to_string(index) + "]";
-  const bool forward = kernel.pass == Pass::forward;
-  const std::string name = forward                ? "forward"
-                           : splits_roles(kernel) ? "backward_wide"
-                                                  : "backward";
-  return "#include \"cuda/sm90/" + name +
-         ".h\"\n"
-         "#include \"plan/catalog.h\"\n"
-         "using namespace tessera;\n"
-         "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::threads(" +
-         row + "), 1)\n" + symbol_of(kernel) +
-         "(const __grid_constant__ cuda::sm90::" + (forward ? "ForwardParams" : "BackwardParams") +
-         " p) {\n"
-         "  extern __shared__ char shared[];\n"
-         "  cuda::sm90::" +
-         name + "<" + row + ">(p, shared);\n}\n";
-}
-
-/// What the backward pass does before and after its main kernel, for both types.
-std::string backward_rows_program() {
-  std::string text =
-      "#include \"cuda/sm90/backward_rows.h\"\n"
-      "using namespace tessera;\n"
-      "using namespace tessera::cuda::sm90;\n";
-  const auto add = [&](const std::string& name, const std::string& call, const char* params) {
-    // With room for 64 registers: left to itself, ptxas takes 56 and spills one.
-    text += "extern \"C\" __global__ void __launch_bounds__(kRowThreads, 8)\n" + name +
-            "(const __grid_constant__ " + params + " p) { cuda::sm90::" + call + "(p); }\n";
-  };
-  for (const std::string type : {"bf16", "f16"}) {
-    for (const std::string what : {"prepare_rows", "finish_rows"}) {
-      add(what + "_" + type, what + "<Dtype::" + type + ">", "BackwardRowParams");
-    }
-  }
-  add("sum_sinks", "sum_sinks", "BackwardRowParams");
-  for (const std::string what : {"begin_bias", "finish_bias"}) {
-    add(what, what, "BackwardBiasParams");
-  }
-  return text;
-}
-
-/// The yardstick.
-std::string peak_program() {
-  return "#include \"cuda/sm90/peak.h\"\n"
-         "using namespace tessera::cuda;\n"
-         "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
-         "multiply_peak(int rounds, float* never) {\n"
-         "  extern __shared__ char shared[];\n"
-         "  sm90::multiply_peak(shared, rounds, never);\n}\n"
-         "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
-         "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
-         "  sm90::read_peak(memory, count, never);\n}\n";
-}
 
 /// Why a compilation is not good enough; empty: it is.
 std::string complaint(const Compilation& result) {
@@ -118,12 +61,15 @@ std::string complaint(const Compilation& result) {
 
 std::vector<Job> jobs() {
   std::vector<Job> list;
-  for (std::size_t i = 0; i < std::size(kCatalog); ++i) {
-    if (!is_gpu(kCatalog[i].arch)) continue;
-    list.push_back({symbol_of(kCatalog[i]), program_of(static_cast<int>(i)), &kCatalog[i]});
+  for (const Architecture* const one : architectures()) {
+    for (const core::Kernel& row : kCatalog) {
+      if (row.arch != one->arch) continue;
+      const std::string symbol = symbol_of(row);
+      list.push_back({one, symbol, one->row_program(row, symbol), &row});
+    }
+    list.push_back({one, one->auxiliary_symbol, one->auxiliary_program()});
+    for (const OtherProgram& other : one->others) list.push_back({one, other.symbol, other.text});
   }
-  list.push_back({kBackwardRowsSymbol, backward_rows_program()});
-  list.push_back({kPeakSymbol, peak_program()});
   return list;
 }
 
@@ -136,7 +82,7 @@ bool write_file(const std::string& path, const std::string& content) {
 /// Compiles a row and writes its cubin and log; false: not good enough, and the reason is printed.
 bool compile(const Nvrtc& nvrtc, const Options& options, const Job& job) {
   const std::vector<std::string> arguments = {
-      "-arch=sm_90a",
+      job.architecture->compiler_option,
       "-std=c++20",
       "-default-device",
       "--use_fast_math",
@@ -197,8 +143,8 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Job>& list) {
       const core::Kernel& row = *job.row;
       for (const int value :
            {static_cast<int>(row.pass == Pass::backward), static_cast<int>(splits_roles(row)),
-            sm90::threads(row), sm90::shared_bytes(row), row.head_dim, row.head_dim_v, row.block_m,
-            row.block_n, static_cast<int>(row.extra)}) {
+            job.architecture->threads(row), job.architecture->shared_bytes(row), row.head_dim,
+            row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra)}) {
         text += " " + std::to_string(value);
       }
     }

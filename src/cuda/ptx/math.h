@@ -39,9 +39,17 @@ __device__ __forceinline__ float widen_f16(std::uint16_t bits) {
   return y;
 }
 
+/// An element of a 16-bit type, given by its bits.
+template <Dtype kType>
+__device__ __forceinline__ float widen(std::uint16_t bits) {
+  static_assert(kType == Dtype::bf16 || kType == Dtype::f16);
+  return kType == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : widen_f16(bits);
+}
+
 /// Two fp32 rounded to a pair of the 16-bit type, `low` in the low half.
 template <Dtype kType>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  static_assert(kType == Dtype::bf16 || kType == Dtype::f16);
   std::uint32_t pair;
   if constexpr (kType == Dtype::bf16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -2,7 +2,7 @@
 // hands to the consumers (backward.h, backward_wide.h), and what these hand to each other.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/storage.h"
 #include "core/work.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
@@ -21,14 +21,14 @@ struct BackwardShape {
   static constexpr int kProducerRegisters = K.any_layout || K.head_dim <= 64 ? 40 : 24;
   static constexpr int kConsumerRegisters = K.any_layout || K.head_dim <= 64 ? 232 : 240;
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
-  static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+  static constexpr Dtype kType = core::dtype_of(K.operand);
 
   static_assert(kGroups == 2 && K.block_n == (splits_roles(K) ? 1 : 2) * kRows);
   // What a block is launched with is all there is to hand about.
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
   static_assert(splits_roles(K) ||
                 (K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64));
-  static_assert(K.q_rows == K.block_m);
+  static_assert(K.q_rows == K.block_m && core::swizzled_columns(kType) == kColumns);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 

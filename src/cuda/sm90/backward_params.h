@@ -6,7 +6,7 @@
 #include "core/score.h"
 #include "core/work.h"
 #include "cuda/ptx/tensor_map.h"
-#include "cuda/sm90/source.h"
+#include "cuda/source.h"
 
 namespace tessera::cuda::sm90 {
 

@@ -63,11 +63,6 @@ __device__ __forceinline__ float sum_over_block(float x) {
   return sum;
 }
 
-template <Dtype kType>
-__device__ __forceinline__ float widen(std::uint16_t bits) {
-  return kType == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : ptx::widen_f16(bits);
-}
-
 /// Sum of the products of 8 neighbouring elements of two rows, of which `left` exist.
 template <Dtype kType>
 __device__ __forceinline__ float dot8(const std::uint16_t* a, const std::uint16_t* b, int left,
@@ -78,13 +73,14 @@ __device__ __forceinline__ float dot8(const std::uint16_t* a, const std::uint16_
     const std::uint32_t u[4] = {x.x, x.y, x.z, x.w}, w[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sum += widen<kType>(static_cast<std::uint16_t>(u[i])) *
-             widen<kType>(static_cast<std::uint16_t>(w[i]));
-      sum += widen<kType>(static_cast<std::uint16_t>(u[i] >> 16)) *
-             widen<kType>(static_cast<std::uint16_t>(w[i] >> 16));
+      sum += ptx::widen<kType>(static_cast<std::uint16_t>(u[i])) *
+             ptx::widen<kType>(static_cast<std::uint16_t>(w[i]));
+      sum += ptx::widen<kType>(static_cast<std::uint16_t>(u[i] >> 16)) *
+             ptx::widen<kType>(static_cast<std::uint16_t>(w[i] >> 16));
     }
   } else {
-    for (int i = 0; i < core::min(left, 8); ++i) sum += widen<kType>(a[i]) * widen<kType>(b[i]);
+    for (int i = 0; i < core::min(left, 8); ++i)
+      sum += ptx::widen<kType>(a[i]) * ptx::widen<kType>(b[i]);
   }
   return sum;
 }

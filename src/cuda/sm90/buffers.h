@@ -2,7 +2,7 @@
 // the consumers (forward.h).
 #pragma once
 
-#include "core/kernel.h"
+#include "core/storage.h"
 #include "core/work.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
@@ -26,11 +26,13 @@ struct Shape {
   static constexpr int kConsumerRegisters = K.any_layout ? 232 : kGroups == 2 ? 240 : 160;
   /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
-  static constexpr Dtype kType = K.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+  static constexpr Dtype kType = core::dtype_of(K.operand);
 
   static_assert(kShares == 1 || (kShares == kGroups && K.q_rows == kRows));
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
-  static_assert(K.block_n % 16 == 0 && K.head_dim % 16 == 0 && K.head_dim_v % 32 == 0);
+  static_assert(core::swizzled_columns(kType) == kColumns);
+  static_assert(K.block_n % core::multiplied_columns(kType) == 0 &&
+                K.head_dim % core::multiplied_columns(kType) == 0 && K.head_dim_v % 32 == 0);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 

@@ -6,7 +6,7 @@
 #include "cuda/ptx/tensor_map.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/sm90/source.h"
+#include "cuda/source.h"
 
 namespace tessera::cuda::sm90 {
 

@@ -17,6 +17,11 @@ inline std::uint32_t opaque(std::uint32_t x) { return x; }
 inline float widen_f16(std::uint16_t bits) { return tools::from_f16(bits); }
 
 template <Dtype kType>
+inline float widen(std::uint16_t bits) {
+  return kType == Dtype::bf16 ? __uint_as_float(std::uint32_t{bits} << 16) : widen_f16(bits);
+}
+
+template <Dtype kType>
 std::uint32_t pack(float low, float high) {
   const auto round = [](float x) {
     return std::uint32_t{kType == Dtype::bf16 ? tools::to_bf16(double{x})

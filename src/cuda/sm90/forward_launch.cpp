@@ -2,15 +2,15 @@
 #include <algorithm>
 #include <bit>
 
-#include "cuda/launch.h"
 #include "cuda/maps.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/shape.h"
+#include "cuda/sm90/target.h"
 
-namespace tessera::cuda {
+namespace tessera::cuda::sm90 {
 namespace {
 
-Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
+Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
@@ -21,7 +21,7 @@ Status make_maps(sm90::ForwardParams& params, const PlanData& plan, const Tensor
   return status;
 }
 
-Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tensors& t) {
+Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   if (row.any_layout) {
@@ -48,10 +48,10 @@ Status make_params(sm90::ForwardParams& params, const PlanData& plan, const Tens
 
 Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
   if (plan.grid.count() == 0) return {};
-  sm90::ForwardParams params;
+  ForwardParams params;
   if (Status s = make_params(params, plan, tensors); !s) return s;
   return queue.launch(plan.kernel, std::min<std::int64_t>(plan.grid.count(), plan.device.threads),
                       &params);
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::cuda::sm90

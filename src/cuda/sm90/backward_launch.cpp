@@ -2,23 +2,23 @@
 // and where these have not done so, dQ is finished.
 #include <algorithm>
 
-#include "cuda/launch.h"
 #include "cuda/maps.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/shape.h"
+#include "cuda/sm90/target.h"
 #include "plan/layout.h"
 
-namespace tessera::cuda {
+namespace tessera::cuda::sm90 {
 namespace {
 
-sm90::RowMemory row_memory_of(const PlanData& plan, const GpuBackwardLayout& layout) {
+RowMemory row_memory_of(const PlanData& plan, const GpuBackwardLayout& layout) {
   return {layout.statistics, layout.dq, layout.blocks, static_cast<int>(plan.problem.num_heads),
-          plan.kernel.block_m * plan.kernel.head_dim / sm90::kPieceFloats};
+          plan.kernel.block_m * plan.kernel.head_dim / kPieceFloats};
 }
 
-sm90::BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
-                                          const GpuBackwardLayout& layout) {
-  sm90::BackwardBiasParams params;
+BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
+                                    const GpuBackwardLayout& layout) {
+  BackwardBiasParams params;
   const std::int64_t sizes[] = {p.batch, p.num_heads, p.seqlen_q, p.seqlen_k};
   const std::int64_t strides[] = {t.dbias.stride_batch, t.dbias.stride_head, t.dbias.stride_query,
                                   t.dbias.stride_key};
@@ -34,10 +34,10 @@ sm90::BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
 }
 
 /// Where the gradient of a score's bias goes.
-void set_bias_gradient(sm90::BackwardParams& params, const Problem& p, const Tensors& t,
+void set_bias_gradient(BackwardParams& params, const Problem& p, const Tensors& t,
                        const GpuBackwardLayout& layout) {
   if (!p.bias || t.dbias.data == nullptr) return;
-  const sm90::BackwardBiasParams bias = make_bias_params(p, t, layout);
+  const BackwardBiasParams bias = make_bias_params(p, t, layout);
   std::int64_t* const strides[] = {&params.dbias_batch, &params.dbias_head, &params.dbias_query,
                                    &params.dbias_key};
   params.dbias_adds = bias.sums != nullptr;
@@ -49,7 +49,7 @@ void set_bias_gradient(sm90::BackwardParams& params, const Problem& p, const Ten
   }
 }
 
-Status make_maps(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t) {
+Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
@@ -64,7 +64,7 @@ Status make_maps(sm90::BackwardParams& params, const PlanData& plan, const Tenso
   return status;
 }
 
-Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Tensors& t,
+Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& t,
                    const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
   if (plan.kernel.any_layout) {
@@ -93,10 +93,10 @@ Status make_params(sm90::BackwardParams& params, const PlanData& plan, const Ten
   return {};
 }
 
-sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
-                                        const GpuBackwardLayout& layout) {
+BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
+                                  const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
-  sm90::BackwardRowParams params;
+  BackwardRowParams params;
   params.rows = row_memory_of(plan, layout);
   params.o = source_of(t.o, p);
   params.dout = source_of(t.dout, p);
@@ -127,6 +127,21 @@ sm90::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   return params;
 }
 
+Status launch(const Queue& queue, RowsKernel kernel, std::int64_t blocks, const void* params) {
+  return queue.launch_auxiliary(static_cast<std::size_t>(kernel), blocks, params);
+}
+
+/// The one of two kernels that takes rows of that type.
+Status launch(const Queue& queue, Dtype dtype, RowsKernel bf16, RowsKernel f16, std::int64_t blocks,
+              const void* params) {
+  switch (dtype) {
+    case Dtype::bf16: return launch(queue, bf16, blocks, params);
+    case Dtype::f16: return launch(queue, f16, blocks, params);
+    case Dtype::f32: break;
+  }
+  return Status::device("the rows of this type have no kernels");
+}
+
 }  // namespace
 
 Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
@@ -134,24 +149,23 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   const Problem& p = plan.problem;
   Workspace memory(workspace);
   const GpuBackwardLayout layout = layout_gpu_backward(memory, plan);
-  sm90::BackwardParams params;
+  BackwardParams params;
   if (Status s = make_params(params, plan, tensors, layout); !s) return s;
-  const sm90::BackwardRowParams rows = make_row_params(plan, tensors, layout);
-  const bool bf16 = p.dtype == Dtype::bf16;
+  const BackwardRowParams rows = make_row_params(plan, tensors, layout);
   const std::int64_t row_blocks = p.batch * layout.blocks.per_sequence * p.num_heads;
   const bool wants_bias = p.bias && tensors.dbias.data != nullptr && bias_elements(p) > 0;
-  const sm90::BackwardBiasParams bias =
-      wants_bias ? make_bias_params(p, tensors, layout) : sm90::BackwardBiasParams{};
+  const BackwardBiasParams bias =
+      wants_bias ? make_bias_params(p, tensors, layout) : BackwardBiasParams{};
   constexpr std::int64_t kMostBlocks = 4096;  // of a loop over elements
   const std::int64_t bias_blocks =
-      std::min(kMostBlocks, core::ceil_div<std::int64_t>(bias.count(), sm90::kRowThreads));
+      std::min(kMostBlocks, core::ceil_div<std::int64_t>(bias.count(), kRowThreads));
 
   Status status;
   if (row_blocks > 0 || plan.grid.count() > 0) {  // one block at least, which sets the counters
-    status = queue.launch(bf16 ? RowsKernel::prepare_bf16 : RowsKernel::prepare_f16,
-                          std::max<std::int64_t>(row_blocks, 1), &rows);
+    status = launch(queue, p.dtype, RowsKernel::prepare_bf16, RowsKernel::prepare_f16,
+                    std::max<std::int64_t>(row_blocks, 1), &rows);
   }
-  if (status && wants_bias) status = queue.launch(RowsKernel::begin_bias, bias_blocks, &bias);
+  if (status && wants_bias) status = launch(queue, RowsKernel::begin_bias, bias_blocks, &bias);
   if (status && plan.grid.count() > 0) {
     status = queue.launch(plan.kernel,
                           std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
@@ -159,15 +173,15 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   // Elsewhere the main kernel has made dQ from its sums.
   if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.grid.count() == 0)) {
     status =
-        queue.launch(bf16 ? RowsKernel::finish_bf16 : RowsKernel::finish_f16, row_blocks, &rows);
+        launch(queue, p.dtype, RowsKernel::finish_bf16, RowsKernel::finish_f16, row_blocks, &rows);
   }
   if (status && bias.sums != nullptr) {
-    status = queue.launch(RowsKernel::finish_bias, bias_blocks, &bias);
+    status = launch(queue, RowsKernel::finish_bias, bias_blocks, &bias);
   }
   if (status && p.sink && tensors.dsink != nullptr) {
-    status = queue.launch(RowsKernel::sum_sinks, p.num_heads, &rows);
+    status = launch(queue, RowsKernel::sum_sinks, p.num_heads, &rows);
   }
   return status;
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::cuda::sm90

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tessera::cuda::sm90 {
+namespace tessera::cuda {
 
 /// Elements between neighbours of a (batch, seqlen, heads, head_dim) tensor.
 struct Strides {
@@ -16,4 +16,4 @@ struct Source {
   Strides strides;
 };
 
-}  // namespace tessera::cuda::sm90
+}  // namespace tessera::cuda

@@ -1,0 +1,44 @@
+// What a storage type is to the kernels: one description. Every switch here is complete, so a new
+// type does not compile until each of them knows it; nothing becomes another type in silence.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace tessera::core {
+
+static_assert(static_cast<int>(Dtype::f16) == kDtypes - 1);
+
+/// Whose products are taken of a type's elements as they lie.
+TESSERA_HD constexpr Operand operand_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return Operand::f32;
+    case Dtype::bf16: return Operand::bf16;
+    case Dtype::f16: return Operand::f16;
+  }
+  return Operand::f32;
+}
+
+/// The type that lies as a row multiplies it.
+TESSERA_HD constexpr Dtype dtype_of(Operand operand) {
+  switch (operand) {
+    case Operand::f32: return Dtype::f32;
+    case Operand::bf16: return Dtype::bf16;
+    case Operand::f16: return Dtype::f16;
+  }
+  return Dtype::f32;
+}
+
+/// Bytes of a row of the swizzled layout in which wgmma reads shared memory, and of the part of a
+/// row that one wgmma multiplies.
+inline constexpr int kSwizzleBytes = 128, kMultiplyBytes = 32;
+
+/// Columns of a swizzled row.
+TESSERA_HD constexpr int swizzled_columns(Dtype dtype) {
+  return kSwizzleBytes / static_cast<int>(size_of(dtype));
+}
+/// Columns that one wgmma multiplies: its k.
+TESSERA_HD constexpr int multiplied_columns(Dtype dtype) {
+  return kMultiplyBytes / static_cast<int>(size_of(dtype));
+}
+
+}  // namespace tessera::core

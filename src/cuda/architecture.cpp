@@ -1,0 +1,28 @@
+#include "cuda/architecture.h"
+
+#include "cuda/sm90/programs.h"
+
+namespace tessera::cuda {
+
+std::span<const Architecture* const> architectures() {
+  static constexpr const Architecture* kAll[] = {&sm90::kArchitecture};
+  return kAll;
+}
+
+std::string value_text(const core::Kernel& row) {
+  // As many names as a row has members: a new one does not compile until it is written here.
+  const auto& [arch, pass, form, operand, block_m, tile_m, block_n, split_n, lanes, head_dim,
+               head_dim_v, q_rows, q_stages, extra, any_layout] = row;
+  const auto value = [](auto enumerator) { return std::to_string(static_cast<int>(enumerator)); };
+  std::string text = "tessera::core::Kernel{tessera::Arch{" + value(arch) + "}, tessera::Pass{" +
+                     value(pass) + "}, tessera::core::Form{" + value(form) +
+                     "}, tessera::core::Operand{" + value(operand) + "}";
+  for (const int number :
+       {block_m, tile_m, block_n, split_n, lanes, head_dim, head_dim_v, q_rows, q_stages}) {
+    text += ", " + std::to_string(number);
+  }
+  return text + ", tessera::core::Extra{" + value(extra) + "}, " + (any_layout ? "true" : "false") +
+         "}";
+}
+
+}  // namespace tessera::cuda

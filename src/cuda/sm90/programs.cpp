@@ -1,0 +1,70 @@
+#include "cuda/sm90/programs.h"
+
+#include "cuda/sm90/shape.h"
+
+namespace tessera::cuda::sm90 {
+namespace {
+
+/// The kernel of a row: forward<row>(p, shared), backward<row>(p, shared) or, where its roles are
+/// split, backward_wide<row>(p, shared).
+std::string row_program(const core::Kernel& row, const std::string& name) {
+  const bool forward = row.pass == Pass::forward;
+  const std::string kernel = forward ? "forward" : splits_roles(row) ? "backward_wide" : "backward";
+  return "#include \"cuda/sm90/" + kernel +
+         ".h\"\n"
+         "using namespace tessera;\n"
+         "constexpr core::Kernel kRow = " +
+         value_text(row) +
+         ";\n"
+         "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::threads(kRow), 1)\n" +
+         name +
+         "(const __grid_constant__ cuda::sm90::" + (forward ? "ForwardParams" : "BackwardParams") +
+         " p) {\n"
+         "  extern __shared__ char shared[];\n"
+         "  cuda::sm90::" +
+         kernel + "<kRow>(p, shared);\n}\n";
+}
+
+std::string auxiliary_program() {
+  std::string text =
+      "#include \"cuda/sm90/backward_rows.h\"\n"
+      "using namespace tessera;\n"
+      "using namespace tessera::cuda::sm90;\n";
+  for (const Auxiliary& kernel : kAuxiliary) {
+    // With room for 64 registers: left to itself, ptxas takes 56 and spills one.
+    text += std::string("extern \"C\" __global__ void __launch_bounds__(kRowThreads, 8)\n") +
+            kernel.name + "(const __grid_constant__ " + kernel.params +
+            " p) { cuda::sm90::" + kernel.call + "(p); }\n";
+  }
+  return text;
+}
+
+constexpr OtherProgram kOthers[] = {
+    {kPeakSymbol,
+     "#include \"cuda/sm90/peak.h\"\n"
+     "using namespace tessera::cuda;\n"
+     "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
+     "multiply_peak(int rounds, float* never) {\n"
+     "  extern __shared__ char shared[];\n"
+     "  sm90::multiply_peak(shared, rounds, never);\n}\n"
+     "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
+     "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
+     "  sm90::read_peak(memory, count, never);\n}\n"},
+};
+
+}  // namespace
+
+const Architecture kArchitecture = {
+    Arch::sm90,
+    "-arch=sm_90a",
+    [](const core::Kernel& row) { return threads(row); },
+    [](const core::Kernel& row) { return shared_bytes(row); },
+    row_program,
+    kAuxiliary,
+    "tessera_sm90_backward_rows",
+    kRowThreads,
+    auxiliary_program,
+    kOthers,
+};
+
+}  // namespace tessera::cuda::sm90
