@@ -112,8 +112,8 @@ def main():
     refused = sum(cells[-1].startswith("refused") for cells in rows)
     partly = [cells[0] for cells in rows if "refused" in cells]
     bad = [cells[0] for cells in rows if any("WRONG" in x or "raises" in x or "cannot" in x for x in cells)]
-    text = f"transformers {transformers.__version__}, torch {torch.__version__}, CPU, float32: {len(rows)} model types, {refused} of them "
-    text += "refused"
+    text = f"transformers {transformers.__version__}, torch {torch.__version__}, CPU, float32:\n"
+    text += f"{len(rows)} model types, {refused} of them refused"
     for number, what in ((partly, "refused in part"), (bad, "with something wrong")):
         text += f", {len(number)} {what}" + (f" ({'; '.join(number)})" if number else "")
     text += f"; {len(missing)} are not in this version" + (f" ({'; '.join(missing)})" if missing else "") + ".\n\n"

@@ -22,7 +22,7 @@ enum class Operand : std::uint8_t {
 };
 
 /// What a GPU row does between a product and its weight besides scale and mask. All of it in one
-/// row would cost the others their registers (docs/performance.md).
+/// row would cost the others their registers (docs/experiments.md).
 enum class Extra : std::uint8_t {
   none,
   softcap,  ///< softcap and nothing else

@@ -22,7 +22,4 @@ Status validate(const Device& device);
 /// neither threads nor batch: which kernel runs must not depend on them (S9).
 std::int64_t cost(const PlanData& plan);
 
-/// Query rows of one key/value head of the longest sequence, all heads of the group together.
-std::int64_t rows_per_head_k(const Problem& problem);
-
 }  // namespace tessera

@@ -1,0 +1,91 @@
+// Why a row of the catalog does not take a problem on a device, in a sentence.
+#include "core/storage.h"
+#include "plan/names.h"
+#include "plan/select.h"
+#include "plan/shape.h"
+
+namespace tessera {
+namespace {
+
+/// What a GPU row asks for beyond its device.
+std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
+  if (row.operand != core::operand_of(problem.dtype)) {
+    return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
+           to_string(problem.dtype);
+  }
+  // A row without extras takes the maximum of raw products, so their factor must be positive.
+  const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
+                    problem.dropout_p > 0.0F ||
+                    (row.pass == Pass::forward && !(problem.scale() > 0.0F));
+  const bool capped = problem.softcap > 0.0F;
+  if (row.extra == core::Extra::none && (more || capped)) {
+    return "takes no softcap, ALiBi, bias, dropout, and no softmax_scale <= 0";
+  }
+  if (row.extra == core::Extra::softcap && (more || !capped)) {
+    return "takes a softcap, but no ALiBi, bias, dropout, and no softmax_scale <= 0";
+  }
+  const struct {
+    const char* name;
+    std::int64_t value;
+    int limit;
+  } dims[] = {{"head_dim", problem.head_dim, row.head_dim},
+              {"head_dim_v", problem.head_dim_v, row.head_dim_v}};
+  for (const auto& dim : dims) {
+    if (dim.value > dim.limit || (dim.value % 8 != 0 && !row.any_layout)) {
+      return (row.any_layout ? "takes head dims up to " : "takes multiples of 8 up to ") +
+             std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
+    }
+  }
+  if (problem.unaligned && !row.any_layout) {
+    return "its copy engine takes addresses and strides that are multiples of 16 bytes; the "
+           "problem is unaligned";
+  }
+  const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
+                             problem.num_heads * problem.batch;
+  const std::int64_t key_tiles = row.pass == Pass::forward
+                                     ? 0
+                                     : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n) *
+                                           problem.num_heads_k * problem.batch;
+  constexpr std::int64_t kMostTiles = 1 << 30;  // the kernel counts a little further, in 32 bits
+  if (core::max(tiles, key_tiles) > kMostTiles) {
+    return "counts up to 2^30 tiles of " +
+           std::to_string(tiles > key_tiles ? row.block_m : row.block_n) + " rows; there are " +
+           std::to_string(core::max(tiles, key_tiles));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string refusal(const core::Kernel& row, const Problem& problem, const Device& device) {
+  if (is_gpu(row.arch) != is_gpu(device.arch)) {
+    return is_gpu(row.arch) ? "runs on a GPU; the device is a CPU"
+                            : "runs on a CPU; the device is a GPU";
+  }
+  if (!runs(device.arch, row.arch)) {
+    return std::string("needs ") + to_string(row.arch) + "; the device has " +
+           to_string(device.arch);
+  }
+  if (row.pass != problem.pass) {
+    return row.pass == Pass::forward ? "computes the forward pass" : "computes the backward pass";
+  }
+  if (is_gpu(row.arch)) return gpu_refusal(row, problem);
+  if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
+    return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
+  }
+  if (row.form == core::Form::decode) {
+    const std::int64_t rows = rows_per_head_k(problem);
+    if (rows > row.block_m) {
+      return "takes at most " + std::to_string(row.block_m) +
+             " query rows per key/value head; seqlen_q * num_heads / num_heads_k = " +
+             std::to_string(rows);
+    }
+    if (problem.packed && problem.batch_invariant) {
+      return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
+             "use a dense problem";
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera

@@ -1,0 +1,144 @@
+// What a row makes of a problem: rows of an item, splits, the grid and its order, the workspace.
+#include "plan/shape.h"
+
+#include <numeric>
+
+#include "plan/layout.h"
+#include "plan/names.h"
+#include "plan/select.h"
+
+namespace tessera {
+
+std::int64_t rows_per_head_k(const Problem& problem) { return problem.seqlen_q * problem.group(); }
+
+std::int64_t visible_pairs(const Problem& p) {
+  if (p.seqlen_q == 0 || p.seqlen_k == 0) return 0;
+  const core::Band band =
+      core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
+                      p.window_right, p.alignment);
+  const std::int64_t samples = core::min<std::int64_t>(p.seqlen_q, 64);
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    sum += band.keys_of(static_cast<int>((2 * i + 1) * p.seqlen_q / (2 * samples))).size();
+  }
+  return static_cast<std::int64_t>(static_cast<double>(sum) / static_cast<double>(samples) *
+                                   static_cast<double>(p.seqlen_q));
+}
+
+namespace {
+
+/// Most keys that one block of rows can see.
+std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
+  const core::Band band =
+      core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
+                      p.window_right, p.alignment);
+  return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
+}
+
+/// Splits pay only where one block of rows faces many keys. They depend on nothing but the shape of
+/// a sequence, never on threads or batch, so they change neither repeatability nor batch invariance
+/// (S9).
+int split_size(const core::Kernel& row, const Problem& p) {
+  if (row.split_n == 0 || row.pass != Pass::forward) return 0;
+  if (rows_per_head_k(p) > row.block_m) return 0;
+  if (p.packed && p.batch_invariant) return 0;
+  return longest_keys(p, p.seqlen_q) > row.split_n ? row.split_n : 0;
+}
+
+/// Rows of a forward item. A CPU's items are as long as their queries and outputs stay in the
+/// second-level cache, which saves requests for keys and copies of them, but short enough that
+/// every worker gets some. Only where the bits do not depend on it (S9): blocks of keys are counted
+/// from an item's first key, which a window or a split moves.
+int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const Device& device) {
+  if (is_gpu(row.arch) || row.pass != Pass::forward || row.form != core::Form::tile ||
+      split_n != 0) {
+    return row.block_m;
+  }
+  constexpr int kMostRows = 256, kLeastRows = 64;
+  if (p.window_left >= 0) return core::min(row.block_m, kMostRows);
+  const std::int64_t row_bytes = (p.head_dim + p.head_dim_v) * 4;
+  int rows = row.block_m;
+  if (rows * row_bytes > device.l2_bytes / 2) rows = core::min(rows, kMostRows);
+  const auto items = [&] {
+    return p.batch * p.num_heads_k * core::ceil_div<std::int64_t>(rows_per_head_k(p), rows);
+  };
+  const bool unequal = p.window_right >= 0 || p.packed;
+  const std::int64_t wanted = std::int64_t{unequal ? 4 : 2} * device.threads;
+  while (device.threads > 1 && rows > kLeastRows && items() < wanted) rows /= 2;
+  return rows;
+}
+
+/// core::TileOrder::section of a GPU's plan: heads whose keys fit two thirds of the second-level
+/// cache, and whose tiles make whole pairs of rounds, the second of which evens out the first. All
+/// heads if there is no such number: where rounds do not end with sections, the imbalance costs
+/// more than the cache gives.
+int section_of(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
+  const std::int64_t heads = std::int64_t{core::max(1, plan.grid.batch * plan.grid.heads_k)};
+  const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
+  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.grid.row_blocks});
+  // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
+  const std::int64_t dims = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
+  const std::int64_t head_bytes = p.pass == Pass::forward
+                                      ? p.seqlen_k * dims / (p.group() / plan.packed_heads)
+                                      : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
+  const std::int64_t fitting =
+      plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
+  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
+  // longest tiles of as many heads as fill all multiprocessors had better begin together.
+  if (p.pass == Pass::backward) {
+    const std::int64_t filling = plan.device.threads / core::max(1, plan.grid.row_blocks);
+    return static_cast<int>(
+        core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1)));
+  }
+  return static_cast<int>(fitting < least ? heads : core::min(heads, least));
+}
+
+/// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
+/// queries leave most of a tile empty. The copy engine then fetches boxes of group x queries.
+bool packs(const core::Kernel& row, const Problem& p) {
+  if (!is_gpu(row.arch) || row.pass == Pass::backward) return true;
+  const std::int64_t group = p.group();
+  const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
+  constexpr std::int64_t kMostRows = 1 << 30;  // counted in 32 bits
+  if (group < 2 || group > row.tile_m || !power_of_two) return false;
+  if (p.seqlen_q * group > kMostRows) return false;
+  if (row.extra == core::Extra::all || p.sink || (p.packed && p.batch_invariant)) return false;
+  return core::ceil_div<std::int64_t>(p.seqlen_q * group, row.block_m) <
+         core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m) * group;
+}
+
+}  // namespace
+
+PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device) {
+  PlanData plan;
+  plan.problem = problem;
+  plan.device = device;
+  plan.kernel = row;
+  plan.kernel_name = name_of(row);
+  plan.score = core::make_score(problem.scale(), problem.softcap);
+  plan.split_n = split_size(row, problem);
+  plan.packed_heads = packs(row, problem) ? static_cast<int>(problem.group()) : 1;
+  const bool forward = row.pass == Pass::forward;
+  const std::int64_t rows = problem.seqlen_q * plan.packed_heads;
+  plan.grid.block_m = rows_of_item(row, problem, plan.split_n, device);
+  const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, plan.grid.block_m)
+                                      : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
+  plan.grid.batch = static_cast<int>(problem.batch);
+  plan.grid.heads_k = static_cast<int>(problem.num_heads / plan.packed_heads);
+  plan.grid.row_blocks = static_cast<int>(blocks);
+  plan.grid.splits = plan.split_n == 0
+                         ? 1
+                         : static_cast<int>(core::ceil_div<std::int64_t>(
+                               longest_keys(problem, problem.seqlen_q), plan.split_n));
+  if (is_gpu(row.arch)) {
+    plan.order = {plan.grid.row_blocks, plan.grid.batch * plan.grid.heads_k, section_of(plan)};
+  }
+  Workspace counter(&plan.regions);
+  layout(counter, plan);
+  plan.workspace_bytes = counter.bytes();
+  return plan;
+}
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+// Sizes of a problem that both the choice of its pieces and their cost follow.
+#pragma once
+
+#include "tessera/problem.hpp"
+
+namespace tessera {
+
+/// Query rows of one key/value head of the longest sequence, all heads of the group together.
+std::int64_t rows_per_head_k(const Problem& problem);
+
+/// Visible (query, key) pairs of the longest sequence, from at most 64 sampled queries.
+std::int64_t visible_pairs(const Problem& problem);
+
+}  // namespace tessera
