@@ -260,4 +260,28 @@ TESSERA_INLINE F32 join_exp2(F32 y, F32 x) {
   return F32(_mm512_maskz_scalef_ps(normal, y.v, x.v));
 }
 
+#if TESSERA_ISA_CODE == 3
+// For decoding: vectors of pairs of bf16, as the dot product takes them.
+TESSERA_INLINE U32 load_operand(U32, const Bf16* p) {
+  return load(reinterpret_cast<const std::uint32_t*>(p));
+}
+TESSERA_INLINE U32 load_operand_n(U32, const Bf16* p, std::int64_t n) {
+  return u32(_mm512_maskz_loadu_epi16(n >= 32 ? ~0U : (1U << n) - 1U, p));
+}
+/// Pairs (a, b) of the 16-bit elements of two rows. Column 8 l + c of the rows is in lane 4 l + c
+/// of pairs[0] for c < 4, in lane 4 l + c - 4 of pairs[1] from there on.
+TESSERA_INLINE void pair_rows_of_values(U32 a, U32 b, U32 (&pairs)[2]) {
+  pairs[0] = u32(_mm512_unpacklo_epi16(native(a), native(b)));
+  pairs[1] = u32(_mm512_unpackhi_epi16(native(a), native(b)));
+}
+/// Puts sums over such pairs into the order of the columns.
+TESSERA_INLINE void order_columns(U32, F32& x, F32& y) {
+  const __m512 low = x.v, high = y.v;
+  x = F32(_mm512_shuffle_f32x4(low, high, 0x44));
+  y = F32(_mm512_shuffle_f32x4(low, high, 0xEE));
+  x = F32(_mm512_shuffle_f32x4(x.v, x.v, 0xD8));
+  y = F32(_mm512_shuffle_f32x4(y.v, y.v, 0xD8));
+}
+#endif
+
 }  // namespace tessera::cpu::TESSERA_ISA

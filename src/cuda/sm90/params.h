@@ -1,4 +1,5 @@
-// What the Hopper forward kernel is given: one value, filled in by launch.cpp, read by forward.h.
+// What the Hopper forward kernel is given: one value, filled in by forward_launch.cpp, read by
+// forward.h.
 #pragma once
 
 #include "core/mask.h"
