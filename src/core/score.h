@@ -104,4 +104,14 @@ TESSERA_HD T alibi2(T slope, T distance) {
   return slope * T(-kLog2e) * distance;
 }
 
+/// What is added to a base-2 score before the mask (S1), in this order: a bias in base 2, then
+/// ALiBi; each only where it is given.
+template <class T>
+TESSERA_HD constexpr T add_to_score(T score2, bool has_bias, T bias2, bool has_alibi, T slope,
+                                    T distance) {
+  if (has_bias) score2 += bias2;
+  if (has_alibi) score2 += alibi2(slope, distance);
+  return score2;
+}
+
 }  // namespace tessera::core

@@ -11,6 +11,7 @@
 
 #include "core/philox.h"
 #include "core/softmax.h"
+#include "cpu/extras.h"
 #include "cpu/math.h"
 #include "cpu/pack.h"
 #include "cpu/product.h"
@@ -423,11 +424,15 @@ class BackwardTile {
   [[gnu::noinline]] void transform_scores(int r) const {
     const float* shift = shared.shift + first_row + row + r;
     F32 alibi[kNV], position[kNV];
-    for (int n = 0; n < kNV; ++n) load_alibi(r + n * kLanes, alibi[n], position[n]);
+    for (int n = 0; n < kNV; ++n) {
+      lane_rows().load_alibi(r + n * kLanes, block.begin, alibi[n], position[n]);
+    }
     core::Philox4<U32> random[kNV] = {};
     for (int key = strips.begin; key < strips.end; ++key) {
       if (dropout_.active() && (key == strips.begin || key % core::kPhiloxKeys == 0)) {
-        for (int n = 0; n < kNV; ++n) random[n] = draw(key, r + n * kLanes);
+        for (int n = 0; n < kNV; ++n) {
+          random[n] = lane_rows().draw(dropout_, r + n * kLanes, block.begin + key);
+        }
       }
       for (int n = 0; n < kNV; ++n) {
         const int first = r + n * kLanes;
@@ -435,14 +440,12 @@ class BackwardTile {
         F32 x = load(scratch.p + at);
         if (score_.capped) store(scratch.slope + at, core::score_slope(score_, x));
         x = core::score2(score_, x);
-        if (problem.bias) x += load(scratch.bias + at);
-        if (problem.alibi != PerHead::none) {
-          const F32 distance = abs(position[n] - F32(static_cast<float>(key)));
-          x += core::alibi2(alibi[n], distance);
-        }
+        const F32 bias = problem.bias ? load(scratch.bias + at) : F32{};
+        x = core::add_to_score(x, problem.bias.has_value(), bias, problem.alibi != PerHead::none,
+                               alibi[n], abs(position[n] - F32(static_cast<float>(key))));
         const F32 p = weight(x - load(shift + n * kLanes));
         if (dropout_.active()) {
-          const Mask keep = kept(random[n], key);
+          const Mask keep = kept(dropout_, random[n], key);
           store(scratch.p + at, select(keep, p, -p));
           store(weights() + at, select(keep, p * F32(dropout_.keep_scale), F32{}));
         } else {
@@ -478,48 +481,18 @@ class BackwardTile {
     }
   }
 
-  /// Random bits of the eight keys around `key`.
-  TESSERA_INLINE core::Philox4<U32> draw(int key, int r) const {
-    return core::dropout_bits(
-        dropout_, U32(static_cast<std::uint32_t>(map.batch)), bits(load(head_ + r)),
-        bits(load(query_ + r)),
-        U32(static_cast<std::uint32_t>((block.begin + key) / core::kPhiloxKeys)));
-  }
-
-  TESSERA_INLINE Mask kept(const core::Philox4<U32>& random, int key) const {
-    const U32 word = random.word[(key >> 1) & 3];
-    const U32 half = (key & 1) != 0 ? word >> 16 : word & U32(0xFFFFU);
-    return half >= U32(dropout_.threshold);
-  }
-
-  /// Slopes of kLanes rows, and their key positions relative to the block.
-  TESSERA_INLINE void load_alibi(int r, F32& slope, F32& position) const {
-    slope = position = F32{};
-    if (problem.alibi == PerHead::none) return;
-    const float* slopes = tensors.alibi_slopes;
-    if (problem.alibi == PerHead::batch_heads) slopes += map.batch * problem.num_heads;
-    float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) lanes[i] = slopes[head_[r + i]];
-    slope = load(lanes);
-    position =
-        to_f32(load(query_ + r) + I32(map.sequence.seqlen_k - map.sequence.seqlen_q - block.begin));
-  }
+  LaneRows lane_rows() const { return {map, query_, head_}; }
 
   /// The bias of the tile in base 2, [key][row].
   void load_bias() const {
-    const BiasShape& shape = *problem.bias;
-    const ConstBias& bias = tensors.bias;
-    const std::int64_t stride_key = shape.keys ? bias.stride_key : 0;
+    const std::int64_t stride_key = map.bias_key_stride();
     const int end = core::min(strips.end, block.size());
-    with_storage(shape.dtype, [&](auto storage) {
+    with_storage(problem.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
       for (int r = 0; r < rows; r += kLanes) {
         const T* source[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          source[i] =
-              static_cast<const T*>(bias.data) + (shape.batch ? map.batch * bias.stride_batch : 0) +
-              (shape.heads ? head_[r + i] * bias.stride_head : 0) +
-              (shape.queries ? query_[r + i] * bias.stride_query : 0) + block.begin * stride_key;
+          source[i] = lane_rows().template bias<T>(r + i, block.begin);
         }
         for (int key = strips.begin; key < end; key += kLanes) {
           load_bias_lanes(source, stride_key, key, core::min(kLanes, end - key),

@@ -297,37 +297,28 @@ class DecodeItem {
   /// S1 for kLanes keys: products of scaled queries become base-2 scores.
   TESSERA_INLINE F32 finish_scores(const RowState& row, int key, F32 x) const {
     if (kPairs || score_.capped) x = core::score2(score_, x);
-    if (problem_.alibi != PerHead::none) {
-      const int position = row.query + map_.sequence.seqlen_k - map_.sequence.seqlen_q;
-      const F32 distance = to_f32(iota() + I32(key - position));
-      x += core::alibi2(F32(alibi_slope(row.head)), abs(distance));
+    const bool alibi = problem_.alibi != PerHead::none;
+    if (problem_.bias || alibi) {
+      const F32 bias = problem_.bias ? bias_of(row, key) : F32{};
+      const F32 slope = alibi ? F32(map_.alibi_slope(row.head)) : F32{};
+      const F32 distance = to_f32(iota() + I32(key - map_.position_of(row.query)));
+      x = core::add_to_score(x, problem_.bias.has_value(), bias, alibi, slope, abs(distance));
     }
-    if (problem_.bias) x += bias_of(row, key);
     const bool inside = row.keys.begin <= key && key + kLanes <= row.keys.end;
     if (inside) return x;
     const Mask seen = first_lanes(row.keys.end - key) & ~first_lanes(row.keys.begin - key);
     return select(seen, x, F32(-core::kInfinity));
   }
 
-  float alibi_slope(int head) const {
-    const std::int64_t first =
-        problem_.alibi == PerHead::batch_heads ? map_.batch * problem_.num_heads : 0;
-    return tensors_.alibi_slopes[first + head];
-  }
-
   /// The bias of kLanes keys in base 2; zero where the row sees no key.
   [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
-    const BiasShape& shape = *problem_.bias;
-    const ConstBias& bias = tensors_.bias;
-    const std::int64_t stride = shape.keys ? bias.stride_key : 0;
-    const std::int64_t start = (shape.batch ? map_.batch * bias.stride_batch : 0) +
-                               (shape.heads ? row.head * bias.stride_head : 0) +
-                               (shape.queries ? row.query * bias.stride_query : 0);
+    const std::int64_t stride = map_.bias_key_stride();
     const core::Range keys = core::intersect(row.keys, {key, key + kLanes});
     F32 x{};
-    with_storage(shape.dtype, [&](auto storage) {
+    with_storage(problem_.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
-      const T* data = static_cast<const T*>(bias.data) + start;
+      const T* data =
+          static_cast<const T*>(tensors_.bias.data) + map_.bias_offset(row.query, row.head);
       if (stride == 1 && keys.size() == kLanes) {
         x = load(data + key);
         return;

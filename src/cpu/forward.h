@@ -17,6 +17,7 @@
 #include "core/philox.h"
 #include "core/softmax.h"
 #include "cpu/combine.h"
+#include "cpu/extras.h"
 #include "cpu/math.h"
 #include "cpu/next_block.h"
 #include "cpu/pack.h"
@@ -572,7 +573,7 @@ class ForwardItem {
     if (problem_.bias) load_bias(t, keys);
     F32 slope[kNV], position[kNV], top[kNV];
     for (int n = 0; n < kNV; ++n) {
-      load_alibi(tile.first + n * kLanes, keys.begin, slope[n], position[n]);
+      lane_rows().load_alibi(tile.first + n * kLanes, keys.begin, slope[n], position[n]);
       top[n] = F32(-core::kInfinity);
     }
     const core::Range common = common_keys(tile);
@@ -582,10 +583,9 @@ class ForwardItem {
       for (int n = 0; n < kNV; ++n) {
         float* p = scores + row * kTile + n * kLanes;
         F32 x = core::score2(score_, load(p));
-        if (problem_.alibi != PerHead::none) {
-          x += core::alibi2(slope[n], abs(position[n] - F32(static_cast<float>(row))));
-        }
-        if (problem_.bias) x += load(scratch_.bias + row * kTile + n * kLanes);
+        const F32 bias = problem_.bias ? load(scratch_.bias + row * kTile + n * kLanes) : F32{};
+        x = core::add_to_score(x, problem_.bias.has_value(), bias, problem_.alibi != PerHead::none,
+                               slope[n], abs(position[n] - F32(static_cast<float>(row))));
         if (mask) x = visible(state, n, key, x, F32(-core::kInfinity));
         top[n] = max(x, top[n]);
         store(p, x);
@@ -617,8 +617,15 @@ class ForwardItem {
           sum[n] += c[i][n];
         }
         if (inside && dropout_.active()) {
-          if (key + i == keys.begin || (key + i) % core::kPhiloxKeys == 0) draw(t, key + i, random);
-          for (int n = 0; n < kNV; ++n) c[i][n] = dropped(random[n], key + i, c[i][n]);
+          if (key + i == keys.begin || (key + i) % core::kPhiloxKeys == 0) {
+            for (int n = 0; n < kNV; ++n) {
+              random[n] = lane_rows().draw(dropout_, tiles_[t].first + n * kLanes, key + i);
+            }
+          }
+          for (int n = 0; n < kNV; ++n) {
+            c[i][n] = select(kept(dropout_, random[n], key + i), c[i][n] * F32(dropout_.keep_scale),
+                             F32{});
+          }
         }
       }
       const std::int64_t row = key - keys.begin;
@@ -627,48 +634,16 @@ class ForwardItem {
     for (int n = 0; n < kNV; ++n) state.sum[n] += sum[n];
   }
 
-  /// Random bits of the eight keys around `key`.
-  TESSERA_INLINE void draw(int t, int key, core::Philox4<U32> (&random)[kNV]) const {
-    for (int n = 0; n < kNV; ++n) {
-      const int r = tiles_[t].first + n * kLanes;
-      random[n] = core::dropout_bits(dropout_, U32(static_cast<std::uint32_t>(item_.batch)),
-                                     bits(load(scratch_.head + r)), bits(load(scratch_.query + r)),
-                                     U32(static_cast<std::uint32_t>(key / core::kPhiloxKeys)));
-    }
-  }
-
-  TESSERA_INLINE F32 dropped(const core::Philox4<U32>& random, int key, F32 weight) const {
-    const U32 word = random.word[(key >> 1) & 3];
-    const U32 half = (key & 1) != 0 ? word >> 16 : word & U32(0xFFFFU);
-    return select(half >= U32(dropout_.threshold), weight * F32(dropout_.keep_scale), F32{});
-  }
-
-  /// Slopes of kLanes rows, and their key positions seen from first_key.
-  TESSERA_INLINE void load_alibi(int r, int first_key, F32& slope, F32& position) const {
-    if (problem_.alibi == PerHead::none) return;
-    const float* slopes = tensors_.alibi_slopes;
-    if (problem_.alibi == PerHead::batch_heads) slopes += item_.batch * problem_.num_heads;
-    float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) lanes[i] = slopes[scratch_.head[r + i]];
-    slope = load(lanes);
-    position = to_f32(load(scratch_.query + r) +
-                      I32(map_.sequence.seqlen_k - map_.sequence.seqlen_q - first_key));
-  }
+  LaneRows lane_rows() const { return {map_, scratch_.query, scratch_.head}; }
 
   /// The bias of a sub-tile, in base 2, into scratch_.bias [key][row].
   void load_bias(int t, core::Range keys) const {
-    const BiasShape& shape = *problem_.bias;
-    with_storage(shape.dtype, [&](auto storage) {
+    const std::int64_t stride_key = map_.bias_key_stride();
+    with_storage(problem_.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
-      const ConstBias& bias = tensors_.bias;
-      const std::int64_t stride_key = shape.keys ? bias.stride_key : 0;
       const T* rows[kTile];
       for (int i = 0; i < kTile; ++i) {
-        const int r = tiles_[t].first + i;
-        rows[i] =
-            static_cast<const T*>(bias.data) + (shape.batch ? item_.batch * bias.stride_batch : 0) +
-            (shape.heads ? scratch_.head[r] * bias.stride_head : 0) +
-            (shape.queries ? scratch_.query[r] * bias.stride_query : 0) + keys.begin * stride_key;
+        rows[i] = lane_rows().template bias<T>(tiles_[t].first + i, keys.begin);
       }
       if (stride_key == 1) {
         rows_to_lanes(rows, keys.size(), core::kLog2e, scratch_.bias);

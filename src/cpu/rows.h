@@ -49,6 +49,26 @@ struct RowMap {
     const std::int64_t start = problem.packed ? 0 : batch * tensor.stride_batch;
     return start + sequence.first_k * tensor.stride_seqlen + head_k * tensor.stride_head;
   }
+  /// Elements from the start of the bias to key 0 of a row, and between its keys.
+  TESSERA_INLINE std::int64_t bias_offset(int query, int head) const {
+    const BiasShape& shape = *problem.bias;
+    const ConstBias& bias = tensors.bias;
+    return (shape.batch ? batch * bias.stride_batch : 0) +
+           (shape.heads ? head * bias.stride_head : 0) +
+           (shape.queries ? query * bias.stride_query : 0);
+  }
+  TESSERA_INLINE std::int64_t bias_key_stride() const {
+    return problem.bias->keys ? tensors.bias.stride_key : 0;
+  }
+  /// ALiBi's slope of a head, and the key position that it takes for a query's (S6).
+  TESSERA_INLINE float alibi_slope(int head) const {
+    const std::int64_t first =
+        problem.alibi == PerHead::batch_heads ? batch * problem.num_heads : 0;
+    return tensors.alibi_slopes[first + head];
+  }
+  TESSERA_INLINE int position_of(int query) const {
+    return query + sequence.seqlen_k - sequence.seqlen_q;
+  }
   /// Index into softmax_lse.
   TESSERA_INLINE std::int64_t lse_index(int query, int head) const {
     return problem.packed ? head * problem.total_q + sequence.first_q + query
