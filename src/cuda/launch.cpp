@@ -51,7 +51,7 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices]
                       [static_cast<std::size_t>(found - kCatalog.begin())];
   const int shared_bytes = architecture->shared_bytes(row);
-  const Status status = loaded.once([&] {
+  Status status = loaded.once([&] {
     const std::string symbol = symbol_of(row);
     return load_function(loaded.function, symbol, symbol.c_str(), shared_bytes);
   });
@@ -67,7 +67,7 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
   }
   Loaded& loaded = all[static_cast<std::size_t>(architecture->arch)]
                       [static_cast<std::size_t>(device) % kMostDevices][number];
-  const Status status = loaded.once([&] {
+  Status status = loaded.once([&] {
     return load_function(loaded.function, architecture->auxiliary_symbol,
                          architecture->auxiliary[number].name, 0);
   });
