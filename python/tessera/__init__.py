@@ -7,9 +7,20 @@
 
 import os as _os
 import sys as _sys
-from typing import Any
+from collections.abc import Sequence as _Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import _native
+from .arguments import Arguments as _Arguments
+from .arguments import Array as _Array
+from .arguments import ArrayT as _ArrayT
+
+if TYPE_CHECKING:
+    from typing import Literal, overload
+
+    from typing_extensions import Unpack
+
+    from .arguments import Keywords
 
 __all__ = ["__version__", "attention", "explain", "get_num_threads", "gpu", "set_num_threads"]
 
@@ -48,29 +59,47 @@ def _framework_of(tensor: Any) -> Any:
     )
 
 
+if TYPE_CHECKING:  # typing has Unpack since Python 3.11
+
+    @overload
+    def attention(
+        q: _ArrayT, k: _ArrayT, v: _ArrayT, *, return_lse: Literal[False] = False, **keywords: Unpack[Keywords]
+    ) -> _ArrayT: ...
+
+    @overload
+    def attention(
+        q: _ArrayT, k: _ArrayT, v: _ArrayT, *, return_lse: Literal[True], **keywords: Unpack[Keywords]
+    ) -> tuple[_ArrayT, _ArrayT]: ...
+
+    @overload
+    def attention(
+        q: _ArrayT, k: _ArrayT, v: _ArrayT, *, return_lse: bool, **keywords: Unpack[Keywords]
+    ) -> _ArrayT | tuple[_ArrayT, _ArrayT]: ...
+
+
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: _ArrayT,
+    k: _ArrayT,
+    v: _ArrayT,
     *,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     alignment: str = "bottom_right",
     softmax_scale: float | None = None,
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    sink: Any = None,
+    alibi_slopes: _Array | None = None,
+    bias: _Array | None = None,
+    sink: _Array | None = None,
     dropout_p: float = 0.0,
-    rng_state: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
+    rng_state: _Array | _Sequence[int] | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_k: _Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     batch_invariant: bool = False,
-) -> Any:
+) -> _ArrayT | tuple[_ArrayT, _ArrayT]:
     """softmax(softmax_scale q k^T + bias) v, without ever holding a seqlen_q x seqlen_k matrix.
 
     Args:
@@ -81,6 +110,7 @@ def attention(
         v: like k, with a head_dim_v of its own.
         causal: query i sees the keys up to its own position: the same as a window whose right end is 0.
         window: (left, right) keys beside its own position that a query sees, both ends included; -1 is unbounded.
+            Together with `causal` right must be 0 or -1.
         alignment: "bottom_right": query i stands at key position i + seqlen_k - seqlen_q; "top_left": at i.
         softmax_scale: what q k^T is multiplied with; None is 1 / sqrt(head_dim).
         softcap: if positive, scores become softcap * tanh(score / softcap).
@@ -115,18 +145,20 @@ def attention(
     The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
     Shah et al. 2024, section 3).
     """
-    framework = _torch_ops if isinstance(q, _Tensor) else _framework_of(q)
+    framework: Any = _torch_ops if isinstance(q, _Tensor) else _framework_of(q)
     # By position: keywords cost most of a microsecond more.
-    return framework.attention(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,
+    arguments = _Arguments(
+        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
+    results: _ArrayT | tuple[_ArrayT, _ArrayT] = framework.attention(q, k, v, arguments, return_lse)
+    return results
 
 
 def explain(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: _ArrayT,
+    k: _ArrayT,
+    v: _ArrayT,
     *,
     backward: bool = False,
     device: str | None = None,
@@ -135,13 +167,13 @@ def explain(
     alignment: str = "bottom_right",
     softmax_scale: float | None = None,
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    sink: Any = None,
+    alibi_slopes: _Array | None = None,
+    bias: _Array | None = None,
+    sink: _Array | None = None,
     dropout_p: float = 0.0,
-    rng_state: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
+    rng_state: _Array | _Sequence[int] | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_k: _Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     deterministic: bool = False,
@@ -158,10 +190,11 @@ def explain(
     Raises: as `attention`.
     """
     framework = _framework_of(q)
-    tensors, options = framework.prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
+    arguments = _Arguments(
+        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
+    tensors, options = framework.prepare(q, k, v, arguments)
     return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, 0, 0, backward, device)
 
 

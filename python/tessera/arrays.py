@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .arguments import Options, band, is_top_left, require_packed
+from .arguments import Arguments, Options, band, is_top_left, require_packed
 
 
 def _is_jax(array: Any) -> bool:
@@ -86,27 +86,7 @@ def _draw(dropout_p: float, rng_state: Any) -> tuple[int, int]:
     return seed_and_offset(rng_state)
 
 
-def prepare(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    window: tuple[int, int],
-    alignment: str,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Any,
-    bias: Any,
-    sink: Any,
-    dropout_p: float,
-    rng_state: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    deterministic: bool,
-    batch_invariant: bool,
-) -> tuple[list[np.ndarray | None], Options]:
+def prepare(q: Any, k: Any, v: Any, arguments: Arguments) -> tuple[list[np.ndarray | None], Options]:
     """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`.
 
     Of what JAX traces only shape and type mean anything.
@@ -114,58 +94,34 @@ def prepare(
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array is None:
             raise ValueError(f"{name} is None: an array is required")
+    a = arguments
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_k = a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_k
     if cu_seqlens_q is None:
-        require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        require_packed(a)
     elif cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
-        max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
+        max_seqlen_k = a.max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     names = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
-    given = (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k)
+    given = (q, k, v, a.bias, a.alibi_slopes, a.sink, cu_seqlens_q, cu_seqlens_k)
     arrays = [to_native(name, array) for name, array in zip(names, given, strict=True)]
-    left, right = band(causal, window)
+    left, right = band(a.causal, a.window)
     options = (
-        _longest("q", cu_seqlens_q, max_seqlen_q), _longest("k", cu_seqlens_k, max_seqlen_k), softmax_scale, softcap,
-        left, right, is_top_left(alignment), dropout_p, deterministic, batch_invariant,
+        _longest("q", cu_seqlens_q, a.max_seqlen_q), _longest("k", cu_seqlens_k, max_seqlen_k), a.softmax_scale,
+        a.softcap, left, right, is_top_left(a.alignment), a.dropout_p, a.deterministic, a.batch_invariant,
     )  # fmt: skip
     return arrays, options
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    window: tuple[int, int],
-    alignment: str,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Any,
-    bias: Any,
-    sink: Any,
-    dropout_p: float,
-    rng_state: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    deterministic: bool,
-    batch_invariant: bool,
-    return_lse: bool,
-) -> Any:
+def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) -> Any:
     """As `tessera.attention`. JAX arrays in, JAX arrays out."""
+    a = arguments
     if "jax" in sys.modules and any(
-        map(is_traced, (q, k, v, bias, alibi_slopes, sink, rng_state, cu_seqlens_q, cu_seqlens_k))
+        map(is_traced, (q, k, v, a.bias, a.alibi_slopes, a.sink, a.rng_state, a.cu_seqlens_q, a.cu_seqlens_k))
     ):
         from .jax import ops
 
-        return ops.attention(
-            q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, return_lse,
-        )  # fmt: skip
-    arrays, options = prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    )  # fmt: skip
+        return ops.attention(q, k, v, arguments, return_lse)
+    arrays, options = prepare(q, k, v, arguments)
     first, _, value, *_ = arrays
     assert first is not None and value is not None
     o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
@@ -173,7 +129,7 @@ def attention(
     if return_lse:
         batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
         lse = np.empty((*batch, heads, rows), np.float32)
-    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(dropout_p, rng_state), 0, None)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), 0, None)
     return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
 
 

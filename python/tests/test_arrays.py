@@ -120,6 +120,22 @@ def test_wrong_arguments() -> None:
         tessera.attention(q.astype(float), k, v)
 
 
+def test_causal_beside_a_window() -> None:
+    """A right end of 0 or -1 means 0; a positive one is refused, also where JAX traces."""
+    q, k, v = arrays()
+    expected = tessera.attention(q, k, v, window=(5, 0))
+    for right in (0, -1):
+        np.testing.assert_array_equal(tessera.attention(q, k, v, causal=True, window=(5, right)), expected)
+    text = r"window = \(5, 3\) together with causal = True: its right end must be 0 or -1"
+    with pytest.raises(ValueError, match=text):
+        tessera.attention(q, k, v, causal=True, window=(5, 3))
+    with pytest.raises(ValueError, match=text):
+        tessera.explain(q, k, v, causal=True, window=(5, 3))
+    jax = pytest.importorskip("jax")
+    with pytest.raises(ValueError, match=text):
+        jax.jit(lambda q: tessera.attention(q, k, v, causal=True, window=(5, 3)))(q)
+
+
 def test_jax() -> None:
     jax = pytest.importorskip("jax")
     q, k, v = arrays()

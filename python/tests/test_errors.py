@@ -1,13 +1,18 @@
 """Wrong use raises, and the text names the argument, its value, and what would be accepted."""
 
+import dataclasses
+import inspect
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 import tessera
 import tessera.torch as tt
+from tessera.arguments import Arguments, Keywords
+from tessera.torch import ops
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,6 +47,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"window": (0, -3)}, ValueError, "window[1] = -3: must be 0 or more, or -1 for unbounded"),
     ({"window": ("a", 0)}, TypeError, "window[0] = 'a': must be an integer"),
     ({"window": (2**70, 0)}, TypeError, "window[0] = 1180591620717411303424: must be an integer of 64 bits"),
+    ({"causal": True, "window": (5, 3)}, ValueError,
+     "window = (5, 3) together with causal = True: its right end must be 0 or -1"),
+    ({"causal": True, "window": (5, -3)}, ValueError, "window[1] = -3: must be 0 or more, or -1 for unbounded"),
+    ({"causal": True, "window": (5, None)}, TypeError, "window[1] = None: must be an integer"),
     ({"alignment": "left"}, ValueError, "alignment = 'left': must be 'bottom_right' or 'top_left'"),
     ({"softcap": -1.0}, ValueError, "softcap = -1"),
     ({"softcap": None}, TypeError, "softcap = None: must be a number"),
@@ -92,6 +101,49 @@ def test_wrong_packed_arguments(arguments: dict[str, Any], text: str) -> None:
     p = x(5, 2, 16)
     with pytest.raises(ValueError, match=re.escape(text)):
         tessera.attention(p, p, p, **{"cu_seqlens_q": AT, **arguments})
+
+
+PUBLIC = (tessera.attention, tessera.explain, tt.forward, tt.backward)
+NAMES = [field.name for field in dataclasses.fields(Arguments)]
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f"{f.__module__}.{f.__name__}")
+def test_signatures_agree_with_one_description(function: Callable[..., Any]) -> None:
+    """Names, order and defaults are the same everywhere; so are types, but for arrays where they must be tensors."""
+    parameters = inspect.signature(function).parameters
+    shared = [name for name in parameters if name in NAMES]
+    assert shared == NAMES == list(Keywords.__annotations__)
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in NAMES)
+    expected = inspect.signature(tessera.attention).parameters
+    assert [parameters[name].default for name in NAMES] == [expected[name].default for name in NAMES]
+    types, keywords, fields = get_type_hints(function), get_type_hints(Keywords), get_type_hints(Arguments)
+    for name in NAMES:
+        is_array = fields[name] is Any
+        if is_array and function in (tt.forward, tt.backward):
+            assert types[name] == torch.Tensor | None
+        else:
+            assert types[name] == keywords[name] and (is_array or types[name] == fields[name])
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f"{f.__module__}.{f.__name__}")
+def test_every_argument_arrives(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each public function hands on what it is given under the name under which it is given."""
+
+    class Arrived(Exception):
+        pass
+
+    def prepare(q: Any, k: Any, v: Any, arguments: Arguments) -> Any:
+        assert q is Q and k is K and v is V
+        raise Arrived(arguments)
+
+    monkeypatch.setattr(ops, "prepare", prepare)
+    values: dict[str, Any] = {name: object() for name in NAMES} | {"dropout_p": 0.25}
+    V = x(2, 7, 2, 16)
+    before, after = ((Q,), (Q, Q)) if function is tt.backward else ((), ())
+    with pytest.raises(Arrived) as arrived:
+        function(*before, Q, K, V, *after, **values)
+    (arguments,) = arrived.value.args
+    assert {name: getattr(arguments, name) for name in NAMES} == values
 
 
 def test_backward_needs_what_forward_returned() -> None:

@@ -49,8 +49,9 @@ def random_problem(dtype: Any = np.float32, is_packed: bool | None = None) -> Pr
         "q": normal(BATCH, ROWS, HEADS, DIM), "k": normal(BATCH, KEYS, HEADS_K, DIM),
         "v": normal(BATCH, KEYS, HEADS_K, DIM_V),
     }  # fmt: skip
+    causal = maybe()
     options: dict[str, Any] = {
-        "causal": maybe(), "window": tuple(np.random.randint(-1, 6, 2).tolist()),
+        "causal": causal, "window": tuple(np.random.randint(-1, (6, 1 if causal else 6)).tolist()),
         "alignment": ("bottom_right", "top_left")[np.random.randint(2)], "batch_invariant": maybe(),
         "deterministic": maybe(),
     }  # fmt: skip

@@ -195,8 +195,11 @@ TEST_P(EveryRow, TilesComputeAttention) {
     if (row.pass == Pass::forward) {
       const reference::Outputs expected = reference::attend(inputs);
       got = simulate_forward(plan, data.tensors);
-      ASSERT_LE(worst(got.o, expected.o), 2e-5) << what;
-      ASSERT_LE(worst(got.lse, by_row(p, expected.lse)), 2e-5) << what;
+      // The simulator adds up weights one after another in fp32: of thousands that are alike each
+      // addition may round the same way.
+      const double bound = std::max(2e-5, 1e-8 * static_cast<double>(p.seqlen_k));
+      ASSERT_LE(worst(got.o, expected.o), bound) << what;
+      ASSERT_LE(worst(got.lse, by_row(p, expected.lse)), bound) << what;
     } else {
       const reference::Outputs expected = reference::attend(inputs);
       std::copy(expected.o.begin(), expected.o.end(), data.o.begin());

@@ -25,7 +25,8 @@ Split = Callable[[Tensor], Sequence[Tensor]]
 def score_keywords(
     softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float, deterministic: bool
 ) -> Keywords:
-    """The arguments that both versions have. Upstream takes any negative number for "no limit"."""
+    """The arguments that both versions have. Upstream takes any negative number for "no limit", and with `causal` any
+    right end for 0."""
     try:
         left, right = window_size
     except (TypeError, ValueError):
@@ -35,7 +36,7 @@ def score_keywords(
     return {
         "softmax_scale": softmax_scale,
         "causal": causal,
-        "window": (max(left, -1), max(right, -1)),
+        "window": (max(left, -1), 0 if causal else max(right, -1)),
         "softcap": max(softcap, 0.0),
         "deterministic": deterministic,
     }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _native, arrays
-from ..arguments import Options
+from ..arguments import Arguments, Options
 from . import custom_call
 from .custom_call import Call
 
@@ -311,44 +311,21 @@ def _spread_alike(inputs: Inputs) -> Inputs:
     )  # fmt: skip
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    window: tuple[int, int],
-    alignment: str,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Any,
-    bias: Any,
-    sink: Any,
-    dropout_p: float,
-    rng_state: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    deterministic: bool,
-    batch_invariant: bool,
-    return_lse: bool,
-) -> Any:
+def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) -> Any:
     """As `tessera.attention`, where one of the arrays is traced."""
+    a = arguments
     _require_values(
-        causal=causal, softmax_scale=softmax_scale, softcap=softcap, dropout_p=dropout_p, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, deterministic=deterministic, batch_invariant=batch_invariant, return_lse=return_lse,
+        causal=a.causal, softmax_scale=a.softmax_scale, softcap=a.softcap, dropout_p=a.dropout_p,
+        max_seqlen_q=a.max_seqlen_q, max_seqlen_k=a.max_seqlen_k, deterministic=a.deterministic,
+        batch_invariant=a.batch_invariant, return_lse=return_lse,
     )  # fmt: skip
-    if isinstance(window, (tuple, list)):
-        _require_values(**{f"window[{i}]": keys for i, keys in enumerate(window)})
-    shapes, options = arrays.prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    )  # fmt: skip
+    if isinstance(a.window, (tuple, list)):
+        _require_values(**{f"window[{i}]": keys for i, keys in enumerate(a.window)})
+    shapes, options = arrays.prepare(q, k, v, arguments)
     # Raises what the call itself would raise, but for what is wrong with values.
     _native.explain(*shapes[:3], None, None, *shapes[3:], *options, 0, 0, False, None)
-    state = None if dropout_p == 0.0 else _operand_of(rng_state)
-    if cu_seqlens_q is not None and cu_seqlens_k is None:
-        cu_seqlens_k = cu_seqlens_q
-    given = (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, state)
+    state = None if a.dropout_p == 0.0 else _operand_of(a.rng_state)
+    cu_seqlens_k = a.cu_seqlens_q if a.cu_seqlens_k is None else a.cu_seqlens_k
+    given = (q, k, v, a.bias, a.alibi_slopes, a.sink, a.cu_seqlens_q, cu_seqlens_k, state)
     inputs = _spread_alike(Inputs(*(None if x is None else _jnp.asarray(x) for x in given)))
     return _attention(_plain(options), bool(return_lse), *inputs)

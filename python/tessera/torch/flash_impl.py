@@ -20,8 +20,9 @@ from .tensors import rows
 _NAME = "TESSERA"
 
 
-def _window(left: int | None, right: int | None) -> tuple[int, int]:
-    return (-1 if left is None else left, -1 if right is None else right)
+def _window(left: int | None, right: int | None, is_causal: bool) -> tuple[int, int]:
+    """With `is_causal` the operators take any right end for 0."""
+    return (-1 if left is None else left, 0 if is_causal else -1 if right is None else right)
 
 
 def _rng_results(rng_state: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def flash_attention_forward(
             "cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k,
         }  # fmt: skip
     _, lse, rng_state = forward(
-        query, rows(key), rows(value), causal=is_causal, window=_window(window_size_left, window_size_right),
+        query, rows(key), rows(value), causal=is_causal, window=_window(window_size_left, window_size_right, is_causal),
         softmax_scale=scale, dropout_p=dropout_p, out=out, **packed,
     )  # fmt: skip
     return out, lse, *_rng_results(rng_state, query.device), query.new_empty(0)
@@ -125,7 +126,7 @@ def flash_attention_backward(
     dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
     return backward(
         grad_out, query, key, value, rows(out), logsumexp, causal=is_causal,
-        window=_window(window_size_left, window_size_right), softmax_scale=scale, dropout_p=dropout_p,
+        window=_window(window_size_left, window_size_right, is_causal), softmax_scale=scale, dropout_p=dropout_p,
         rng_state=rng_state.view(torch.int64).cpu() if dropout_p > 0.0 else None,
         deterministic=torch.are_deterministic_algorithms_enabled(), dq=dq, dk=dk, dv=dv, **packed,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _native
-from ..arguments import Options, band, is_top_left, require_packed
+from ..arguments import Arguments, Options, band, is_top_left, require_packed
 from . import folding
 from .tensors import rows
 
@@ -25,9 +25,8 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | No
 # ---- arguments
 
 
-def _require_tensors(**arguments: Any) -> None:
-    """The ones that are given."""
-    for name, x in arguments.items():
+def _require_tensors(**given: Any) -> None:
+    for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name} is of type {type(x).__name__!r}, but q is a torch tensor")
 
@@ -82,38 +81,22 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: tuple[int, int],
-    alignment: str,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    bias: Tensor | None,
-    sink: Tensor | None,
-    dropout_p: float,
-    rng_state: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    deterministic: bool,
-    batch_invariant: bool,
-) -> tuple[Inputs, Options]:
-    """The tensors and the rest, for `_native`; without the state of the dropout."""
+def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inputs, Options]:
+    """The tensors and the numbers, for `_native`; without the state of the dropout."""
     if not isinstance(k, Tensor) or not isinstance(v, Tensor):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
+    bias, alibi_slopes, sink = arguments.bias, arguments.alibi_slopes, arguments.sink
     if bias is not None or alibi_slopes is not None or sink is not None:
         _require_tensors(bias=bias, alibi_slopes=alibi_slopes, sink=sink)
     if _autocasts():
         q, k, v = _autocast(q, k, v)
     if q.dtype is _uint16:
         raise ValueError("q.dtype = uint16: must be float32, bfloat16 or float16")
+    causal, window = arguments.causal, arguments.window
     left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
+    cu_seqlens_q, cu_seqlens_k = arguments.cu_seqlens_q, arguments.cu_seqlens_k
+    max_seqlen_q, max_seqlen_k = arguments.max_seqlen_q, arguments.max_seqlen_k
     longest_q = longest_k = 0
     if cu_seqlens_q is not None:
         _require_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -124,10 +107,10 @@ def prepare(
         else:
             longest_k = _longest("k", cu_seqlens_k, max_seqlen_k)
     elif cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
-        require_packed(cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        require_packed(arguments)
     return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), (
-        longest_q, longest_k, softmax_scale, softcap, left, right, is_top_left(alignment), dropout_p, deterministic,
-        batch_invariant,
+        longest_q, longest_k, arguments.softmax_scale, arguments.softcap, left, right, is_top_left(arguments.alignment),
+        arguments.dropout_p, arguments.deterministic, arguments.batch_invariant,
     )  # fmt: skip
 
 
@@ -160,11 +143,13 @@ def _check_rows(q: Tensor, v: Tensor) -> None:
 
 def _empty_o(q: Tensor, v: Tensor) -> Tensor:
     """Uninitialised o, whose dimensions lie in memory in the order of q's, as torch's own attention has it."""
-    if q.dim() == v.dim() and q.size(-1) == v.size(-1):
+    # Whole shapes and strides: to ask for one number of them takes longer.
+    shape, shape_v = q.shape, v.shape
+    if len(shape) == len(shape_v) > 2 and shape[-1] == shape_v[-1]:
         # Three times as fast as giving a shape.
         try:
             o = torch.empty_like(q)
-            return o if o.stride(-1) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
+            return o if o.stride()[-1] == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
         except RuntimeError:
             if q.layout is not torch.strided:
                 raise ValueError(f"q.layout = {q.layout}: must be torch.strided, e.g. by q.to_dense()") from None
@@ -185,7 +170,7 @@ def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _signed(inputs: Inputs) -> Inputs:
     """The tensors with the signs that torch has put off: the library reads memory as it lies."""
-    q, k, v, bias, alibi_slopes, sink, *_ = inputs
+    q, k, v, bias, alibi_slopes, sink, _, _ = inputs
     if (
         q.is_neg()
         or k.is_neg()
@@ -249,10 +234,19 @@ _library.define(
 )
 
 
+def _split(
+    q: Any, k: Any, v: Any, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    rng_state: Any, *options: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """q, k, v and `_SHARED`, or what belongs to each of them, as `Inputs`, rng_state and `Options`."""
+    return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), rng_state, options
+
+
 @torch.library.impl(_library, "forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
     o, lse = _outputs(q, v)
-    _run_forward((q, k, v, *shared[:5]), shared[6:], shared[5], o, lse)
+    inputs, rng_state, options = _split(q, k, v, *shared)
+    _run_forward(inputs, options, rng_state, o, lse)
     return o, lse
 
 
@@ -275,10 +269,10 @@ def _gradients(inputs: Inputs, needs_dbias: bool, needs_dsink: bool) -> tuple[Te
 
 @torch.library.impl(_library, "backward", "CompositeExplicitAutograd")
 def _backward_op(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *more: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    inputs, rng_state, options = (q, k, v, *shared[:5]), shared[5], shared[6:-2]
-    needs_dbias, needs_dsink = shared[-2:]
+    *shared, needs_dbias, needs_dsink = more
+    inputs, rng_state, options = _split(q, k, v, *shared)
     dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)
     _run_backward(
         inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv,
@@ -289,9 +283,10 @@ def _backward_op(
 
 @torch.library.register_fake("tessera::backward", lib=_library)
 def _backward_fake(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *shared: Any
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *more: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients((q, k, v, *shared[:5]), shared[-2], shared[-1])
+    *shared, needs_dbias, needs_dsink = more
+    return _gradients(_split(q, k, v, *shared)[0], needs_dbias, needs_dsink)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -342,22 +337,23 @@ torch.library.register_autograd("tessera::forward", _differentiate, setup_contex
 torch.library.register_autograd("tessera::backward", _refuse_second_derivatives, lib=_library)
 
 
-def _vmap_forward(info: Any, in_dims: Any, q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> Any:
-    fold = folding.Fold(info, in_dims[:8], (q, k, v, *shared[:5]), in_dims[8], shared[5])
-    return fold.results(*torch.ops.tessera.forward(*fold.inputs, fold.rng_state, *shared[6:]))
+def _vmap_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    inputs, rng_state, options = _split(*arguments)
+    dims, rng_dim, _ = _split(*in_dims)
+    fold = folding.Fold(info, dims, inputs, rng_dim, rng_state)
+    return fold.results(*torch.ops.tessera.forward(*fold.inputs, fold.rng_state, *options))
 
 
 def _vmap_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    q, k, v, *shared = (arguments[i] for i in (2, 3, 4, *range(7, 12)))
-    needs_dbias, needs_dsink = arguments[-2:]
-    fold = folding.Fold(
-        info, (*in_dims[2:5], *in_dims[7:12]), (q, k, v, *shared), in_dims[12], arguments[12],
-        needs_dbias, needs_dsink,
-    )  # fmt: skip
-    dout, dlse, o, lse = (fold.rows(arguments[i], in_dims[i]) for i in (0, 1, 5, 6))
+    dout, dlse, q, k, v, o, lse, *shared, needs_dbias, needs_dsink = arguments
+    dout_dim, dlse_dim, q_dim, k_dim, v_dim, o_dim, lse_dim, *shared_dims = in_dims
+    inputs, rng_state, options = _split(q, k, v, *shared)
+    dims, rng_dim, _ = _split(q_dim, k_dim, v_dim, *shared_dims)
+    fold = folding.Fold(info, dims, inputs, rng_dim, rng_state, needs_dbias, needs_dsink)
     gradients = torch.ops.tessera.backward(
-        dout, dlse, *fold.inputs[:3], o, lse, *fold.inputs[3:], fold.rng_state, *arguments[13:]
-    )
+        fold.rows(dout, dout_dim), fold.rows(dlse, dlse_dim), *fold.inputs[:3], fold.rows(o, o_dim),
+        fold.rows(lse, lse_dim), *fold.inputs[3:], fold.rng_state, *options, needs_dbias, needs_dsink,
+    )  # fmt: skip
     return fold.gradients(*gradients)
 
 
@@ -446,7 +442,8 @@ class _Backward(torch.autograd.Function):
 
 _no_dispatch = Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_traced = torch._C._get_tracing_state  # by torch.jit.trace
+_is_traced: Callable[[], bool] = torch._C._is_tracing  # by torch.jit.trace
+_is_compiling = torch.compiler.is_compiling
 
 # Whether torch.func transforms what is computed.
 is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -455,8 +452,8 @@ is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 def is_watched(q: Tensor) -> bool:
     """Whether somebody wants to see the operators that are called, or nothing is to be computed."""
     return (
-        torch.compiler.is_compiling()
-        or _is_traced() is not None
+        _is_compiling()
+        or _is_traced()
         or _dispatch_modes() > 0
         or type(q).__torch_dispatch__ is not _no_dispatch
         or q.is_meta
@@ -464,20 +461,14 @@ def is_watched(q: Tensor) -> bool:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int], alignment: str,
-    softmax_scale: float | None, softcap: float, alibi_slopes: Tensor | None, bias: Tensor | None,
-    sink: Tensor | None, dropout_p: float, rng_state: Tensor | None, cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None, deterministic: bool,
-    batch_invariant: bool, return_lse: bool,
-) -> Any:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, arguments: Arguments, return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     """`tessera.attention` for torch tensors. A few microseconds are all it may take: docs/python.md has them."""
-    inputs, options = prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    )  # fmt: skip
-    q, k, v, *_ = inputs
-    state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
-    lse: Tensor | None
+    inputs, options = prepare(q, k, v, arguments)
+    q, k, v, bias, _, sink, _, _ = inputs
+    lse: Any  # None where nobody asks for it
+    rng_state = arguments.rng_state
+    state = None if arguments.dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
     if is_watched(q):
         if q.is_nested:
             raise NotImplementedError("q is a nested tensor: pack it and pass cu_seqlens_q")
@@ -530,10 +521,10 @@ def forward(
     rng_state is what `backward` needs to draw the same dropout mask: int64 (2,) on the CPU, of no elements without
     dropout. `out`: where o is written, any strides whose last is 1.
     """
-    inputs, options = prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    )  # fmt: skip
+    inputs, options = prepare(q, k, v, Arguments(
+        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
+    ))  # fmt: skip
     state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
     if is_watched(q):
         o, lse = torch.ops.tessera.forward(*inputs, state, *options)
@@ -586,10 +577,10 @@ def backward(
     """
     if dropout_p > 0.0 and rng_state is None:
         raise ValueError("rng_state is None: with dropout_p > 0 it must be what the forward pass returned")
-    inputs, options = prepare(
-        q, k, v, causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    )  # fmt: skip
+    inputs, options = prepare(q, k, v, Arguments(
+        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
+    ))  # fmt: skip
     state = rng_state if dropout_p > 0.0 else None
     if is_watched(q):
         made = torch.ops.tessera.backward(
