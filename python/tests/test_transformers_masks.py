@@ -168,7 +168,14 @@ def test_masks_of_the_last_queries(device: str) -> None:
             assert mask[:, :, slice(0, None), :] is mask and mask[every] is mask
             part, _ = hf.attention_forward(module, q[:, :, -2:], k, k, mask[:, :, slice(-2, None), :])
             agree(part, whole[:, -2:].double())
-            for index in ((every, every, slice(0, 2)), (slice(0, 1),), (every, every, every, slice(3)), None, 0):
+            for index in (
+                (every, every, slice(0, 2)),
+                (slice(0, 1),),
+                (every, every, every, slice(3)),
+                (every,) * 5,
+                None,
+                0,
+            ):
                 with pytest.raises(NotImplementedError, match="has no elements"):
                     mask[index]
     packed = masks.packed_sequence_mask_function(torch.arange(6, device=device).expand(2, -1) // 4)

@@ -100,6 +100,8 @@ class Mask(BlockMask):
         parts = index if isinstance(index, tuple) else (index,)
         ranges = [x.indices(n) if isinstance(x, slice) else None for x, n in zip(parts, self._shape, strict=False)]
         full = [x == (0, n, 1) for x, n in zip(ranges, self._shape, strict=False)]
+        if len(parts) > 4:
+            self._no_elements()
         if all(full):
             return self
         queries = ranges[2] if len(ranges) > 2 and all(full[:2] + full[3:]) else None
