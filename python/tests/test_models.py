@@ -266,6 +266,8 @@ def refusal(model: Model) -> str | None:
 # Faults of transformers, in some versions: eager fails; a mask for one word has one element, not one for each key.
 # Eager spreads it over all keys, padding included; Tessera may refuse it.
 EAGER_FAILS = {("llama4_text", "static cache")}
+if transformers.__version__ in ("5.20.1", "5.20.2"):
+    EAGER_FAILS |= {("smolvlm", name) for name in CHECKS}
 SHORT_MASK = {("minimax", "generate"), ("recurrent_gemma", "generate")}
 # Refused when they are called, since they tell attention what Tessera does not do; all others when they are made.
 REFUSED_WHEN_CALLED = {
