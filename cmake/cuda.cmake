@@ -31,8 +31,9 @@ function(tessera_add_device_code result)
   endif()
   message(STATUS "GPU kernels: by ${TESSERA_NVRTC}")
   file(GLOB program_sources CONFIGURE_DEPENDS ${source_folder}/*/programs.cpp)
-  set(compiler_sources ${source_folder}/compiler/main.cpp ${source_folder}/compiler/nvrtc.cpp
-    ${source_folder}/architecture.cpp ${program_sources} ${PROJECT_SOURCE_DIR}/src/plan/device.cpp)
+  set(compiler_sources ${source_folder}/compiler/main.cpp ${source_folder}/compiler/compiler.cpp
+    ${source_folder}/compiler/nvrtc.cpp ${source_folder}/architecture.cpp ${program_sources}
+    ${PROJECT_SOURCE_DIR}/src/plan/device.cpp)
   add_executable(tessera_device_compiler ${compiler_sources})
   target_include_directories(tessera_device_compiler PRIVATE
     ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)

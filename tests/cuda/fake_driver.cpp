@@ -44,6 +44,13 @@ extern "C" {
 
 int cuInit(unsigned /*flags*/) { return called("cuInit"); }
 
+/// NVRTC's: it looks for the driver by itself, and takes an error for an answer but not that there
+/// is no such function.
+int cuGetExportTable(const void** table, const void* /*id*/) {
+  *table = nullptr;
+  return 500;  // CUDA_ERROR_NOT_FOUND
+}
+
 int cuGetErrorName(int result, const char** name) {
   *name = result == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
   return 0;

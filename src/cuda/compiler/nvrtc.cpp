@@ -47,10 +47,17 @@ std::string Nvrtc::version() const {
 }
 
 Compilation Nvrtc::compile(const std::string& name, const std::string& source,
+                           const std::vector<HeaderText>& headers,
                            const std::vector<std::string>& options) const {
   Compilation result;
-  Program program = nullptr;
-  if (const int error = nvrtc_.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
+  std::vector<const char*> names, texts;
+  for (const HeaderText& header : headers) {
+    names.push_back(header.name.c_str());
+    texts.push_back(header.text.c_str());
+  }
+  Handle program = nullptr;
+  if (const int error = nvrtc_.create(&program, source.c_str(), name.c_str(),
+                                      static_cast<int>(names.size()), texts.data(), names.data());
       error != 0) {
     result.log = nvrtc_.error_string(error);
     return result;

@@ -1,5 +1,5 @@
 // NVRTC, opened at run time by path or by name; declared here from its documentation, so that no
-// CUDA header is needed to build. Called by main.cpp.
+// CUDA header is needed to build. Called by compiler.cpp.
 #pragma once
 
 #include <string>
@@ -14,6 +14,12 @@ struct Compilation {
   std::string cubin;
 };
 
+/// A file that a program includes without there being one.
+struct HeaderText {
+  std::string name;  ///< as #include names it
+  std::string text;
+};
+
 class Nvrtc {
  public:
   /// Opens `path`, or the first libnvrtc the system knows if it is empty.
@@ -24,21 +30,22 @@ class Nvrtc {
   std::string version() const;
   /// Thread-safe.
   Compilation compile(const std::string& name, const std::string& source,
+                      const std::vector<HeaderText>& headers,
                       const std::vector<std::string>& options) const;
 
  private:
-  using Program = struct NvrtcProgram*;
+  using Handle = struct NvrtcProgram*;
   struct Functions {
     const char* (*error_string)(int);
     int (*version)(int*, int*);
-    int (*create)(Program*, const char* source, const char* name, int headers,
+    int (*create)(Handle*, const char* source, const char* name, int headers,
                   const char* const* header_sources, const char* const* header_names);
-    int (*destroy)(Program*);
-    int (*compile)(Program, int options, const char* const* values);
-    int (*log_size)(Program, std::size_t*);
-    int (*log)(Program, char*);
-    int (*cubin_size)(Program, std::size_t*);
-    int (*cubin)(Program, char*);
+    int (*destroy)(Handle*);
+    int (*compile)(Handle, int options, const char* const* values);
+    int (*log_size)(Handle, std::size_t*);
+    int (*log)(Handle, char*);
+    int (*cubin_size)(Handle, std::size_t*);
+    int (*cubin)(Handle, char*);
   };
 
   Functions nvrtc_{};
