@@ -16,10 +16,15 @@ struct Auxiliary {
   const char* params;  ///< its parameter's type
 };
 
-/// A program of its own with whatever kernels.
-struct OtherProgram {
+/// What measure_peaks runs: a program with two kernels, launched with `threads` a block.
+///   multiply_peak(int rounds, float* never): a multiprocessor's matrix products in bf16
+///   read_peak(const uint4* memory, std::int64_t count, float* never): reads all of it
+struct Yardstick {
   const char* symbol;  ///< in the table of cubins
   const char* text;
+  int threads;
+  int shared_bytes;         ///< of multiply_peak
+  double round_operations;  ///< of a block of multiply_peak; a multiply-add is two
 };
 
 struct Architecture {
@@ -35,10 +40,10 @@ struct Architecture {
   const char* auxiliary_symbol;
   int auxiliary_threads;
   std::string (*auxiliary_program)();
-  std::span<const OtherProgram> others;
+  Yardstick yardstick;
 };
 
-/// All of them; compiler/main.cpp makes their programs.
+/// All of them; compiler/compiler.cpp lists their programs.
 std::span<const Architecture* const> architectures();
 
 /// A row as an expression of CUDA C++, so that a program depends on nothing but its row.

@@ -1,4 +1,4 @@
-// measure_peaks on a GPU: what it reaches right now, on the yardsticks of sm90/peak.h.
+// measure_peaks on a GPU: what it reaches right now, on the yardstick of its architecture.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -8,8 +8,7 @@
 #include "cuda/context.h"
 #include "cuda/memory.h"
 #include "cuda/once.h"
-#include "cuda/sm90/programs.h"
-#include "cuda/sm90/shape.h"
+#include "cuda/target.h"
 
 namespace tessera::cuda {
 namespace {
@@ -34,40 +33,47 @@ struct Memory {
 };
 
 /// The yardstick's kernels on a device, once they are loaded there.
-struct Yardstick {
+struct LoadedYardstick {
   Once once;
   CuFunction multiply = nullptr, read = nullptr;
 };
 
-Yardstick& yardstick(CuDevice device) {
-  static std::array<Yardstick, kMostDevices> all;
+LoadedYardstick& loaded_on(CuDevice device) {
+  static std::array<LoadedYardstick, kMostDevices> all;
   return all[static_cast<std::size_t>(device) % kMostDevices];
 }
 
-Status load(Yardstick& y) {
+Status load(LoadedYardstick& loaded, const Yardstick& yardstick) {
   Status status =
-      load_function(y.multiply, sm90::kPeakSymbol, "multiply_peak", sm90::kPeakSharedBytes);
-  return status ? load_function(y.read, sm90::kPeakSymbol, "read_peak", 0) : status;
+      load_function(loaded.multiply, yardstick.symbol, "multiply_peak", yardstick.shared_bytes);
+  return status ? load_function(loaded.read, yardstick.symbol, "read_peak", 0) : status;
 }
 
-Status launch(CuFunction function, int blocks, int shared_bytes, void** arguments) {
-  const CuLaunchConfig config = {static_cast<unsigned>(blocks),
+/// A kernel of the yardstick and what it is launched with.
+struct Burst {
+  CuFunction function = nullptr;
+  int blocks = 0, threads = 0, shared_bytes = 0;
+  void** arguments = nullptr;
+  double units = 0.0;  ///< of work that a launch does
+};
+
+Status launch(const Burst& burst) {
+  const CuLaunchConfig config = {static_cast<unsigned>(burst.blocks),
                                  1,
                                  1,
-                                 sm90::kPeakThreads,
+                                 static_cast<unsigned>(burst.threads),
                                  1,
                                  1,
-                                 static_cast<unsigned>(shared_bytes),
+                                 static_cast<unsigned>(burst.shared_bytes),
                                  nullptr,
                                  nullptr,
                                  0};
-  return driver().check(driver().launch_kernel(&config, function, arguments, nullptr),
+  return driver().check(driver().launch_kernel(&config, burst.function, burst.arguments, nullptr),
                         "cuLaunchKernelEx");
 }
 
 /// Units of work a second: the best of bursts of ten launches, for about `seconds`.
-Result<double> best_rate(int ordinal, double seconds, CuFunction function, int blocks,
-                         int shared_bytes, void** arguments, double units) {
+Result<double> best_rate(int ordinal, double seconds, const Burst& burst) {
   constexpr int kLaunches = 10;
   double best = 0.0;
   const Clock::time_point start = Clock::now();
@@ -75,10 +81,10 @@ Result<double> best_rate(int ordinal, double seconds, CuFunction function, int b
     if (Status s = synchronize(ordinal, nullptr); !s) return s;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < kLaunches; ++i) {
-      if (Status s = launch(function, blocks, shared_bytes, arguments); !s) return s;
+      if (Status s = launch(burst); !s) return s;
     }
     if (Status s = synchronize(ordinal, nullptr); !s) return s;
-    best = std::max(best, kLaunches * units / seconds_since(begin));
+    best = std::max(best, kLaunches * burst.units / seconds_since(begin));
   } while (seconds_since(start) < seconds);
   return best;
 }
@@ -86,11 +92,17 @@ Result<double> best_rate(int ordinal, double seconds, CuFunction function, int b
 }  // namespace
 
 Result<Peaks> measure_peaks(const Device& device, double seconds) {
+  const Target* const target = target_of(device.arch);
+  if (target == nullptr) {
+    return Status::device("device = '" + device.name + "': no kernels here are for " +
+                          to_string(device.arch));
+  }
+  const Yardstick& yardstick = target->architecture->yardstick;
   const int ordinal = device.ordinal;
   const CurrentContext context(ordinal);
   if (!context.status()) return context.status();
-  Yardstick& kernels = yardstick(context.device());
-  if (Status s = kernels.once([&] { return load(kernels); }); !s) return s;
+  LoadedYardstick& loaded = loaded_on(context.device());
+  if (Status s = loaded.once([&] { return load(loaded, yardstick); }); !s) return s;
 
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   Memory memory;
@@ -105,10 +117,10 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   const auto data = reinterpret_cast<std::uintptr_t>(memory.data);
   std::uintptr_t never = data;
   void* multiply_arguments[] = {&rounds, &never};
-  // Two warpgroups, four wgmmas of 64 x 256 x 16 a round.
-  const double operations = 2.0 * 4 * (2.0 * 64 * 256 * 16) * rounds * device.threads;
-  const Result<double> bf16 = best_rate(ordinal, seconds, kernels.multiply, device.threads,
-                                        sm90::kPeakSharedBytes, multiply_arguments, operations);
+  const Result<double> bf16 =
+      best_rate(ordinal, seconds,
+                {loaded.multiply, device.threads, yardstick.threads, yardstick.shared_bytes,
+                 multiply_arguments, yardstick.round_operations * rounds * device.threads});
   if (!bf16) return bf16.status();
   peaks.bf16_flops = *bf16;
 
@@ -116,8 +128,9 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   std::uintptr_t start = data;
   void* read_arguments[] = {&start, &count, &never};
   constexpr int kBlocks = 8;  // of a multiprocessor
-  const Result<double> bytes = best_rate(ordinal, seconds, kernels.read, kBlocks * device.threads,
-                                         0, read_arguments, static_cast<double>(kBytes));
+  const Result<double> bytes = best_rate(ordinal, seconds,
+                                         {loaded.read, kBlocks * device.threads, yardstick.threads,
+                                          0, read_arguments, static_cast<double>(kBytes)});
   if (!bytes) return bytes.status();
   peaks.read_bytes = *bytes;
   return peaks;

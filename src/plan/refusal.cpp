@@ -1,5 +1,6 @@
 // Why a row of the catalog does not take a problem on a device, in a sentence.
 #include "core/storage.h"
+#include "plan/gpu_facts.h"
 #include "plan/names.h"
 #include "plan/select.h"
 #include "plan/shape.h"
@@ -9,6 +10,7 @@ namespace {
 
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
+  const GpuFacts& facts = facts_of(row.arch);
   if (row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
@@ -30,15 +32,17 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     int limit;
   } dims[] = {{"head_dim", problem.head_dim, row.head_dim},
               {"head_dim_v", problem.head_dim_v, row.head_dim_v}};
+  const std::int64_t loaded = facts.load_bytes / size_of(problem.dtype);  // elements
   for (const auto& dim : dims) {
-    if (dim.value > dim.limit || (dim.value % 8 != 0 && !row.any_layout)) {
-      return (row.any_layout ? "takes head dims up to " : "takes multiples of 8 up to ") +
-             std::to_string(dim.limit) + "; " + dim.name + " = " + std::to_string(dim.value);
+    if (dim.value > dim.limit || (dim.value % loaded != 0 && !row.any_layout)) {
+      return "takes " + (row.any_layout ? "head dims" : "multiples of " + std::to_string(loaded)) +
+             " up to " + std::to_string(dim.limit) + "; " + dim.name + " = " +
+             std::to_string(dim.value);
     }
   }
   if (problem.unaligned && !row.any_layout) {
-    return "its copy engine takes addresses and strides that are multiples of 16 bytes; the "
-           "problem is unaligned";
+    return std::string("its ") + facts.loader + " takes addresses and strides that are multiples " +
+           "of " + std::to_string(facts.load_bytes) + " bytes; the problem is unaligned";
   }
   const std::int64_t tiles = core::ceil_div<std::int64_t>(problem.seqlen_q, row.block_m) *
                              problem.num_heads * problem.batch;
@@ -46,9 +50,8 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
                                      ? 0
                                      : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n) *
                                            problem.num_heads_k * problem.batch;
-  constexpr std::int64_t kMostTiles = 1 << 30;  // the kernel counts a little further, in 32 bits
-  if (core::max(tiles, key_tiles) > kMostTiles) {
-    return "counts up to 2^30 tiles of " +
+  if (core::max(tiles, key_tiles) > std::int64_t{1} << facts.counted_bits) {
+    return "counts up to 2^" + std::to_string(facts.counted_bits) + " tiles of " +
            std::to_string(tiles > key_tiles ? row.block_m : row.block_n) + " rows; there are " +
            std::to_string(core::max(tiles, key_tiles));
   }

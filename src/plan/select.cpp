@@ -11,7 +11,8 @@
 namespace tessera {
 
 std::int64_t cost(const PlanData& plan) {
-  const double total = is_gpu(plan.kernel.arch) ? gpu_cost(plan) : cpu_cost(plan);
+  const Arch arch = plan.kernel.arch;
+  const double total = is_gpu(arch) ? gpu_cost(plan, facts_of(arch).costs) : cpu_cost(plan);
   return total < 9e18 ? static_cast<std::int64_t>(total) : std::numeric_limits<std::int64_t>::max();
 }
 

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "plan/gpu_facts.h"
 #include "plan/layout.h"
 #include "plan/names.h"
 #include "plan/select.h"
@@ -96,14 +97,15 @@ int section_of(const PlanData& plan) {
 }
 
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
-/// queries leave most of a tile empty. The copy engine then fetches boxes of group x queries.
+/// queries leave most of a tile empty. What loads them then fetches boxes of group x queries.
 bool packs(const core::Kernel& row, const Problem& p) {
   if (!is_gpu(row.arch) || row.pass == Pass::backward) return true;
   const std::int64_t group = p.group();
   const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
-  constexpr std::int64_t kMostRows = 1 << 30;  // counted in 32 bits
+  const GpuFacts& facts = facts_of(row.arch);
+  if (!facts.packs_heads) return false;
   if (group < 2 || group > row.tile_m || !power_of_two) return false;
-  if (p.seqlen_q * group > kMostRows) return false;
+  if (p.seqlen_q * group > std::int64_t{1} << facts.counted_bits) return false;
   if (row.extra == core::Extra::all || p.sink || (p.packed && p.batch_invariant)) return false;
   return core::ceil_div<std::int64_t>(p.seqlen_q * group, row.block_m) <
          core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m) * group;

@@ -44,6 +44,22 @@ TEST(Architectures, EveryRowHasAProgramOfItsOwn) {
   }
 }
 
+// A block of threads gets the shared memory that it needs from every device that is planned for.
+TEST(Architectures, NamedDevicesGrantWhatRowsNeed) {
+  int devices = 0;
+  for (const std::string& name : device_names()) {
+    const Result<Device> device = named_device(name);
+    if (!device || !is_gpu(device->arch)) continue;
+    ++devices;
+    for (const core::Kernel& row : kCatalog) {
+      if (!runs(device->arch, row.arch)) continue;
+      EXPECT_LE(architecture_of(row.arch)->shared_bytes(row), device->l1_bytes)
+          << name << " " << name_of(row);
+    }
+  }
+  EXPECT_GT(devices, 0);
+}
+
 // The text of a row names every member of it: a change of any one changes the text.
 TEST(Architectures, AValueNamesEveryMember) {
   const core::Kernel row = kCatalog[kCatalog.size() - 1];

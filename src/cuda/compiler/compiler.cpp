@@ -61,7 +61,7 @@ std::vector<Program> programs() {
       list.push_back({one, symbol, one->row_program(row, symbol), &row});
     }
     list.push_back({one, one->auxiliary_symbol, one->auxiliary_program()});
-    for (const OtherProgram& other : one->others) list.push_back({one, other.symbol, other.text});
+    list.push_back({one, one->yardstick.symbol, one->yardstick.text});
   }
   return list;
 }

@@ -39,17 +39,20 @@ std::string auxiliary_program() {
   return text;
 }
 
-constexpr OtherProgram kOthers[] = {
-    {kPeakSymbol,
-     "#include \"cuda/sm90/peak.h\"\n"
-     "using namespace tessera::cuda;\n"
-     "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
-     "multiply_peak(int rounds, float* never) {\n"
-     "  extern __shared__ char shared[];\n"
-     "  sm90::multiply_peak(shared, rounds, never);\n}\n"
-     "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
-     "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
-     "  sm90::read_peak(memory, count, never);\n}\n"},
+constexpr Yardstick kYardstick = {
+    "tessera_sm90_peak",
+    "#include \"cuda/sm90/peak.h\"\n"
+    "using namespace tessera::cuda;\n"
+    "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads, 1)\n"
+    "multiply_peak(int rounds, float* never) {\n"
+    "  extern __shared__ char shared[];\n"
+    "  sm90::multiply_peak(shared, rounds, never);\n}\n"
+    "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
+    "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
+    "  sm90::read_peak(memory, count, never);\n}\n",
+    kPeakThreads,
+    kPeakSharedBytes,
+    2.0 * 4 * (2.0 * 64 * 256 * 16),  // two warpgroups, four wgmmas of 64 x 256 x 16
 };
 
 }  // namespace
@@ -64,7 +67,7 @@ const Architecture kArchitecture = {
     "tessera_sm90_backward_rows",
     kRowThreads,
     auxiliary_program,
-    kOthers,
+    kYardstick,
 };
 
 }  // namespace tessera::cuda::sm90

@@ -27,9 +27,6 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"finish_bias", "finish_bias", "BackwardBiasParams"},
 };
 
-/// The yardstick's program: multiply_peak and read_peak.
-inline constexpr const char* kPeakSymbol = "tessera_sm90_peak";
-
 extern const Architecture kArchitecture;
 
 }  // namespace tessera::cuda::sm90

@@ -1,0 +1,86 @@
+// What the planner knows of each GPU architecture that has kernels: numbers that refusals and costs
+// of its rows follow. A new architecture is a new entry; without one it does not compile.
+#pragma once
+
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+/// What a row of an architecture costs, in cycles of a multiprocessor (cost_gpu.cpp). Fitted to
+/// measured choices; good for comparing rows of the same architecture only.
+struct GpuCosts {
+  double multiply_adds;  ///< a cycle, of 16-bit operands
+  double step;           ///< beside its multiply-adds
+  /// The shortest that a step of a warpgroup can be, from its scores to its weights: a chain of
+  /// latencies. And where they go through two warpgroups (core::splits_roles).
+  double latency, latency_of_roles;
+  double extras, any_layout;  ///< times as long, each
+  double tile_row;            ///< from tile to tile, a row
+  /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
+  double wait, waiting_step;
+  /// Forward rows with larger tiles at larger head dims are crowded: they read keys and values less
+  /// often, but have few registers and more to do from tile to tile. And of few query rows they
+  /// make so few tiles that multiprocessors stay idle.
+  int uncrowded_rows, uncrowded_dim;
+  int few_rows;                    ///< less than this
+  double crowded, crowded_of_few;  ///< times as long as their multiply-adds say
+  double crowded_tile_row;         ///< instead of tile_row
+};
+
+struct GpuFacts {
+  Arch arch;
+  const char* loader;  ///< what loads keys and values where a row is not any_layout, in words
+  int load_bytes;      ///< that it loads at least: addresses and strides are multiples
+  bool packs_heads;    ///< whether a tile can have the rows of several query heads
+  int counted_bits;    ///< tiles, and rows of heads that share them, number at most 2^this
+  GpuCosts costs;
+};
+
+inline constexpr GpuFacts kGpuFacts[] = {
+    {
+        .arch = Arch::sm90,
+        .loader = "copy engine",
+        .load_bytes = 16,
+        .packs_heads = true,
+        .counted_bits = 30,  // the kernels count a little further, in 32
+        .costs =
+            {
+                .multiply_adds = 2048.0,
+                .step = 150.0,
+                .latency = 1300.0,
+                .latency_of_roles = 1600.0,
+                .extras = 4.0,
+                .any_layout = 4.0,
+                .tile_row = 8.0,
+                .wait = 1430.0,
+                .waiting_step = 0.99,
+                .uncrowded_rows = 128,
+                .uncrowded_dim = 64,
+                .few_rows = 2048,
+                .crowded = 0.905,
+                .crowded_of_few = 1.4,
+                .crowded_tile_row = 22.0,
+            },
+    },
+};
+
+/// Null: not a GPU's.
+constexpr const GpuFacts* find_facts(Arch arch) {
+  for (const GpuFacts& facts : kGpuFacts) {
+    if (facts.arch == arch) return &facts;
+  }
+  return nullptr;
+}
+
+/// Precondition: is_gpu(arch).
+constexpr const GpuFacts& facts_of(Arch arch) { return *find_facts(arch); }
+
+static_assert([] {
+  for (int i = 0; i < kArchs; ++i) {
+    const auto arch = static_cast<Arch>(i);
+    if (is_gpu(arch) != (find_facts(arch) != nullptr)) return false;
+  }
+  return true;
+}());
+
+}  // namespace tessera
