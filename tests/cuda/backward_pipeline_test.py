@@ -23,14 +23,12 @@ before a tile's first step and S after its last, is left out.
 """
 
 import collections
-import itertools
 import random
 import sys
 
-import pipeline_test
-from pipeline_test import Mbarrier, Turn
+from pipeline_model import WARPS, Exchange, Mbarrier, Products, Ring, Turn, run
 
-GROUPS, WARPS = 2, 2
+GROUPS = 2
 SLOTS = 8
 RETURNED, PARTS = 2, 4  # buffers for what comes back of a row, and in how many parts that does
 RUNS = 8  # of each list of tiles
@@ -70,72 +68,6 @@ ORDERED_FAULTS = {
     "a turn is not passed": ("wait for ever",),
     "the second stores, too": ("out of order", "finished before"),
 }
-
-
-class Ring(pipeline_test.Ring):
-    """One that knows which item lies in a buffer."""
-
-    def __init__(self, stages, faults):
-        super().__init__(stages, GROUPS)
-        self.content = [None] * stages
-        self.faults = faults
-
-    def claim(self, i):
-        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
-            yield
-
-    def fill(self, i, what=None):
-        overwritten = []
-        yield from super().fill(i, overwritten)
-        self.faults += [f"(reader, item) {reader} is overwritten" for reader in overwritten]
-        self.content[i % self.stages] = i
-        self.said = what
-
-    def read(self, reader, i):
-        if self.content[i % self.stages] != i:
-            self.faults.append(f"{reader} reads item {i} before it is there")
-        self.readers[i % self.stages].add((reader, i))
-
-    def done(self, reader, i):
-        self.readers[i % self.stages].discard((reader, i))
-
-
-class Exchange:
-    """A ring that warps fill, each its part: dS or a piece of dQ."""
-
-    def __init__(self, name, stages, writers, readers, faults):
-        self.name, self.stages, self.writers, self.faults = name, stages, writers, faults
-        self.full = [Mbarrier(len(writers)) for _ in range(stages)]
-        self.empty = [Mbarrier(readers) for _ in range(stages)]
-        self.content = [{} for _ in range(stages)]
-        self.readers = [set() for _ in range(stages)]
-
-    def claim(self, i):
-        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
-            yield
-
-    def write(self, writer, i, what=None):
-        if readers := self.readers[i % self.stages]:
-            self.faults.append(f"{self.name} is written while {readers} reads it")
-        self.content[i % self.stages][writer] = (i, what)
-
-    def wait_full(self, i):
-        while not self.full[i % self.stages].done(i // self.stages % 2):
-            yield
-
-    def read(self, reader, i):
-        """What lies there: of every writer the same."""
-        parts = [self.content[i % self.stages].get(writer, (None, None)) for writer in self.writers]
-        if any(part[0] != i or part != parts[0] for part in parts):
-            self.faults.append(f"{self.name} is not whole when {reader} reads item {i}")
-        self.readers[i % self.stages].add(reader)
-        return parts[0][1]
-
-    def done(self, reader, i):
-        self.readers[i % self.stages].discard(reader)
-
-    def release(self, i):
-        self.empty[i % self.stages].arrive()
 
 
 class Device:
@@ -181,35 +113,14 @@ class Device:
         return ""
 
 
-class Products:
-    """What warpgroups multiply: a product reads from when so many warps have issued it until one has waited for it."""
-
-    def __init__(self, start):
-        self.start = start
-        self.issued = collections.Counter()
-
-    def issue(self, group, name, reads):
-        """A warp issues its part of a product: reads = [(ring, item)]."""
-        self.issued[group, name] += 1
-        if self.issued[group, name] == self.start:
-            for ring, i in reads:
-                ring.read((group, name), i)
-
-    def wait(self, group, name, reads):
-        while self.issued[group, name] < WARPS:
-            yield
-        for ring, i in reads:
-            ring.done((group, name), i)
-
-
 class Block(Products):
     """Shared memory of a block, and its copy engine's queues."""
 
     def __init__(self, device, index):
         super().__init__(start=WARPS)
         self.device, self.faults, self.index = device, device.faults, index
-        self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
-        self.q, self.dout = Ring(3, self.faults), Ring(2, self.faults)
+        self.k, self.v = Ring(1, GROUPS, self.faults), Ring(1, GROUPS, self.faults)
+        self.q, self.dout = Ring(3, GROUPS, self.faults), Ring(2, GROUPS, self.faults)
         everyone = [(group, warp) for group in range(GROUPS) for warp in range(WARPS)]
         self.scores = Exchange("dS", 2, everyone, GROUPS, self.faults)
         self.sums = [Exchange("a piece", 1, [x for x in everyone if x[0] == g], 1, self.faults)
@@ -535,22 +446,6 @@ class Consumer:
         yield
         b.sums[self.group].full[0].arrive()
         yield from Finisher(b).help(*self.me)
-
-
-def run(schedule, running, steps, faults):
-    """Lets all go on by turns, some of them slow; what goes wrong, empty: nothing."""
-    weights = [schedule.choice((1, 1, 5, 25)) for _ in running]
-    sums = list(itertools.accumulate(weights))
-    for _ in range(steps):
-        at = schedule.choices(range(len(running)), cum_weights=sums)[0]
-        if next(running[at], "over") == "over":
-            del running[at], weights[at]
-            sums = list(itertools.accumulate(weights))
-        if faults:
-            return faults[0]
-        if not running:
-            return ""
-    return f"{len(running)} wait for ever"
 
 
 def fault(seed, tiles, blocks, ordered, broken=""):

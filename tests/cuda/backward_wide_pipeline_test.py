@@ -18,10 +18,10 @@ import collections
 import random
 import sys
 
-from backward_pipeline_test import WARPS, Exchange, Products, Ring, run
-from pipeline_test import Turn
+from pipeline_model import WARPS, Exchange, Products, Ring, Turn, run
 
 VALUES, KEYS = 0, 1
+ROLES = 2
 ENOUGH = 5  # times that a breakage is seen
 MOST_ROUNDS = 5
 FAULTS = {  # what is broken, as the model may see it
@@ -41,8 +41,8 @@ class Block(Products):
     def __init__(self, stages, broken):
         super().__init__(start=1)
         self.broken, self.faults = broken, []
-        self.k, self.v = Ring(1, self.faults), Ring(1, self.faults)
-        self.q, self.dout = Ring(stages, self.faults), Ring(stages, self.faults)
+        self.k, self.v = Ring(1, ROLES, self.faults), Ring(1, ROLES, self.faults)
+        self.q, self.dout = Ring(stages, ROLES, self.faults), Ring(stages, ROLES, self.faults)
         warps = {role: [(role, warp) for warp in range(WARPS)] for role in (VALUES, KEYS)}
         # A warp reads the part of P that the same one of the values has stored.
         self.weights = [Exchange("P", 1, [warps[VALUES][warp]], 1, self.faults) for warp in range(WARPS)]

@@ -1,99 +1,45 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
-One producer (src/cuda/sm90/producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
-the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with
-them, tiles without keys and the end of work too. In some tiles a
-warpgroup passes over the first block, in some it wants the first block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer
-may be filled while somebody still multiplies what lies in it. Dropping the waits of skip_keys() and
+One producer (src/cuda/sm90/producer.h), two or three warpgroups (forward.h), rings of two for keys and values; the
+queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them, tiles
+without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
+block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
+somebody still multiplies what lies in it, or read before it is there. Dropping the waits of skip_keys() and
 skip_values() must be seen, and so must values that come late, or the model would prove nothing.
 """
 
 import random
 import sys
 
+from pipeline_model import Ring, Turn, run
+
 STAGES = 2
 
 
-class Mbarrier:
-    """Completes a phase with every `count` arrivals; a wait is for the parity of a phase."""
-
-    def __init__(self, count):
-        self.count = self.pending = count
-        self.phase = 0
-
-    def arrive(self):
-        self.pending -= 1
-        if self.pending == 0:
-            self.phase, self.pending = self.phase + 1, self.count
-
-    def done(self, parity):
-        return self.phase % 2 != parity
-
-
-class Ring:
-    def __init__(self, stages, groups):
-        self.full = [Mbarrier(1) for _ in range(stages)]
-        self.empty = [Mbarrier(groups) for _ in range(stages)]
-        self.readers = [set() for _ in range(stages)]
-        self.stages = stages
-
-    def wait_full(self, i):
-        while not self.full[i % self.stages].done(i // self.stages % 2):
-            yield
-
-    def release(self, i):
-        self.empty[i % self.stages].arrive()
-
-    def fill(self, i, overwritten):
-        while not self.empty[i % self.stages].done(i // self.stages % 2 ^ 1):
-            yield
-        overwritten += self.readers[i % self.stages]
-        self.full[i % self.stages].arrive()
-
-
-class Turn:
-    """A named barrier, here of two warpgroups: one takes its turn, the other has passed it."""
-
-    def __init__(self, count=2):
-        self.count = count
-        self.arrived = self.generation = 0
-
-    def arrive(self):
-        self.arrived += 1
-        if self.arrived == self.count:
-            self.arrived, self.generation = 0, self.generation + 1
-
-    def take(self):
-        generation = self.generation
-        self.arrive()
-        while self.generation == generation:
-            yield
-
-
-def produce(tiles, shares, q, k, v, overwritten, late):
+def produce(tiles, shares, q, k, v, late):
     item = values = handed = 0
     for blocks in tiles:
         if blocks == 0:
             if values < item and not late:
-                yield from v.fill(values, overwritten)
+                yield from v.fill(values)
                 values += 1
             for _ in range(shares):
-                yield from q.fill(handed, overwritten)
+                yield from q.fill(handed)
                 handed += 1
         for n in range(blocks):
-            yield from k.fill(item, overwritten)
+            yield from k.fill(item)
             for share in range(shares if n == 0 else 1):
                 if n == 0:
-                    yield from q.fill(handed, overwritten)
+                    yield from q.fill(handed)
                     handed += 1
                 if share == 0 and values < item:
-                    yield from v.fill(values, overwritten)
+                    yield from v.fill(values)
                     values += 1
             item += 1
     if values < item:
-        yield from v.fill(values, overwritten)
+        yield from v.fill(values)
     for share in range(shares):
-        yield from q.fill(handed + share, overwritten)  # says that there are no more
+        yield from q.fill(handed + share)  # says that there are no more
 
 
 def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
@@ -107,10 +53,10 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
     for tile, blocks in enumerate(tiles):
         asked = tile * shares + mine
         yield from q.wait_full(asked)
-        q.readers[asked % q.stages].add((group, asked))
+        q.read(group, asked)
         yield
         if blocks == 0:
-            q.readers[asked % q.stages].discard((group, asked))
+            q.done(group, asked)
             q.release(asked)
             continue
         skipped = skips(tile, group, len(turns) - 1)
@@ -126,26 +72,26 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
                 turns[(group + 1) % len(turns)].arrive()
                 continue
             yield from turns[group].take()
-            k.readers[item % STAGES].add((group, item))
+            k.read(group, item)
             yield
             if weighed >= 0:
                 yield from v.wait_full(weighed)
-                v.readers[weighed % STAGES].add((group, weighed))
+                v.read(group, weighed)
             passes_late = turn_late and weighed >= 0
             if not passes_late:
                 turns[(group + 1) % len(turns)].arrive()
             yield
-            k.readers[item % STAGES].discard((group, item))
+            k.done(group, item)
             k.release(item)
             if n == blocks - 1 and not spares:
-                q.readers[asked % q.stages].discard((group, asked))
+                q.done(group, asked)
                 q.release(asked)
             yield
             if passes_late:
                 turns[(group + 1) % len(turns)].arrive()
                 yield
             if weighed >= 0:
-                v.readers[weighed % STAGES].discard((group, weighed))
+                v.done(group, weighed)
                 v.release(weighed)
             weighed = item
             if clears and n == skipped:
@@ -155,7 +101,7 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
                     yield from v.wait_full(i)
                     v.release(i)
         if spares:
-            q.readers[asked % q.stages].discard((group, asked))
+            q.done(group, asked)
             q.release(asked)
     yield from q.wait_full(len(tiles) * shares + mine)
     if weighed >= 0:
@@ -166,21 +112,14 @@ def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False
           turn_late=False):
     """What goes wrong under one random schedule; empty: nothing."""
     schedule = random.Random(seed)
-    q, k, v = Ring(q_stages, groups // shares), Ring(STAGES, groups), Ring(STAGES, groups)
+    faults = []
+    q = Ring(q_stages, groups // shares, faults)
+    k, v = Ring(STAGES, groups, faults), Ring(STAGES, groups, faults)
     turns = [Turn() for _ in range(groups)]
-    overwritten = []
-    running = [produce(tiles, shares, q, k, v, overwritten, late)]
+    running = [produce(tiles, shares, q, k, v, late)]
     running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late)
                 for g in range(groups)]
-    for _ in range(4000 * (sum(tiles) + len(tiles))):
-        one = schedule.choice(running)
-        if next(one, "over") == "over":
-            running.remove(one)
-        if overwritten:
-            return f"(warpgroup, item) {overwritten[0]} was overwritten"
-        if not running:
-            return ""
-    return f"{len(running)} wait for ever"
+    return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults, speeds=(1,))
 
 
 SKIPS = {
