@@ -6,7 +6,7 @@
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
-#include "plan/layout.h"
+#include "plan/layout_gpu.h"
 
 namespace tessera::cuda::sm90 {
 namespace {

@@ -1,0 +1,272 @@
+// What memory each form of CPU kernel needs: what its workers share, and the scratch of one.
+#pragma once
+
+#include "plan/plan.h"
+#include "plan/workspace.h"
+
+namespace tessera {
+
+/// Partial results of split keys, merged by combine. A row here is (row of q over all sequences) *
+/// num_heads + head.
+struct SplitLayout {
+  float* o = nullptr;    ///< [splits][rows][head_dim_v], normalised
+  float* lse = nullptr;  ///< [splits][rows], natural log
+};
+
+TESSERA_HD SplitLayout layout_splits(Workspace& workspace, const PlanData& plan) {
+  if (plan.grid.splits <= 1) return {};
+  const std::int64_t rows = plan.problem.rows_q() * plan.problem.num_heads * plan.grid.splits;
+  return {workspace.take<float>("split_o", rows * plan.problem.head_dim_v),
+          workspace.take<float>("split_lse", rows)};
+}
+
+/// Elements between the rows of a copied block of values, fp32 or pairs of bf16: an odd number of
+/// cache lines, so that rows do not fall into the same cache sets.
+TESSERA_HD std::int64_t forward_value_stride(std::int64_t n) {
+  return core::round_up<std::int64_t>(n, 16) | 16;
+}
+/// The same for keys, which stay bf16 for bf16 operands.
+TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int64_t n) {
+  return kernel.operand == core::Operand::bf16 ? 2 * forward_value_stride((n + 1) / 2)
+                                               : forward_value_stride(n);
+}
+
+/// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles of
+/// the grid's block_m.
+struct ForwardScratch {
+  std::byte* q = nullptr;             ///< [M][head_dim][L] operands: Q transposed, bf16 in pairs
+  float* o = nullptr;                 ///< [M][head_dim_v][L] accumulators: O transposed
+  float* max = nullptr;               ///< [M][L] what is subtracted from a row's scores
+  float* sum = nullptr;               ///< [M][L] running sum
+  std::int32_t* query = nullptr;      ///< [M][L] a row's query
+  std::int32_t* head = nullptr;       ///< [M][L] a row's query head
+  std::int32_t* first_key = nullptr;  ///< [M][L] the keys a row sees
+  std::int32_t* last_key = nullptr;   ///< [M][L] one past them
+  float* scores = nullptr;            ///< [block_n][L] scores, then weights
+  float* waiting = nullptr;           ///< [16][L] raw products whose weights are not yet made
+  float* bias = nullptr;              ///< [block_n][L]
+  std::byte* k[2] = {};               ///< [block_n][key stride] where K's own rows do not serve:
+                                      ///< of the block at work and of the next one
+  std::byte* v[2] = {};               ///< [block_n][value stride]; bf16: [block_n / 2] pairs
+};
+
+TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  const bool pairs = kernel.operand == core::Operand::bf16;
+  const std::int64_t m = plan.grid.block_m, n = kernel.block_n, l = kernel.tile_m;
+  const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(p.head_dim, 2) : p.head_dim;
+  ForwardScratch s;
+  s.q = workspace.take<std::byte>("q", m * q_steps * 4);
+  s.o = workspace.take<float>("o", m * p.head_dim_v);
+  s.max = workspace.take<float>("max", m);
+  s.sum = workspace.take<float>("sum", m);
+  s.query = workspace.take<std::int32_t>("query", m);
+  s.head = workspace.take<std::int32_t>("head", m);
+  s.first_key = workspace.take<std::int32_t>("first_key", m);
+  s.last_key = workspace.take<std::int32_t>("last_key", m);
+  s.scores = workspace.take<float>("scores", n * l);
+  s.waiting = workspace.take<float>("waiting", 16 * l);
+  s.bias = workspace.take<float>("bias", p.bias ? n * l : 0);
+  const std::int64_t key_bytes = forward_key_stride(kernel, p.head_dim) * (pairs ? 2 : 4);
+  const std::int64_t value_bytes = forward_value_stride(p.head_dim_v) * 4;
+  for (int i = 0; i < 2; ++i) {
+    s.k[i] = workspace.take<std::byte>("k", n * key_bytes);
+    s.v[i] = workspace.take<std::byte>("v", (pairs ? n / 2 : n) * value_bytes);
+  }
+  return s;
+}
+
+/// Elements between rows of decode scratch: whole steps of the widest multiply-add.
+TESSERA_HD std::int64_t decode_row_stride(std::int64_t n) {
+  return core::round_up<std::int64_t>(n, 32);
+}
+
+/// Rows of one item of the decode kernel at most: those of one key/value head or of several.
+TESSERA_HD constexpr int decode_rows(const core::Kernel& kernel) { return 2 * kernel.block_m; }
+
+/// Scratch of one worker of the decode kernel. R = decode_rows.
+struct DecodeScratch {
+  float* q = nullptr;       ///< [R][head_dim], fp32 operands: scaled; bf16: as they are
+  float* o = nullptr;       ///< [R][head_dim_v] accumulators
+  float* scores = nullptr;  ///< [R][block_n] scores, then weights
+};
+
+TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanData& plan) {
+  const std::int64_t rows = decode_rows(plan.kernel);
+  DecodeScratch s;
+  s.q = workspace.take<float>("q", rows * decode_row_stride(plan.problem.head_dim));
+  s.o = workspace.take<float>("o", rows * decode_row_stride(plan.problem.head_dim_v));
+  s.scores = workspace.take<float>("scores", rows * plan.kernel.block_n);
+  return s;
+}
+
+/// Scratch of one worker of the backward kernel. N = block_n keys, M = block_m rows, D and DV = the
+/// head dims rounded up to whole vectors. "operands" are what multiplies: f32, or bf16 for bf16
+/// rows.
+struct BackwardScratch {
+  float* p = nullptr;  ///< [N][M] scores, then P; f32 operands: then dS. bf16: for extra terms only
+  std::byte* operand =
+      nullptr;  ///< [N][M] P as it multiplies dO, where p itself does not serve; bf16: then dS
+  std::uint32_t* pairs = nullptr;  ///< [N / 2][M] bf16 only: dS, two keys a word
+  float* dp = nullptr;        ///< [N][M] dP, then dS before softcap: for scores with extra terms
+  float* slope = nullptr;     ///< [N][M] softcap's derivative
+  float* bias = nullptr;      ///< [N][M]
+  float* bias_sum = nullptr;  ///< [N][max(M, group), in whole vectors] gradient of a broadcast bias
+  std::byte* k = nullptr;     ///< [N][D] operands
+  std::byte* v = nullptr;     ///< [N][DV] operands
+  std::uint32_t* k_pairs = nullptr;  ///< [N / 2][D] bf16 only: two keys a word
+  float* dk = nullptr;               ///< [N][D] accumulators
+  float* dv = nullptr;               ///< [N][DV] accumulators
+};
+
+/// Tiles of a bias along batch, head_k, queries and keys, where its gradient is a pass of its own
+/// (cpu/backward_bias.h): each is a task. Stored dimensions only.
+struct BiasTiles {
+  std::int64_t counts[4] = {0, 0, 0, 0};
+
+  /// The largest number where it does not fit: a bias has more elements than any tensor may.
+  TESSERA_HD std::int64_t count() const {
+    std::int64_t product = 1;
+    bool fits = true;
+    for (const std::int64_t n : counts) {
+      if (n == 0) return 0;
+      fits = fits && !__builtin_mul_overflow(product, n, &product);
+    }
+    return fits ? product : INT64_MAX;
+  }
+};
+
+TESSERA_HD BiasTiles bias_tiles(const Problem& p, const core::Kernel& kernel) {
+  if (!p.bias) return {};
+  const BiasShape& s = *p.bias;
+  // A tile of a bias without heads is block_m queries of all heads: group tiles of rows.
+  const std::int64_t rows = p.seqlen_q * (s.heads ? p.group() : 1);
+  return {{s.batch ? p.batch : 1, s.heads ? p.num_heads_k : 1,
+           s.queries ? core::ceil_div<std::int64_t>(rows, kernel.block_m) : 1,
+           s.keys ? core::ceil_div<std::int64_t>(p.seqlen_k, kernel.block_n) : 1}};
+}
+
+/// Tasks of the backward proper, of one key/value head: tiles of rows to prepare, then blocks of
+/// keys.
+struct BackwardTasks {
+  std::int64_t tiles = 0, blocks = 0;
+};
+
+TESSERA_HD BackwardTasks backward_tasks(const Problem& p, const core::Kernel& kernel) {
+  return {core::ceil_div<std::int64_t>(p.seqlen_q * p.group(), kernel.block_m),
+          core::ceil_div<std::int64_t>(p.seqlen_k, kernel.block_n)};
+}
+
+/// Workers of a CPU's plan that can have work at the same time: the device's, but no more than the
+/// longest phase with scratch has tasks (cpu/call.h gives nobody more).
+TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
+  std::int64_t tasks = plan.grid.count();
+  if (plan.problem.pass == Pass::backward) {
+    const BackwardTasks of_head = backward_tasks(plan.problem, plan.kernel);
+    tasks =
+        core::max(plan.problem.batch * plan.problem.num_heads_k * (of_head.tiles + of_head.blocks),
+                  bias_tiles(plan.problem, plan.kernel).count());
+  }
+  return core::max<std::int64_t>(1, core::min<std::int64_t>(plan.device.threads, tasks));
+}
+
+/// What all workers of the backward share. Rows are packed per (batch, head_k) as core/work.h says;
+/// each sequence starts at a multiple of tile_m, and the rows up to the next multiple repeat its
+/// last. What is large is kept only for the heads in flight, each in a slot of S rows, enough for
+/// any sequence. A word is an f32, or a pair of bf16 for bf16 rows.
+struct BackwardLayout {
+  std::int64_t rows = 0;             ///< of one head_k, all sequences: R
+  std::int64_t slot_rows = 0;        ///< S
+  float* shift = nullptr;            ///< [heads_k][R] core::backward_shift of lse
+  float* delta = nullptr;            ///< [heads_k][R] rowsum(do * o) - dlse
+  std::int32_t* prepared = nullptr;  ///< [batch][heads_k] tiles of rows that are packed
+  std::int32_t* finished = nullptr;  ///< [batch][heads_k] key blocks that are done
+  std::int32_t* turns = nullptr;     ///< [slots][S / tile_m] key blocks that have added their dq
+  std::byte* q = nullptr;            ///< [slots][S][D] words; bf16: pairs of rows
+  std::byte* q_transposed =
+      nullptr;                ///< [slots][S / tile_m][D][tile_m] words; bf16: pairs of columns
+  std::byte* dout = nullptr;  ///< [slots][S][DV]
+  std::byte* dout_transposed = nullptr;  ///< [slots][S / tile_m][DV][tile_m]
+  float* dq = nullptr;                   ///< [slots][S][D] accumulators
+};
+
+/// First row of a sequence among those of its head_k, given the first query of all sequences
+/// together: a multiple of tile_m, with room for every sequence rounded up to whole tiles. `batch`
+/// sequences and all their queries: the rows of a head_k altogether.
+TESSERA_HD std::int64_t backward_row(const PlanData& plan, std::int64_t query, std::int64_t batch) {
+  const std::int64_t tile = plan.kernel.tile_m;
+  return (query * plan.problem.group() / tile + batch) * tile;
+}
+
+TESSERA_HD BackwardScratch layout_backward_scratch(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  const bool bf16 = kernel.operand == core::Operand::bf16;
+  const bool dropout = p.dropout_p > 0.0F;
+  const bool extra = p.softcap > 0.0F || p.bias || p.alibi != PerHead::none || dropout;
+  const std::int64_t m = kernel.block_m, n = kernel.block_n, size = bf16 ? 2 : 4;
+  const std::int64_t d = core::round_up<std::int64_t>(p.head_dim, kernel.lanes);
+  const std::int64_t dv = core::round_up<std::int64_t>(p.head_dim_v, kernel.lanes);
+  BackwardScratch s;
+  s.p = workspace.take<float>("p", !bf16 || extra ? n * m : 0);
+  s.operand = workspace.take<std::byte>("operand", bf16 || dropout ? n * m * size : 0);
+  s.pairs = workspace.take<std::uint32_t>("pairs", bf16 ? n / 2 * m : 0);
+  s.dp = workspace.take<float>("dp", extra ? n * m : 0);
+  s.slope = workspace.take<float>("slope", p.softcap > 0.0F ? n * m : 0);
+  s.bias = workspace.take<float>("bias", p.bias ? n * m : 0);
+  s.bias_sum = workspace.take<float>(
+      "bias_sum",
+      p.bias ? n * core::round_up<std::int64_t>(core::max(m, p.group()), kernel.lanes) : 0);
+  s.k = workspace.take<std::byte>("k", n * d * size);
+  s.v = workspace.take<std::byte>("v", n * dv * size);
+  s.k_pairs = workspace.take<std::uint32_t>("k_pairs", bf16 ? n / 2 * d : 0);
+  s.dk = workspace.take<float>("dk", n * d);
+  s.dv = workspace.take<float>("dv", n * dv);
+  return s;
+}
+
+TESSERA_HD BackwardLayout layout_backward(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  const std::int64_t size = kernel.operand == core::Operand::bf16 ? 2 : 4;
+  const std::int64_t d = core::round_up<std::int64_t>(p.head_dim, kernel.lanes);
+  const std::int64_t dv = core::round_up<std::int64_t>(p.head_dim_v, kernel.lanes);
+  const std::int64_t heads = p.batch * p.num_heads_k;
+  // One wave of heads, one head a worker, and the next; a broadcast bias has tasks with rows of
+  // their own.
+  const std::int64_t threads = plan.device.threads;
+  const std::int64_t slots =
+      core::max(core::min(heads, 2 * threads), core::min(threads, bias_tiles(p, kernel).count()));
+  BackwardLayout layout;
+  layout.rows = backward_row(plan, p.rows_q(), p.batch);
+  layout.slot_rows = core::round_up<std::int64_t>(p.seqlen_q * p.group(), kernel.tile_m);
+  const std::int64_t rows = slots * layout.slot_rows;
+  layout.shift = workspace.take<float>("shift", p.num_heads_k * layout.rows);
+  layout.delta = workspace.take<float>("delta", p.num_heads_k * layout.rows);
+  layout.prepared = workspace.take<std::int32_t>("prepared", heads);
+  layout.finished = workspace.take<std::int32_t>("finished", heads);
+  layout.turns = workspace.take<std::int32_t>("turns", rows / kernel.tile_m);
+  layout.q = workspace.take<std::byte>("q", rows * d * size);
+  layout.q_transposed = workspace.take<std::byte>("q_transposed", rows * d * size);
+  layout.dout = workspace.take<std::byte>("dout", rows * dv * size);
+  layout.dout_transposed = workspace.take<std::byte>("dout_transposed", rows * dv * size);
+  layout.dq = workspace.take<float>("dq", rows * d);
+  return layout;
+}
+
+/// Bytes that one worker's scratch takes, whatever the form.
+inline std::int64_t scratch_bytes(const PlanData& plan,
+                                  std::vector<WorkspaceRegion>* regions = nullptr) {
+  Workspace counter(regions);
+  if (plan.problem.pass == Pass::backward) {
+    layout_backward_scratch(counter, plan);
+  } else if (plan.kernel.form == core::Form::decode) {
+    layout_decode_scratch(counter, plan);
+  } else {
+    layout_forward_scratch(counter, plan);
+  }
+  return static_cast<std::int64_t>(counter.bytes());
+}
+
+}  // namespace tessera

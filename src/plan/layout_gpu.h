@@ -1,0 +1,51 @@
+// What memory a GPU's kernels need besides shared memory and registers.
+#pragma once
+
+#include "plan/plan.h"
+#include "plan/workspace.h"
+
+namespace tessera {
+
+/// What the GPU's backward keeps between its kernels: see cuda/sm90/backward_params.h.
+struct GpuBackwardLayout {
+  core::RowBlocks blocks;             ///< of rows of queries, of all sequences: B
+  float* statistics = nullptr;        ///< [B][num_heads][2][block_m] what lse and delta become
+  float* dq = nullptr;                ///< [B][num_heads][block_m][row's head_dim] accumulators
+  std::int32_t* turns = nullptr;      ///< [B][num_heads][2] key blocks that have added
+  float* sink_parts = nullptr;        ///< [num_heads][batch][blocks of a sequence]
+  float* dbias = nullptr;             ///< [stored dimensions] sums, where scores share an element
+  std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
+};
+
+/// Whether the key blocks of a GPU's backward add their dQ in a fixed order (S9).
+TESSERA_HD bool adds_in_order(const Problem& p) { return p.deterministic || p.batch_invariant; }
+
+/// Elements of a bias tensor.
+TESSERA_HD std::int64_t bias_elements(const Problem& p) {
+  if (!p.bias) return 0;
+  return (p.bias->batch ? p.batch : 1) * (p.bias->heads ? p.num_heads : 1) *
+         (p.bias->queries ? p.seqlen_q : 1) * (p.bias->keys ? p.seqlen_k : 1);
+}
+/// Whether several scores share an element of the bias.
+TESSERA_HD bool shares_bias(const Problem& p) {
+  return p.bias && bias_elements(p) != p.batch * p.num_heads * p.seqlen_q * p.seqlen_k;
+}
+
+TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  GpuBackwardLayout layout;
+  layout.blocks = {kernel.block_m,
+                   static_cast<int>(core::ceil_div<std::int64_t>(p.seqlen_q, kernel.block_m))};
+  const std::int64_t blocks = layout.blocks.count(p.packed, p.rows_q(), p.batch) * p.num_heads;
+  layout.statistics = workspace.take<float>("statistics", blocks * 2 * kernel.block_m);
+  layout.dq = workspace.take<float>("dq", blocks * kernel.block_m * kernel.head_dim);
+  layout.turns = workspace.take<std::int32_t>("turns", 2 * blocks);
+  layout.sink_parts = workspace.take<float>(
+      "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
+  layout.dbias = workspace.take<float>("dbias", shares_bias(p) ? bias_elements(p) : 0);
+  layout.next_tile = workspace.take<std::int32_t>("next_tile", 1);
+  return layout;
+}
+
+}  // namespace tessera
