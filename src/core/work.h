@@ -1,9 +1,9 @@
-// Which tiles a work item owns. Work is cut along (batch, key/value head, block of query rows,
-// split of the keys); the kernels, the planner and the tile simulator turn an index into a piece of
-// work here.
+// Which tiles a work item owns. Work is cut along (batch, head, block of query rows, split of the
+// keys), the backward's along blocks of keys; CPU, GPU, planner and tile simulator turn an index
+// into a piece of work here.
 //
-// Rows: all query heads of a group read the same keys, so they are packed into one row axis (S10):
-// row r of a key/value head is query r / group of head head_k * group + r % group. Group 1 is the
+// Rows: all query heads of a group read the same keys, so they can share one row axis (S10): row r
+// of a key/value head is query r / group of head head_k * group + r % group. Group 1 is the
 // identity.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace tessera::core {
 
-/// The packed rows of one key/value head.
+/// The rows of one key/value head, of all query heads of its group.
 struct Rows {
   int seqlen_q = 0;
   int group = 1;
@@ -44,65 +44,55 @@ struct ShiftedRows {
   }
 };
 
-/// One piece of forward work.
-struct WorkItem {
+/// One piece of work of a pass.
+struct Work {
   int batch = 0;
-  int head_k = 0;
-  int row_block = 0;  ///< rows [row_block * block_m, (row_block + 1) * block_m) of the grid's
-  int split = 0;      ///< keys [split * split_n, (split + 1) * split_n) of those the rows see
+  int head = 0;   ///< of WorkOrder::heads
+  int block = 0;  ///< forward: of rows, backward: of keys
+  int split = 0;  ///< keys [split * split_n, (split + 1) * split_n) of those the rows see
 };
 
-/// All pieces of forward work. row_blocks and splits are those of the longest sequence; a shorter
-/// one leaves its surplus items empty.
-struct WorkGrid {
+/// All pieces of a pass and the order in which they are taken. Late blocks come first: under a
+/// causal mask their rows see the most keys, and work handed out longest first ends evenly. But
+/// only `section` heads take turns, block after block: on a GPU as many as keep their keys in the
+/// second-level cache between one block and the next, or one, head after head, where all blocks see
+/// equally many; the last section takes what would be less than one along. The splits of a block
+/// follow each other. Blocks and splits are those of the longest sequence; a shorter one leaves its
+/// surplus pieces empty.
+struct WorkOrder {
   int batch = 1;
-  int heads_k = 1;
-  int row_blocks = 1;
+  int heads =
+      1;  ///< of a sequence that have work of their own: PlanData::row_heads query heads each
+  int blocks = 1;
   int splits = 1;
-  int block_m = 0;  ///< rows of a row block
+  int block_m = 0;           ///< forward: rows of a block
+  std::int64_t section = 1;  ///< of the heads of all sequences
 
-  TESSERA_HD constexpr std::int64_t count() const {
-    return std::int64_t{batch} * heads_k * row_blocks * splits;
+  /// Index: wide enough for count(); a GPU's has 32 bits.
+  template <class Index = std::int64_t>
+  TESSERA_HD constexpr Index count() const {
+    return Index{batch} * heads * blocks * splits;
   }
 
-  /// Item by index. Late row blocks come first: under a causal mask they see the most keys, and
-  /// work handed out longest first ends evenly.
-  TESSERA_HD constexpr WorkItem item(std::int64_t index) const {
-    const int split = static_cast<int>(index % splits);
-    index /= splits;
-    const int head_k = static_cast<int>(index % heads_k);
-    index /= heads_k;
-    const int b = static_cast<int>(index % batch);
-    index /= batch;
-    return {b, head_k, row_blocks - 1 - static_cast<int>(index), split};
-  }
-};
-
-/// The order in which a GPU's multiprocessors take the tiles of query rows. Where row blocks see
-/// unequal numbers of keys, `section` query heads take turns, longest tiles first: as many as keep
-/// their keys in the second-level cache between one row block and the next; the last section takes
-/// what would be less than one along. Otherwise section is 1: head after head.
-struct TileOrder {
-  int row_blocks = 1;
-  int heads = 1;  ///< query heads of the whole batch
-  int section = 1;
-
-  struct Tile {
-    int row_block, head;
-  };
-
-  TESSERA_HD constexpr int count() const { return row_blocks * heads; }
-
-  TESSERA_HD constexpr Tile at(int index) const {
-    const int last = max(heads / section - 1, 0) * section;
-    const int first = min(index / (row_blocks * section) * section, last);
-    const int rest = index - first * row_blocks;
-    const int width = first == last ? heads - last : section;
-    return {row_blocks - 1 - rest / width, first + rest % width};
+  template <class Index>
+  TESSERA_HD constexpr Work at(Index index) const {
+    const Index all = Index{batch} * heads, turns = static_cast<Index>(section);
+    Index split = 0;
+    if (splits > 1) {
+      split = index % splits;
+      index /= splits;
+    }
+    const Index last = max(all / turns - 1, Index{0}) * turns;
+    const Index first = min(index / (blocks * turns) * turns, last);
+    const Index rest = index - first * blocks;
+    const Index width = first == last ? all - last : turns;
+    const Index head = first + rest % width;
+    return {static_cast<int>(head / heads), static_cast<int>(head % heads),
+            blocks - 1 - static_cast<int>(rest / width), static_cast<int>(split)};
   }
 
-  /// The i-th tile of multiprocessor `worker` of `workers`. Every other round goes backwards, so
-  /// that nobody gets the longest tile of each.
+  /// The i-th index of multiprocessor `worker` of `workers`. Every other round goes backwards, so
+  /// that nobody gets the longest piece of each.
   TESSERA_HD constexpr static int index_of(int i, int worker, int workers) {
     return i * workers + (i % 2 == 0 ? worker : workers - 1 - worker);
   }
@@ -152,32 +142,5 @@ TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int 
   if (keys.end > band.seqlen_k || full.empty()) return {seen, {seen.begin, seen.begin}};
   return {seen, full};
 }
-
-/// The rows of all query sequences in blocks of block_m, every sequence beginning a block of its
-/// own: how the backward's accumulators lie.
-struct RowBlocks {
-  int block_m = 0;
-  int per_sequence = 0;  ///< dense
-
-  /// Of all sequences together; packed ones leave gaps. rows: of all queries.
-  TESSERA_HD constexpr std::int64_t count(bool packed, std::int64_t rows,
-                                          std::int64_t batch) const {
-    return packed ? rows / block_m + batch : batch * per_sequence;
-  }
-  /// The first of a sequence; first_q: its first row of a packed batch.
-  TESSERA_HD constexpr std::int64_t first_of(bool packed, std::int64_t first_q,
-                                             std::int64_t batch) const {
-    return packed ? first_q / block_m + batch : batch * per_sequence;
-  }
-};
-
-/// Where one sequence lies: dense tensors have equal sequences, packed ones follow cu_seqlens
-/// (S11).
-struct Sequence {
-  int seqlen_q = 0;
-  int seqlen_k = 0;
-  std::int64_t first_q = 0;  ///< packed: first row of q, o and softmax_lse; dense: 0
-  std::int64_t first_k = 0;  ///< packed: first row of k and v; dense: 0
-};
 
 }  // namespace tessera::core

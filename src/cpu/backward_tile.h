@@ -42,7 +42,7 @@ class BackwardTile {
         tensors(call.tensors),
         shared(call.layout.backward),
         map(call, batch, head_k),
-        band(band_of(problem, map.sequence)),
+        band(window_of(problem).band_of(map.sequence)),
         d(core::round_up<std::int64_t>(problem.head_dim, kLanes)),
         dv(core::round_up<std::int64_t>(problem.head_dim_v, kLanes)),
         first_row(head_k * shared.rows +

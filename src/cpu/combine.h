@@ -29,15 +29,15 @@ TESSERA_INLINE void combine_row(const SplitLayout& parts, int splits, std::int64
 
 /// Merges all rows of a call whose plan splits the keys.
 inline void combine_splits(const Call& call) {
-  core::WorkGrid grid = call.plan.grid;
-  const int splits = grid.splits;
-  grid.splits = 1;
+  core::WorkOrder work = call.plan.work;
+  const int splits = work.splits;
+  work.splits = 1;
   const SplitLayout& parts = call.layout.splits;
-  for_each_task(call, grid.count(), [&](std::int64_t index, int) {
-    const core::WorkItem item = grid.item(index);
-    const RowMap map(call, item.batch, item.head_k);
-    const std::int64_t first = std::int64_t{item.row_block} * grid.block_m;
-    const std::int64_t last = core::min(first + grid.block_m, map.rows.count());
+  for_each_task(call, work.count(), [&](std::int64_t index, int) {
+    const core::Work item = work.at(index);
+    const RowMap map(call, item.batch, item.head);
+    const std::int64_t first = std::int64_t{item.block} * work.block_m;
+    const std::int64_t last = core::min(first + work.block_m, map.rows.count());
     const Tensors& tensors = call.tensors;
     const std::int64_t rows = map.split_rows();
     for (std::int64_t r = first; r < last; ++r) {

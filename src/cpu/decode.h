@@ -93,7 +93,7 @@ class DecodeItem {
         split_(split),
         num_heads_(heads),
         map_(call, batch, head_k),
-        band_(band_of(problem_, map_.sequence)),
+        band_(window_of(problem_).band_of(map_.sequence)),
         score_(call.plan.score),
         dropout_(
             core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
@@ -436,7 +436,7 @@ class DecodeItem {
 
   template <class T>
   void write() const {
-    const bool whole = plan_.grid.splits <= 1;
+    const bool whole = plan_.work.splits <= 1;
     const std::int64_t part = split_ * map_.split_rows();
     for (int r = 0; r < num_rows(); ++r) {
       const RowState& row = rows_[r];
@@ -504,7 +504,7 @@ inline int heads_of_item(const Call& call) {
   constexpr int kItemsOfWorker = 4;
   const std::int64_t workers = core::min(call.executor.num_threads, call.plan.device.threads);
   const std::int64_t items =
-      call.plan.grid.count() / (kItemsOfWorker * core::max<std::int64_t>(1, workers));
+      call.plan.work.count() / (kItemsOfWorker * core::max<std::int64_t>(1, workers));
   const std::int64_t rows = core::max<std::int64_t>(1, p.seqlen_q * p.group());
   const std::int64_t heads = core::min(decode_rows(call.plan.kernel) / rows, items);
   return static_cast<int>(core::max<std::int64_t>(1, core::min(p.num_heads_k, heads)));
@@ -513,19 +513,19 @@ inline int heads_of_item(const Call& call) {
 /// The whole pass.
 template <core::Kernel K>
 void decode(const Call& call) {
-  const core::WorkGrid& grid = call.plan.grid;
+  const core::WorkOrder& work = call.plan.work;
   const int heads = heads_of_item(call);
-  const int groups = core::ceil_div(grid.heads_k, heads);
+  const int groups = core::ceil_div(work.heads, heads);
   for_each_task(
-      call, std::int64_t{grid.batch} * groups * grid.splits, [&](std::int64_t index, int worker) {
-        const auto split = static_cast<int>(index % grid.splits);
-        const auto group = static_cast<int>(index / grid.splits % groups);
-        const auto batch = static_cast<int>(index / grid.splits / groups);
+      call, std::int64_t{work.batch} * groups * work.splits, [&](std::int64_t index, int worker) {
+        const auto split = static_cast<int>(index % work.splits);
+        const auto group = static_cast<int>(index / work.splits % groups);
+        const auto batch = static_cast<int>(index / work.splits / groups);
         const int head_k = group * heads;
-        DecodeItem<K>(call, batch, head_k, core::min(heads, grid.heads_k - head_k), split, worker)
+        DecodeItem<K>(call, batch, head_k, core::min(heads, work.heads - head_k), split, worker)
             .run();
       });
-  if (grid.splits > 1) combine_splits(call);
+  if (work.splits > 1) combine_splits(call);
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

@@ -45,14 +45,14 @@ class ForwardItem {
   static_assert(K.block_n % 2 == 0);
 
  public:
-  ForwardItem(const Call& call, const core::WorkItem& item, int worker)
+  ForwardItem(const Call& call, const core::Work& item, int worker)
       : plan_(call.plan),
         problem_(call.plan.problem),
         tensors_(call.tensors),
         splits_(call.layout.splits),
         item_(item),
-        map_(call, item.batch, item.head_k),
-        band_(band_of(problem_, map_.sequence)),
+        map_(call, item.batch, item.head),
+        band_(window_of(problem_).band_of(map_.sequence)),
         score_(call.plan.score),
         general_(score_.capped || problem_.bias || problem_.alibi != PerHead::none ||
                  problem_.dropout_p > 0.0F),
@@ -65,8 +65,8 @@ class ForwardItem {
   }
 
   void run() {
-    const int block_m = plan_.grid.block_m;
-    const std::int64_t first = std::int64_t{item_.row_block} * block_m;
+    const int block_m = plan_.work.block_m;
+    const std::int64_t first = std::int64_t{item_.block} * block_m;
     const int count = static_cast<int>(core::min<std::int64_t>(block_m, map_.rows.count() - first));
     if (count <= 0) return;
     keys_ = core::split_keys(band_.keys_of(map_.rows.queries_of(first, first + count)), item_.split,
@@ -87,7 +87,7 @@ class ForwardItem {
           load_queries(t);
           if (t + 1 < num_tiles_) wanted_q_ = rows_of(tiles_[t + 1]);
         }
-        const bool writes = block_.end == keys_.end && plan_.grid.splits <= 1;
+        const bool writes = block_.end == keys_.end && plan_.work.splits <= 1;
         if (writes) wanted_o_ = rows_of(tiles_[t]);
         attend(t);
         if (block_.end == keys_.end) write(t);
@@ -666,7 +666,7 @@ class ForwardItem {
       for (std::int64_t i = 0; i < problem_.head_dim_v * K.tile_m; ++i) output(t)[i] = 0.0F;
     }
     float factor[kTile], lse[kTile], sink[kTile];
-    const bool whole = plan_.grid.splits <= 1;
+    const bool whole = plan_.work.splits <= 1;
     const bool with_sink = whole && problem_.sink;
     for (int i = 0; i < kTile; ++i) {
       sink[i] = with_sink ? tensors_.sink[scratch_.head[tile.first + i]] : 0.0F;
@@ -725,7 +725,7 @@ class ForwardItem {
   const Problem& problem_;
   const Tensors& tensors_;
   const SplitLayout& splits_;
-  const core::WorkItem item_;
+  const core::Work item_;
   const RowMap map_;
   const core::Band band_;
   core::Score score_;   ///< for products of already scaled queries
@@ -746,11 +746,11 @@ class ForwardItem {
 /// The whole pass.
 template <core::Kernel K>
 void forward(const Call& call) {
-  const core::WorkGrid& grid = call.plan.grid;
-  for_each_task(call, grid.count(), [&](std::int64_t index, int worker) {
-    ForwardItem<K>(call, grid.item(index), worker).run();
+  const core::WorkOrder& work = call.plan.work;
+  for_each_task(call, work.count(), [&](std::int64_t index, int worker) {
+    ForwardItem<K>(call, work.at(index), worker).run();
   });
-  if (grid.splits > 1) combine_splits(call);
+  if (work.splits > 1) combine_splits(call);
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

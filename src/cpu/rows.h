@@ -19,7 +19,7 @@ struct RowMap {
   TESSERA_INLINE RowMap(const Call& call, int batch_index, int head_k_index)
       : problem(call.plan.problem),
         tensors(call.tensors),
-        sequence(sequence_of(call.plan.problem, call.tensors, batch_index)),
+        sequence(sequences_of(call.plan.problem, call.tensors).at(batch_index)),
         rows{sequence.seqlen_q,
              static_cast<int>(call.plan.problem.num_heads / call.plan.problem.num_heads_k)},
         batch(batch_index),
@@ -41,13 +41,11 @@ struct RowMap {
   /// Elements from the start of a tensor with q's layout to the row.
   template <class T>
   TESSERA_INLINE std::int64_t offset(const T& tensor, int query, int head) const {
-    const std::int64_t start = problem.packed ? 0 : batch * tensor.stride_batch;
-    return start + (sequence.first_q + query) * tensor.stride_seqlen + head * tensor.stride_head;
+    return sequence.query_offset(strides_of(tensor), query, head);
   }
   /// Elements from the start of k or v to key 0 of this sequence and head.
   TESSERA_INLINE std::int64_t key_offset(const ConstTensor& tensor) const {
-    const std::int64_t start = problem.packed ? 0 : batch * tensor.stride_batch;
-    return start + sequence.first_k * tensor.stride_seqlen + head_k * tensor.stride_head;
+    return sequence.key_offset(strides_of(tensor), 0, head_k);
   }
   /// Elements from the start of the bias to key 0 of a row, and between its keys.
   TESSERA_INLINE std::int64_t bias_offset(int query, int head) const {
@@ -71,12 +69,12 @@ struct RowMap {
   }
   /// Index into softmax_lse.
   TESSERA_INLINE std::int64_t lse_index(int query, int head) const {
-    return problem.packed ? head * problem.total_q + sequence.first_q + query
-                          : (batch * problem.num_heads + head) * problem.seqlen_q + query;
+    return sequence.lse_index(lse_head_of(problem), static_cast<int>(problem.num_heads), head,
+                              query);
   }
   /// Row of SplitLayout, before the split's own offset of split_rows().
   TESSERA_INLINE std::int64_t split_row(int query, int head) const {
-    const std::int64_t first = problem.packed ? sequence.first_q : batch * problem.seqlen_q;
+    const std::int64_t first = sequence.entry() * problem.seqlen_q + sequence.first_q;
     return (first + query) * problem.num_heads + head;
   }
   TESSERA_INLINE std::int64_t split_rows() const { return problem.rows_q() * problem.num_heads; }

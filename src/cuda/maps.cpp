@@ -83,7 +83,7 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
 }  // namespace
 
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows, int packed_heads) {
+                bool queries, std::int64_t dim, int rows, int row_heads) {
   const std::int64_t size = size_of(p.dtype);
   const Sizes sizes = sizes_of(p, queries);
   if (sizes.empty()) {  // nothing will be fetched, and there may be no address
@@ -97,7 +97,7 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   } axes[] = {{".stride_seqlen", tensor.stride_seqlen, sizes.seqlen},
               {".stride_head", tensor.stride_head, sizes.heads},
               {".stride_batch", tensor.stride_batch, sizes.batch}};
-  if (packed_heads > 1) std::swap(axes[0], axes[1]);
+  if (row_heads > 1) std::swap(axes[0], axes[1]);
   if (misaligned(tensor.data)) {
     return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
   }
@@ -116,9 +116,9 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   }
   key.type = map_type(p.dtype);
   const auto columns = static_cast<unsigned>(core::swizzled_columns(p.dtype));
-  const auto side = static_cast<unsigned>(packed_heads), length = static_cast<unsigned>(rows);
+  const auto side = static_cast<unsigned>(row_heads), length = static_cast<unsigned>(rows);
   key.box = {columns, length, 1, 1};
-  if (packed_heads > 1) key.box = {columns, side, length / side, 1};
+  if (row_heads > 1) key.box = {columns, side, length / side, 1};
   return encode_once(map, key);
 }
 
@@ -137,12 +137,6 @@ Status check_aligned(const char* name, const ConstTensor& tensor, const Problem&
   return {};
 }
 
-Strides strides_of(const ConstTensor& tensor, const Problem& p) {
-  return {p.packed ? 0 : tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
-}
-
-Source source_of(const ConstTensor& tensor, const Problem& p) {
-  return {tensor.data, strides_of(tensor, p)};
-}
+Source source_of(const ConstTensor& tensor) { return {tensor.data, strides_of(tensor)}; }
 
 }  // namespace tessera::cuda

@@ -10,33 +10,27 @@
 namespace tessera::cuda {
 
 /// Makes the map of a tensor of queries or of keys: boxes of 64 of its `dim` columns and `rows`
-/// rows, zeros outside; with packed_heads > 1 rows are those of so many heads, side by side, and in
+/// rows, zeros outside; with row_heads > 1 rows are those of so many heads, side by side, and in
 /// the map heads come before positions. `name` is the tensor's in errors: invalid (an address or
 /// stride that the copy engine cannot take), device.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows, int packed_heads);
+                bool queries, std::int64_t dim, int rows, int row_heads);
 
 /// Errors: invalid, unless every row of the tensor begins at a multiple of 16 bytes.
 Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
 
-Strides strides_of(const ConstTensor& tensor, const Problem& p);
-Source source_of(const ConstTensor& tensor, const Problem& p);
+Source source_of(const ConstTensor& tensor);
 
 /// Fills in what kernels of both passes are told alike: sizes, mask, and what stands between
 /// products and weights.
 template <typename Params>
 void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
-  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
-  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.sequences = sequences_of(p, t);
+  params.window = window_of(p);
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.order = plan.order;
-  params.window_left = p.window_left;
-  params.window_right = p.window_right;
-  params.alignment = p.alignment;
+  params.work = plan.work;
   params.score = plan.score;
   params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
   params.alibi_per_batch = p.alibi == PerHead::batch_heads;

@@ -12,14 +12,14 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   if (p.seqlen_q == 0) return 0;
   const bool crowded = row.pass == Pass::forward && row.block_m > costs.uncrowded_rows &&
                        row.head_dim > costs.uncrowded_dim;
-  const std::int64_t rows = p.seqlen_q * plan.packed_heads;
+  const std::int64_t rows = p.seqlen_q * plan.row_heads;
   const double tiles =
-      static_cast<double>(core::ceil_div<std::int64_t>(rows, row.block_m)) / plan.packed_heads;
+      static_cast<double>(core::ceil_div<std::int64_t>(rows, row.block_m)) / plan.row_heads;
   double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
   if (p.window_left >= 0 || p.window_right >= 0) {
     // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
     const double waiting = crowded ? 1.0 : 0.5;
-    keys += 0.5 * (waiting * row.block_m / plan.packed_heads + row.block_n);
+    keys += 0.5 * (waiting * row.block_m / plan.row_heads + row.block_n);
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }

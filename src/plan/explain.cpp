@@ -79,11 +79,11 @@ std::string explain(const Problem& problem, const Device& device) {
   text += candidates_text(problem, device, chosen ? &chosen->data().kernel : nullptr);
   if (!chosen) return text;
   const PlanData& data = chosen->data();
-  const core::WorkGrid& grid = data.grid;
-  text += "work       " + grouped(grid.count()) + " items = batch " + std::to_string(grid.batch) +
-          (is_gpu(device.arch) ? " x heads " : " x heads_k ") + std::to_string(grid.heads_k) +
+  const core::WorkOrder& work = data.work;
+  text += "work       " + grouped(work.count()) + " items = batch " + std::to_string(work.batch) +
+          (is_gpu(device.arch) ? " x heads " : " x heads_k ") + std::to_string(work.heads) +
           (problem.pass == Pass::forward ? " x row blocks " : " x key blocks ") +
-          std::to_string(grid.row_blocks) + " x splits " + std::to_string(grid.splits) + "\n";
+          std::to_string(work.blocks) + " x splits " + std::to_string(work.splits) + "\n";
   text += "workspace  " + grouped(static_cast<std::int64_t>(data.workspace_bytes)) + " bytes\n";
   for (const WorkspaceRegion& region : data.regions) {
     text += "   " + padded_right(region.name, 12) +

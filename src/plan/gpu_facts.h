@@ -31,7 +31,7 @@ struct GpuFacts {
   Arch arch;
   const char* loader;  ///< what loads keys and values where a row is not any_layout, in words
   int load_bytes;      ///< that it loads at least: addresses and strides are multiples
-  bool packs_heads;    ///< whether a tile can have the rows of several query heads
+  bool shares_rows;    ///< whether a tile can have the rows of several query heads
   int counted_bits;    ///< tiles, and rows of heads that share them, number at most 2^this
   GpuCosts costs;
 };
@@ -41,7 +41,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
         .arch = Arch::sm90,
         .loader = "copy engine",
         .load_bytes = 16,
-        .packs_heads = true,
+        .shares_rows = true,
         .counted_bits = 30,  // the kernels count a little further, in 32
         .costs =
             {

@@ -14,8 +14,8 @@ struct SplitLayout {
 };
 
 TESSERA_HD SplitLayout layout_splits(Workspace& workspace, const PlanData& plan) {
-  if (plan.grid.splits <= 1) return {};
-  const std::int64_t rows = plan.problem.rows_q() * plan.problem.num_heads * plan.grid.splits;
+  if (plan.work.splits <= 1) return {};
+  const std::int64_t rows = plan.problem.rows_q() * plan.problem.num_heads * plan.work.splits;
   return {workspace.take<float>("split_o", rows * plan.problem.head_dim_v),
           workspace.take<float>("split_lse", rows)};
 }
@@ -32,7 +32,7 @@ TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int6
 }
 
 /// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles of
-/// the grid's block_m.
+/// the work's block_m.
 struct ForwardScratch {
   std::byte* q = nullptr;             ///< [M][head_dim][L] operands: Q transposed, bf16 in pairs
   float* o = nullptr;                 ///< [M][head_dim_v][L] accumulators: O transposed
@@ -54,7 +54,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   const Problem& p = plan.problem;
   const core::Kernel& kernel = plan.kernel;
   const bool pairs = kernel.operand == core::Operand::bf16;
-  const std::int64_t m = plan.grid.block_m, n = kernel.block_n, l = kernel.tile_m;
+  const std::int64_t m = plan.work.block_m, n = kernel.block_n, l = kernel.tile_m;
   const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(p.head_dim, 2) : p.head_dim;
   ForwardScratch s;
   s.q = workspace.take<std::byte>("q", m * q_steps * 4);
@@ -161,7 +161,7 @@ TESSERA_HD BackwardTasks backward_tasks(const Problem& p, const core::Kernel& ke
 /// Workers of a CPU's plan that can have work at the same time: the device's, but no more than the
 /// longest phase with scratch has tasks (cpu/call.h gives nobody more).
 TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
-  std::int64_t tasks = plan.grid.count();
+  std::int64_t tasks = plan.work.count();
   if (plan.problem.pass == Pass::backward) {
     const BackwardTasks of_head = backward_tasks(plan.problem, plan.kernel);
     tasks =

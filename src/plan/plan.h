@@ -7,6 +7,7 @@
 
 #include "core/kernel.h"
 #include "core/score.h"
+#include "core/sequences.h"
 #include "core/work.h"
 #include "tessera/tessera.hpp"
 
@@ -17,25 +18,33 @@ struct PlanData {
   Device device;
   core::Kernel kernel;
   std::string kernel_name;
-  core::Score score;      ///< softmax_scale and softcap, folded to base 2
-  core::WorkGrid grid;    ///< forward: pieces of work; splits > 1: the parts are merged by combine
-  int split_n = 0;        ///< keys per split, 0: not split
-  core::TileOrder order;  ///< GPU: of the same pieces
+  core::Score score;     ///< softmax_scale and softcap, folded to base 2
+  core::WorkOrder work;  ///< its pieces; splits > 1: the parts are merged by combine
+  int split_n = 0;       ///< keys per split, 0: not split
 
-  /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one, in
-  /// which case the grid's heads_k count query heads.
-  int packed_heads = 1;
+  /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one. A head
+  /// of `work` is so many query heads.
+  int row_heads = 1;
   std::size_t workspace_bytes = 0;
   std::vector<WorkspaceRegion> regions;
 };
 
-/// Lengths and place of sequence `batch`; reads cu_seqlens for packed problems.
-core::Sequence sequence_of(const Problem& problem, const Tensors& tensors, int batch);
-
-/// The mask of one sequence.
-TESSERA_HD core::Band band_of(const Problem& problem, const core::Sequence& sequence) {
-  return core::make_band(sequence.seqlen_q, sequence.seqlen_k, problem.window_left,
-                         problem.window_right, problem.alignment);
+/// Lengths and places of a problem's sequences, and their masks; cu_seqlens are read where they are
+/// asked.
+TESSERA_HD core::Sequences sequences_of(const Problem& problem, const Tensors& tensors) {
+  return {problem.packed ? tensors.cu_seqlens_q : nullptr,
+          problem.packed ? tensors.cu_seqlens_k : nullptr, static_cast<int>(problem.seqlen_q),
+          static_cast<int>(problem.seqlen_k)};
+}
+TESSERA_HD core::Window window_of(const Problem& problem) {
+  return {problem.window_left, problem.window_right, problem.alignment};
+}
+TESSERA_HD core::Strides strides_of(const ConstTensor& tensor) {
+  return {tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
+}
+/// Elements of softmax_lse from one head to the next (S5).
+inline std::int64_t lse_head_of(const Problem& problem) {
+  return problem.packed ? problem.total_q : problem.seqlen_q;
 }
 
 enum class Memory : std::uint8_t { host, device };

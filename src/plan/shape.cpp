@@ -1,4 +1,4 @@
-// What a row makes of a problem: rows of an item, splits, the grid and its order, the workspace.
+// What a row makes of a problem: rows of an item, splits, pieces and their order, the workspace.
 #include "plan/shape.h"
 
 #include <numeric>
@@ -69,41 +69,42 @@ int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const D
   return rows;
 }
 
-/// core::TileOrder::section of a GPU's plan: heads whose keys fit two thirds of the second-level
-/// cache, and whose tiles make whole pairs of rounds, the second of which evens out the first. All
-/// heads if there is no such number: where rounds do not end with sections, the imbalance costs
-/// more than the cache gives.
-int section_of(const PlanData& plan) {
+/// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is heads whose keys fit two
+/// thirds of the second-level cache, and whose tiles make whole pairs of rounds, the second of
+/// which evens out the first. All heads if there is no such number: where rounds do not end with
+/// sections, the imbalance costs more than the cache gives.
+std::int64_t section_of(const PlanData& plan) {
   const Problem& p = plan.problem;
+  const std::int64_t heads =
+      core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads);
+  if (!is_gpu(plan.kernel.arch)) return heads;
   if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
-  const std::int64_t heads = std::int64_t{core::max(1, plan.grid.batch * plan.grid.heads_k)};
   const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
-  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.grid.row_blocks});
+  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
   // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
   const std::int64_t dims = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
   const std::int64_t head_bytes = p.pass == Pass::forward
-                                      ? p.seqlen_k * dims / (p.group() / plan.packed_heads)
+                                      ? p.seqlen_k * dims / (p.group() / plan.row_heads)
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
   // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
   // longest tiles of as many heads as fill all multiprocessors had better begin together.
   if (p.pass == Pass::backward) {
-    const std::int64_t filling = plan.device.threads / core::max(1, plan.grid.row_blocks);
-    return static_cast<int>(
-        core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1)));
+    const std::int64_t filling = plan.device.threads / core::max(1, plan.work.blocks);
+    return core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1));
   }
-  return static_cast<int>(fitting < least ? heads : core::min(heads, least));
+  return fitting < least ? heads : core::min(heads, least);
 }
 
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
 /// queries leave most of a tile empty. What loads them then fetches boxes of group x queries.
-bool packs(const core::Kernel& row, const Problem& p) {
+bool shares_rows(const core::Kernel& row, const Problem& p) {
   if (!is_gpu(row.arch) || row.pass == Pass::backward) return true;
   const std::int64_t group = p.group();
   const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
   const GpuFacts& facts = facts_of(row.arch);
-  if (!facts.packs_heads) return false;
+  if (!facts.shares_rows) return false;
   if (group < 2 || group > row.tile_m || !power_of_two) return false;
   if (p.seqlen_q * group > std::int64_t{1} << facts.counted_bits) return false;
   if (row.extra == core::Extra::all || p.sink || (p.packed && p.batch_invariant)) return false;
@@ -121,22 +122,20 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.kernel_name = name_of(row);
   plan.score = core::make_score(problem.scale(), problem.softcap);
   plan.split_n = split_size(row, problem);
-  plan.packed_heads = packs(row, problem) ? static_cast<int>(problem.group()) : 1;
+  plan.row_heads = shares_rows(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
-  const std::int64_t rows = problem.seqlen_q * plan.packed_heads;
-  plan.grid.block_m = rows_of_item(row, problem, plan.split_n, device);
-  const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, plan.grid.block_m)
+  const std::int64_t rows = problem.seqlen_q * plan.row_heads;
+  plan.work.block_m = rows_of_item(row, problem, plan.split_n, device);
+  const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, plan.work.block_m)
                                       : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
-  plan.grid.batch = static_cast<int>(problem.batch);
-  plan.grid.heads_k = static_cast<int>(problem.num_heads / plan.packed_heads);
-  plan.grid.row_blocks = static_cast<int>(blocks);
-  plan.grid.splits = plan.split_n == 0
+  plan.work.batch = static_cast<int>(problem.batch);
+  plan.work.heads = static_cast<int>(problem.num_heads / plan.row_heads);
+  plan.work.blocks = static_cast<int>(blocks);
+  plan.work.splits = plan.split_n == 0
                          ? 1
                          : static_cast<int>(core::ceil_div<std::int64_t>(
                                longest_keys(problem, problem.seqlen_q), plan.split_n));
-  if (is_gpu(row.arch)) {
-    plan.order = {plan.grid.row_blocks, plan.grid.batch * plan.grid.heads_k, section_of(plan)};
-  }
+  plan.work.section = section_of(plan);
   Workspace counter(&plan.regions);
   layout(counter, plan);
   plan.workspace_bytes = counter.bytes();

@@ -1,5 +1,5 @@
 // S10 and work.h: every (batch, head, query) belongs to exactly one work item, splits cover the
-// visible keys exactly once, packed rows map to queries and heads one to one, and blocks are said
+// visible keys exactly once, rows map to queries and heads one to one, and blocks are said
 // to be seen and full where they are.
 #include "core/work.h"
 
@@ -15,7 +15,7 @@
 namespace tessera::core {
 namespace {
 
-TEST(Rows, PackingIsOneToOne_S10) {
+TEST(Rows, AreQueriesAndHeadsOneToOne_S10) {
   for (const int group : {1, 2, 3, 8}) {
     const Rows rows{11, group};
     std::set<std::pair<int, int>> seen;
@@ -140,47 +140,6 @@ TEST(QueryBlocks, MeetARowBlockAsOftenAsItMeetsKeyBlocks_S2_S3) {
   }
 }
 
-/// No two sequences share a block, none lies beyond count(), and that is no more than one block a
-/// sequence too many.
-TEST(RowBlocks, NoTwoSequencesShareOne_S11) {
-  const unsigned seed = std::random_device()();
-  std::mt19937 random(seed);
-  for (int trial = 0; trial < 2000; ++trial) {
-    const int block_m = 1 << random() % 4, longest = static_cast<int>(random() % 40);
-    const auto batch = static_cast<std::int64_t>(random() % 6);
-    for (const bool packed : {false, true}) {
-      const RowBlocks blocks{block_m, ceil_div(longest, block_m)};
-      std::int64_t rows = 0, taken = 0, end = 0;
-      for (std::int64_t b = 0; b < batch; ++b) {
-        const auto any = static_cast<int>(random() % static_cast<unsigned>(longest + 1));
-        const int length = !packed ? longest : random() % 4 == 0 ? 0 : any;
-        const std::int64_t first = blocks.first_of(packed, rows, b);
-        ASSERT_GE(first, end) << "seed " << seed;
-        end = first + ceil_div(length, block_m);
-        taken += ceil_div(length, block_m);
-        rows += length;
-      }
-      const std::int64_t count = blocks.count(packed, rows, batch);
-      ASSERT_LE(end, count) << "seed " << seed;
-      ASSERT_LE(count, taken + (packed ? batch : 0)) << "seed " << seed;
-    }
-  }
-}
-
-TEST(WorkGrid, EveryItemOnceAndLongestFirst) {
-  const WorkGrid grid{3, 2, 5, 4};
-  std::set<std::tuple<int, int, int, int>> seen;
-  int last_block = grid.row_blocks;
-  for (std::int64_t index = 0; index < grid.count(); ++index) {
-    const WorkItem item = grid.item(index);
-    EXPECT_TRUE(seen.insert({item.batch, item.head_k, item.row_block, item.split}).second);
-    EXPECT_LE(item.row_block, last_block);
-    last_block = item.row_block;
-  }
-  EXPECT_EQ(seen.size(), static_cast<std::size_t>(3 * 2 * 5 * 4));
-  EXPECT_EQ(grid.item(0).row_block, 4);
-}
-
 TEST(ShiftedRows, AreRowsOfAPowerOfTwo_S10) {
   for (int shift = 0; shift <= 6; ++shift) {
     const Rows rows{50, 1 << shift};
@@ -194,41 +153,73 @@ TEST(ShiftedRows, AreRowsOfAPowerOfTwo_S10) {
   }
 }
 
-TEST(TileOrder, EveryTileOnceAndLongestFirstInASection) {
-  for (int row_blocks = 1; row_blocks <= 4; ++row_blocks) {
-    for (int heads = 1; heads <= 7; ++heads) {
-      for (int section = 1; section <= 8; ++section) {
-        const TileOrder order{row_blocks, heads, section};
+/// Every piece exactly once, whoever takes it; in a section blocks come late ones first, and the
+/// splits of a block follow each other. In 32 bits as in 64.
+TEST(WorkOrder, EveryPieceOnceAndLongestFirstInASection) {
+  std::mt19937 random(std::random_device{}());
+  for (int batch = 1; batch <= 3; ++batch) {
+    for (int heads = 1; heads <= 3; ++heads) {
+      for (int section = 1; section <= batch * heads + 1; ++section) {
+        const int blocks = 1 + static_cast<int>(random() % 4);
+        const int splits = 1 + static_cast<int>(random() % 3);
+        const WorkOrder order{batch, heads, blocks, splits, 0, section};
+        const int count = order.count<int>();
+        ASSERT_EQ(count, batch * heads * blocks * splits);
+        ASSERT_EQ(order.count(), count);
         for (const int workers : {1, 3, 5}) {
-          std::set<std::pair<int, int>> seen;
-          for (int i = 0; i * workers < order.count(); ++i) {
+          std::set<std::tuple<int, int, int, int>> seen;
+          for (int i = 0; i * workers < count; ++i) {
             for (int worker = 0; worker < workers; ++worker) {
-              const int index = TileOrder::index_of(i, worker, workers);
+              const int index = WorkOrder::index_of(i, worker, workers);
               ASSERT_GE(index, i * workers);
               ASSERT_LT(index, (i + 1) * workers);
-              if (index >= order.count()) continue;
-              const TileOrder::Tile tile = order.at(index);
-              ASSERT_TRUE(seen.insert({tile.row_block, tile.head}).second);
-              ASSERT_TRUE(0 <= tile.row_block && tile.row_block < row_blocks);
-              ASSERT_TRUE(0 <= tile.head && tile.head < heads);
+              if (index >= count) continue;
+              const Work work = order.at(index);
+              ASSERT_TRUE(seen.insert({work.batch, work.head, work.block, work.split}).second);
+              ASSERT_TRUE(0 <= work.batch && work.batch < batch);
+              ASSERT_TRUE(0 <= work.head && work.head < heads);
+              ASSERT_TRUE(0 <= work.block && work.block < blocks);
+              ASSERT_TRUE(0 <= work.split && work.split < splits);
+              const Work same = order.at(std::int64_t{index});
+              ASSERT_TRUE(same.batch == work.batch && same.head == work.head &&
+                          same.block == work.block && same.split == work.split);
             }
           }
-          ASSERT_EQ(seen.size(), static_cast<std::size_t>(order.count()));
+          ASSERT_EQ(seen.size(), static_cast<std::size_t>(count));
         }
-        for (int index = 1; index < order.count(); ++index) {
-          const TileOrder::Tile tile = order.at(index), before = order.at(index - 1);
-          const int sections = std::max(1, heads / section);
-          const int here = std::min(tile.head / section, sections - 1);
-          const int there = std::min(before.head / section, sections - 1);
-          if (here == there) {
-            ASSERT_LE(tile.row_block, before.row_block);
+        for (int index = 1; index < count; ++index) {
+          const Work work = order.at(index), before = order.at(index - 1);
+          if (index % splits != 0) {
+            ASSERT_EQ(work.split, before.split + 1);
+            ASSERT_TRUE(work.batch == before.batch && work.head == before.head &&
+                        work.block == before.block);
+            continue;
+          }
+          const int sections = std::max(1, batch * heads / section);
+          const auto section_of = [&](const Work& at) {
+            return std::min((at.batch * heads + at.head) / section, sections - 1);
+          };
+          if (section_of(work) == section_of(before)) {
+            ASSERT_LE(work.block, before.block);
           } else {
-            ASSERT_EQ(here, there + 1);
+            ASSERT_EQ(section_of(work), section_of(before) + 1);
           }
         }
       }
     }
   }
+}
+
+/// A CPU's plan may have more pieces than 32 bits count.
+TEST(WorkOrder, CountsBeyond32Bits) {
+  const WorkOrder order{1 << 20, 1 << 10, 1 << 10, 2, 0, std::int64_t{1} << 30};
+  const std::int64_t last = order.count() - 1;
+  EXPECT_EQ(order.count(), std::int64_t{1} << 41);
+  const Work work = order.at(last);
+  EXPECT_EQ(work.batch, (1 << 20) - 1);
+  EXPECT_EQ(work.head, (1 << 10) - 1);
+  EXPECT_EQ(work.block, 0);
+  EXPECT_EQ(work.split, 1);
 }
 
 TEST(SplitKeys, CoverTheRangeOnce) {

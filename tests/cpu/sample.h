@@ -414,7 +414,7 @@ inline PlanData make_plan(const core::Kernel& row, const Problem& p, int split_n
   device.threads = threads;
   PlanData plan = plan_row(row, p, device);
   plan.split_n = split_n;
-  plan.grid.splits = split_n == 0 ? 1
+  plan.work.splits = split_n == 0 ? 1
                                   : static_cast<int>(core::max<std::int64_t>(
                                         1, core::ceil_div<std::int64_t>(p.seqlen_k, split_n)));
   plan.regions.clear();

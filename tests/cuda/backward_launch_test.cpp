@@ -152,13 +152,8 @@ TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
       };
       EXPECT_EQ(seen.main.in_order, !order.empty()) << words << order;
       EXPECT_EQ(seen.prepare.first_stores, seen.main.in_order) << words << order;
-      EXPECT_EQ(seen.prepare.seqlen_q, seen.main.seqlen_q) << words << order;
-      EXPECT_EQ(seen.prepare.seqlen_k, seen.main.seqlen_k) << words << order;
-      EXPECT_EQ(seen.prepare.cu_seqlens_q, seen.main.cu_seqlens_q) << words << order;
-      EXPECT_EQ(seen.prepare.cu_seqlens_k, seen.main.cu_seqlens_k) << words << order;
-      EXPECT_EQ(seen.prepare.window_left, seen.main.window_left) << words << order;
-      EXPECT_EQ(seen.prepare.window_right, seen.main.window_right) << words << order;
-      EXPECT_EQ(seen.prepare.alignment, seen.main.alignment) << words << order;
+      EXPECT_EQ(seen.prepare.sequences, seen.main.sequences) << words << order;
+      EXPECT_EQ(seen.prepare.window, seen.main.window) << words << order;
       ASSERT_NE(address_of("turns"), nullptr) << words << order;
       EXPECT_EQ(seen.main.turns, address_of("turns")) << words << order;
       EXPECT_EQ(seen.prepare.turns, seen.main.turns) << words << order;
@@ -181,7 +176,8 @@ TEST_F(Launches, ABackwardKnowsWhereItsQueryGradientGoes) {
     ASSERT_TRUE(seen.status) << seen.status.text;
     const auto goes_there = [&](const auto& params) {
       EXPECT_EQ(params.dq, tensors.dq.data) << words;
-      EXPECT_EQ(params.dq_strides.batch, problem.packed ? 0 : tensors.dq.stride_batch) << words;
+      EXPECT_EQ(params.dq_strides.batch, tensors.dq.stride_batch) << words;
+      EXPECT_EQ(params.sequences.packed(), problem.packed) << words;
       EXPECT_EQ(params.dq_strides.head, tensors.dq.stride_head) << words;
       EXPECT_EQ(params.dq_strides.seqlen, tensors.dq.stride_seqlen) << words;
       EXPECT_EQ(params.rows.dq, seen.prepare.rows.dq) << words;

@@ -33,17 +33,17 @@ struct Rows {
   Rows(std::mt19937& random, core::Kernel row, bool packed, int dim, bool aligned) {
     p.batch = 3;
     p.heads = 2;
-    p.seqlen_q = 150;
+    p.sequences.seqlen_q = 150;
     p.head_dim = p.head_dim_v = dim;
     p.softmax_scale = 0.5F;
     p.aligned = aligned;
     for (int b = 0; b < p.batch; ++b) {
       const int lengths[] = {150, 0, 70};
-      offsets.push_back(offsets.back() + (packed ? lengths[b] : p.seqlen_q));
+      offsets.push_back(offsets.back() + (packed ? lengths[b] : p.sequences.seqlen_q));
       key_offsets.push_back(key_offsets.back() + (b == 0 ? 20 : 70));
     }
     const std::int64_t rows = offsets.back(), stride = aligned ? dim + 8 : dim + 3;
-    p.rows.blocks = {row.block_m, core::ceil_div(p.seqlen_q, row.block_m)};
+    p.rows.blocks = {row.block_m, core::ceil_div(p.sequences.seqlen_q, row.block_m)};
     p.rows.heads = p.heads;
     p.rows.pieces = row.block_m * row.head_dim / cuda::sm90::kPieceFloats;
     blocks = p.rows.blocks.count(packed, rows, p.batch);
@@ -68,28 +68,29 @@ struct Rows {
     fill(parts, std::int64_t{p.heads} * p.batch * p.rows.blocks.per_sequence, nan);
     fill(dsink, p.heads, nan);
     fill(turns, blocks * p.heads * 2, [] { return 7; });
-    const cuda::Strides strides = {packed ? 0 : p.seqlen_q * (p.heads * stride), p.heads * stride,
-                                   stride};
+    const core::Strides strides = {packed ? 0 : p.sequences.seqlen_q * (p.heads * stride),
+                                   p.heads * stride, stride};
     p.o = {o.data(), strides};
     p.dout = {dout.data(), strides};
     p.dq = dq.data();
     p.dq_strides = strides;
     p.softmax_lse = lse.data();
-    p.lse_head = packed ? rows : p.seqlen_q;
-    p.cu_seqlens_q = packed ? offsets.data() : nullptr;
-    p.cu_seqlens_k = packed ? key_offsets.data() : nullptr;
-    p.seqlen_k = packed ? 70 : 20;
-    p.window_right = 0;
+    p.lse_head = packed ? rows : p.sequences.seqlen_q;
+    p.sequences.cu_seqlens_q = packed ? offsets.data() : nullptr;
+    p.sequences.cu_seqlens_k = packed ? key_offsets.data() : nullptr;
+    p.sequences.seqlen_k = packed ? 70 : 20;
+    p.window.right = 0;
     p.rows.statistics = statistics.data();
     p.rows.dq = accumulators.data();
     p.turns = turns.data();
     p.next_tile = &next_tile;
   }
 
-  bool packed() const { return p.cu_seqlens_q != nullptr; }
+  bool packed() const { return p.sequences.packed(); }
   int seqlen(int b) const { return offsets[at(b) + 1] - offsets[at(b)]; }
   std::size_t row_of(int b, int head, int query) const {
-    return at((packed() ? offsets[at(b)] : b * p.seqlen_q) + query) * at(p.heads) + at(head);
+    return at((packed() ? offsets[at(b)] : b * p.sequences.seqlen_q) + query) * at(p.heads) +
+           at(head);
   }
   std::size_t element(int b, int head, int query, int column) const {
     return row_of(b, head, query) * at(p.dq_strides.head) + at(column);
@@ -100,7 +101,7 @@ struct Rows {
   }
   /// The row block that holds a query of the sequence.
   std::int64_t block_of(int b, int query) const {
-    return p.rows.blocks.first_of(packed(), offsets[at(b)], b) + query / p.rows.blocks.block_m;
+    return p.rows.blocks.first_of(p.sequences.at(b)) + query / p.rows.blocks.block_m;
   }
 
   template <class Body>
@@ -237,7 +238,7 @@ TEST(BackwardRows, WithoutRowsOnlyTheNextTileIsWritten) {
     std::int32_t next_tile = 7;
     cuda::sm90::BackwardRowParams p;
     p.rows.blocks = {64, 0};
-    p.cu_seqlens_q = packed ? offsets : nullptr;
+    p.sequences.cu_seqlens_q = p.sequences.cu_seqlens_k = packed ? offsets : nullptr;
     p.next_tile = &next_tile;
     host::launch(1, [&] { cuda::sm90::prepare_rows<Dtype::f16>(p); });
     EXPECT_EQ(next_tile, 0);

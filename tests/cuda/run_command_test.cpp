@@ -95,8 +95,8 @@ TEST_F(RunOnAGpu, FilesGoThereAndResultsComeBack) {
     }
     EXPECT_EQ(std::memcmp(p.bias, bias_, sizeof bias_), 0);
     EXPECT_EQ(std::memcmp(p.sink, sink_, sizeof sink_), 0);
-    EXPECT_EQ(std::memcmp(p.cu_seqlens_q, offsets_, sizeof offsets_), 0);
-    EXPECT_EQ(std::memcmp(p.cu_seqlens_k, offsets_, sizeof offsets_), 0);
+    EXPECT_EQ(std::memcmp(p.sequences.cu_seqlens_q, offsets_, sizeof offsets_), 0);
+    EXPECT_EQ(std::memcmp(p.sequences.cu_seqlens_k, offsets_, sizeof offsets_), 0);
     auto* const o = static_cast<std::uint16_t*>(p.o);
     std::iota(o, o + kCount, std::uint16_t{100});
     std::iota(p.softmax_lse, p.softmax_lse + kRows * kHeads, 0.5F);

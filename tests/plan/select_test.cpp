@@ -70,7 +70,7 @@ TEST(Select, RowsOfAnItem) {
   const auto block_m = [](const char* problem, int threads) {
     const Result<Plan> planned = plan(problem_of(problem), device_of(Arch::avx512, threads));
     EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned.ok() ? planned->data().grid.block_m : 0;
+    return planned.ok() ? planned->data().work.block_m : 0;
   };
   EXPECT_EQ(block_m("fwd f32 h=8 q=4096 k=4096 d=64", 1), 512);
   EXPECT_EQ(block_m("fwd f32 h=8 q=4096 k=4096 d=256", 1), 256);
@@ -161,10 +161,10 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
       const Result<Plan> plan = tessera::plan(problem_of(problem), *device);
       if (!plan) return plan.status().text;
       const PlanData& data = plan->data();
-      const core::TileOrder& order = data.order;
+      const core::WorkOrder& order = data.work;
       std::string text(plan->kernel());
-      text += " " + std::to_string(order.row_blocks) + " x " + std::to_string(order.heads) + "/" +
-              std::to_string(order.section);
+      text += " " + std::to_string(order.blocks) + " x " +
+              std::to_string(order.batch * order.heads) + "/" + std::to_string(order.section);
       for (const WorkspaceRegion& region : data.regions) {
         text += " " + std::string(region.name) + " " + std::to_string(region.bytes);
       }
@@ -239,7 +239,7 @@ TEST(Select, GroupsArePackedWhereThatMakesFewerTiles_S10) {
   const auto packed = [&](const char* problem) {
     const Result<Plan> planned = plan(problem_of(problem), *device);
     EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned ? planned->data().packed_heads : 0;
+    return planned ? planned->data().row_heads : 0;
   };
   EXPECT_EQ(packed("fwd bf16 b=4 h=32/8 q=1 k=8192 d=128"), 4);
   EXPECT_EQ(packed("fwd bf16 b=4 h=32/1 q=16 k=8192 d=64"), 32);
@@ -283,7 +283,7 @@ TEST(Select, SectionsFitTheCacheAndEndWithARound) {
   const auto section = [&](const char* problem) {
     const Result<Plan> planned = plan(problem_of(problem), *device);
     EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned ? planned->data().order.section : 0;
+    return planned ? planned->data().work.section : 0;
   };
   EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128"), 1);
   EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128 causal"), 66);    // 4 row blocks
@@ -301,7 +301,7 @@ TEST(Select, SectionsOfTheBackwardFitTheCacheOrFillTheMultiprocessors) {
   const auto section = [&](const std::string& problem) {
     const Result<Plan> planned = plan(problem_of(("bwd bf16 " + problem).c_str()), *device);
     EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned ? planned->data().order.section : 0;
+    return planned ? planned->data().work.section : 0;
   };
   EXPECT_EQ(section("b=4 h=16 q=4096 k=4096 d=128"), 1);
   // 4 MiB a head: eight fit. 32, 8, 2 key blocks and then one.
@@ -341,10 +341,10 @@ TEST(Select, SplitsDependOnTheSequenceAlone_S9) {
         const Result<Plan> planned = plan(p, device_of(arch, threads));
         ASSERT_TRUE(planned.ok()) << planned.status().text;
         const PlanData& data = planned->data();
-        EXPECT_GT(data.grid.splits, 1);
-        EXPECT_GE(std::int64_t{data.grid.splits} * data.split_n, 30000);
-        if (splits == 0) splits = data.grid.splits, split_n = data.split_n;
-        EXPECT_EQ(data.grid.splits, splits);
+        EXPECT_GT(data.work.splits, 1);
+        EXPECT_GE(std::int64_t{data.work.splits} * data.split_n, 30000);
+        if (splits == 0) splits = data.work.splits, split_n = data.split_n;
+        EXPECT_EQ(data.work.splits, splits);
         EXPECT_EQ(data.split_n, split_n);
       }
     }
@@ -381,7 +381,7 @@ TEST(Select, BatchInvariantPackedNeverDependsOnTheLongestSequence_S9) {
     p.seqlen_q = longest;
     const Result<Plan> planned = plan(p, device);
     ASSERT_TRUE(planned.ok()) << planned.status().text;
-    EXPECT_EQ(planned->data().grid.splits, 1);
+    EXPECT_EQ(planned->data().work.splits, 1);
     if (kernel.empty()) kernel = planned->kernel();
     EXPECT_EQ(planned->kernel(), kernel);
   }

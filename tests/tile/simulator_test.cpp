@@ -223,7 +223,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
     ordered += p.deterministic ? 1 : 0;
     masked += got.masked_tiles;
     full += got.full_tiles;
-    split += plan.grid.splits > 1 ? 1 : 0;
+    split += plan.work.splits > 1 ? 1 : 0;
   }
   // The list must have exercised what it claims to prove.
   EXPECT_GT(ran, 0) << "seed " << seed;
@@ -264,12 +264,13 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       const Data data = make_data(p, random);
       if (!refusal(row, p, kGpu).empty()) continue;
       const PlanData plan = plan_row(row, p, kGpu);
-      const core::TileOrder& order = plan.order;
+      const core::WorkOrder& order = plan.work;
       const int blocks = static_cast<int>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
       const int heads = static_cast<int>(p.num_heads_k);
-      std::vector<int> turns(static_cast<std::size_t>(order.heads * blocks));
+      const int all_heads = order.batch * order.heads;
+      std::vector<int> turns(static_cast<std::size_t>(all_heads * blocks));
       const auto band_at = [&](int head) {
-        return band_of(p, sequence_of(p, data.tensors, head / heads));
+        return window_of(p).band_of(sequences_of(p, data.tensors).at(head / heads));
       };
       const auto keys_of = [&](const core::Band& band, int m) {
         const core::Range rows = {m * row.block_m, core::min((m + 1) * row.block_m, band.seqlen_q)};
@@ -281,19 +282,20 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       };
       const std::string what = name_of(row) + " " + to_string(p) + " seed " + std::to_string(seed);
       for (int i = 0; i < order.count(); ++i) {
-        const core::TileOrder::Tile tile = order.at(i);
-        const core::Band band = band_at(tile.head);
-        const int first_key = tile.row_block * row.block_n;
+        const core::Work tile = order.at(i);
+        const int head = tile.batch * heads + tile.head;
+        const core::Band band = band_at(head);
+        const int first_key = tile.block * row.block_n;
         if (first_key >= band.seqlen_k) continue;
         const core::Range seen =
             core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
         for (int m = seen.begin; m < seen.end; ++m) {
-          int& turn = turns[place_of(tile.head, m)];
-          ASSERT_EQ(keys_of(band, m).end - 1 - tile.row_block, turn) << what;
+          int& turn = turns[place_of(head, m)];
+          ASSERT_EQ(keys_of(band, m).end - 1 - tile.block, turn) << what;
           most = std::max(most, ++turn);
         }
       }
-      for (int head = 0; head < order.heads; ++head) {
+      for (int head = 0; head < all_heads; ++head) {
         const core::Band band = band_at(head);
         for (int m = 0; m * row.block_m < band.seqlen_q; ++m) {
           ASSERT_EQ(turns[place_of(head, m)], keys_of(band, m).size()) << what;

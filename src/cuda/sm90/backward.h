@@ -96,14 +96,14 @@ class BackwardConsumer {
   }
   __device__ __forceinline__ void clear_keys() const {
     const int valid = tile().band.seqlen_k - tile().first_key;
-    if (agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+    if (agreed(!p.sequences.packed() || valid >= kN)) return;
     clear_rows<kN>(tile().k, S::kChunks, valid);
     clear_rows<kN>(tile().v, S::kChunksV, valid);
     after_clearing();
   }
   __device__ __forceinline__ void clear_queries(int m) const {
     const int valid = tile().band.seqlen_q - m * kM;
-    if (agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+    if (agreed(!p.sequences.packed() || valid >= kM)) return;
     buffers.dout.wait_full(item_);
     clear_rows<kM>(buffers.q.buffer(item_), S::kChunks, valid);
     clear_rows<kM>(buffers.dout.buffer(item_), S::kChunksV, valid);
@@ -339,11 +339,10 @@ class BackwardConsumer {
     return first_key + group_ * kRows + fragment_row(warp_, lane_, half);
   }
 
-  __device__ __forceinline__ std::uint16_t* row_of(void* tensor, const Strides& strides,
+  __device__ __forceinline__ std::uint16_t* row_of(void* tensor, const core::Strides& strides,
                                                    const KeyTile& t, int half) const {
     const std::int64_t row = t.first_row + key_of(t.first_key, half);
-    const std::int64_t batch = p.cu_seqlens_q == nullptr ? t.batch : 0;
-    return static_cast<std::uint16_t*>(tensor) + batch * strides.batch + t.head * strides.head +
+    return static_cast<std::uint16_t*>(tensor) + t.entry * strides.batch + t.head * strides.head +
            row * strides.seqlen + store_column(lane_);
   }
 

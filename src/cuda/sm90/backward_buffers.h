@@ -36,6 +36,7 @@ struct BackwardShape {
 struct alignas(16) KeyTile {
   int first_key = -1;         ///< of its sequence; -1: there are no more tiles
   int head = 0, batch = 0;    ///< key/value head
+  int entry = 0;              ///< core::Sequence::entry
   core::QueryBlocks queries;  ///< blocks of rows that see its keys
   core::Band band;
   std::int64_t first_block = 0;  ///< core::RowBlocks::first_of its sequence

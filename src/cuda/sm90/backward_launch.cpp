@@ -68,10 +68,10 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
                    const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
   if (plan.kernel.any_layout) {
-    params.q_source = source_of(t.q, p);
-    params.k_source = source_of(t.k, p);
-    params.v_source = source_of(t.v, p);
-    params.dout_source = source_of(t.dout, p);
+    params.q_source = source_of(t.q);
+    params.k_source = source_of(t.k);
+    params.v_source = source_of(t.v);
+    params.dout_source = source_of(t.dout);
   } else if (Status s = make_maps(params, plan, t); !s) {
     return s;
   }
@@ -80,16 +80,20 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
   params.in_order = adds_in_order(p);
   params.next_tile = layout.next_tile;
   params.dq = t.dq.data;
-  params.dq_strides = strides_of(t.dq, p);
+  params.dq_strides = strides_of(t.dq);
   params.dk = t.dk.data;
   params.dv = t.dv.data;
-  params.dk_strides = strides_of(t.dk, p);
-  params.dv_strides = strides_of(t.dv, p);
+  params.dk_strides = strides_of(t.dk);
+  params.dv_strides = strides_of(t.dv);
   set_problem(params, plan, t);
   set_bias_gradient(params, p, t, layout);
   params.heads = static_cast<int>(p.num_heads);
-  params.heads_k = static_cast<int>(p.num_heads_k);
   params.group = static_cast<int>(p.group());
+  params.workers = static_cast<int>(std::min<std::int64_t>(plan.work.count(), plan.device.threads));
+  params.row_work = plan.work;
+  params.row_work.heads = params.heads;
+  params.row_work.section *= params.group;
+  params.row_work.blocks = layout.blocks.per_sequence;
   return {};
 }
 
@@ -98,28 +102,23 @@ BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   const Problem& p = plan.problem;
   BackwardRowParams params;
   params.rows = row_memory_of(plan, layout);
-  params.o = source_of(t.o, p);
-  params.dout = source_of(t.dout, p);
+  params.o = source_of(t.o);
+  params.dout = source_of(t.dout);
   params.softmax_lse = t.softmax_lse;
   params.dsoftmax_lse = t.dsoftmax_lse;
-  params.lse_head = p.packed ? p.total_q : p.seqlen_q;
+  params.lse_head = lse_head_of(p);
   params.dq = t.dq.data;
-  params.dq_strides = strides_of(t.dq, p);
-  params.cu_seqlens_q = p.packed ? t.cu_seqlens_q : nullptr;
+  params.dq_strides = strides_of(t.dq);
   params.sink = t.sink;
   params.sink_parts = p.sink && t.dsink != nullptr ? layout.sink_parts : nullptr;
   params.dsink = t.dsink;
   params.turns = layout.turns;
   params.next_tile = layout.next_tile;
+  params.sequences = sequences_of(p, t);
+  params.window = window_of(p);
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
   params.heads = static_cast<int>(p.num_heads);
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
-  params.cu_seqlens_k = p.packed ? t.cu_seqlens_k : nullptr;
-  params.window_left = p.window_left;
-  params.window_right = p.window_right;
-  params.alignment = p.alignment;
   params.first_stores = adds_in_order(p);
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
@@ -161,17 +160,16 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
       std::min(kMostBlocks, core::ceil_div<std::int64_t>(bias.count(), kRowThreads));
 
   Status status;
-  if (row_blocks > 0 || plan.grid.count() > 0) {  // one block at least, which sets the counters
+  if (row_blocks > 0 || plan.work.count() > 0) {  // one block at least, which sets the counters
     status = launch(queue, p.dtype, RowsKernel::prepare_bf16, RowsKernel::prepare_f16,
                     std::max<std::int64_t>(row_blocks, 1), &rows);
   }
   if (status && wants_bias) status = launch(queue, RowsKernel::begin_bias, bias_blocks, &bias);
-  if (status && plan.grid.count() > 0) {
-    status = queue.launch(plan.kernel,
-                          std::min<std::int64_t>(plan.grid.count(), plan.device.threads), &params);
+  if (status && plan.work.count() > 0) {
+    status = queue.launch(plan.kernel, params.workers, &params);
   }
   // Elsewhere the main kernel has made dQ from its sums.
-  if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.grid.count() == 0)) {
+  if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.work.count() == 0)) {
     status =
         launch(queue, p.dtype, RowsKernel::finish_bf16, RowsKernel::finish_f16, row_blocks, &rows);
   }

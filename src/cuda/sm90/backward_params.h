@@ -1,9 +1,9 @@
 // What the kernels of the Hopper backward pass are given: values filled in by backward_launch.cpp.
 #pragma once
 
-#include "core/mask.h"
 #include "core/philox.h"
 #include "core/score.h"
+#include "core/sequences.h"
 #include "core/work.h"
 #include "cuda/ptx/tensor_map.h"
 #include "cuda/source.h"
@@ -47,13 +47,13 @@ struct BackwardParams {
   std::int32_t* turns = nullptr;
   bool in_order = false;  ///< they add in an order that is always the same
   void* dq = nullptr;     ///< written here (backward_pieces.h) unless consumers split roles
-  Strides dq_strides;
+  core::Strides dq_strides;
   void* dk = nullptr;
   void* dv = nullptr;
-  Strides dk_strides, dv_strides;
+  core::Strides dk_strides, dv_strides;
 
-  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
-  const std::int32_t* cu_seqlens_k = nullptr;
+  core::Sequences sequences;
+  core::Window window;
   const float* alibi_slopes = nullptr;  ///< null: no ALiBi
   const void* bias = nullptr;           ///< null: no bias
   std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
@@ -63,14 +63,13 @@ struct BackwardParams {
 
   core::Score score;
   core::Dropout dropout;
-  std::int64_t window_left = -1, window_right = -1;
 
-  int heads = 0, heads_k = 0, group = 1;
-  int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
+  core::WorkOrder work;               ///< blocks of keys of key/value heads
+  std::int32_t* next_tile = nullptr;  ///< of `work`
+  core::WorkOrder row_work;           ///< blocks of rows of query heads, as they get complete
+  int workers = 0;                    ///< blocks of threads: each looks after its share of row_work
+  int heads = 0, group = 1;           ///< query heads; those that share keys
   int head_dim = 0, head_dim_v = 0;
-  core::TileOrder order;              ///< of blocks of keys
-  std::int32_t* next_tile = nullptr;  ///< of the order
-  Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
   bool dbias_adds = false;  ///< dbias are fp32 sums: several scores share an element
   bool alibi_per_batch = false;
@@ -84,20 +83,17 @@ struct BackwardRowParams {
   const float* dsoftmax_lse = nullptr;  ///< null: 0
   std::int64_t lse_head = 0;            ///< elements of softmax_lse from one head to the next
   void* dq = nullptr;                   ///< after
-  Strides dq_strides;
-  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
-  const float* sink = nullptr;                 ///< null: no sink, or its gradient is not asked for
+  core::Strides dq_strides;
+  core::Sequences sequences;
+  core::Window window;
+  const float* sink = nullptr;  ///< null: no sink, or its gradient is not asked for
   float* sink_parts = nullptr;  ///< [head][batch][blocks per sequence]: sums over a block's rows
   float* dsink = nullptr;
   std::int32_t* turns = nullptr;      ///< as in BackwardParams
   std::int32_t* next_tile = nullptr;  ///< as in BackwardParams
   float softmax_scale = 0.0F;
   int batch = 0, heads = 0;
-  int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
   int head_dim = 0, head_dim_v = 0;
-  std::int64_t window_left = -1, window_right = -1;
-  const std::int32_t* cu_seqlens_k = nullptr;  ///< packed only
-  Alignment alignment = Alignment::bottom_right;
   /// Whoever is the first to add to a row block's dQ stores: only where nobody does, it begins as
   /// 0.
   bool first_stores = false;

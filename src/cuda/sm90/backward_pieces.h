@@ -82,7 +82,7 @@ class PieceFinisher {
       int taken = 0;
       if (lane_ == 0) taken = atomicAdd(&buffers.words->finished, 1);
       const int index = index_of(__shfl_sync(~0U, taken, 0));
-      if (index >= order().count()) break;
+      if (index >= p.row_work.count<int>()) break;
       const FinishedRows block = describe(index);
       if (block.rows <= 0) continue;
       if (lane_ == 0) block_ = block;
@@ -100,7 +100,7 @@ class PieceFinisher {
       }
       ptx::barrier_sync(2 + group, 128);
       const int index = index_of(buffers.words->taken[group]);
-      if (index >= order().count()) break;
+      if (index >= p.row_work.count<int>()) break;
       const FinishedRows block = describe(index);
       if (block.rows <= 0) continue;
 #pragma unroll
@@ -115,42 +115,27 @@ class PieceFinisher {
   }
 
  private:
-  /// Of row blocks and query heads.
-  __device__ __forceinline__ core::TileOrder order() const {
-    return {p.rows.blocks.per_sequence, p.order.heads * p.group, p.order.section * p.group};
-  }
   /// The taken-th of this block's share.
-  __device__ __forceinline__ static int index_of(int taken) {
-    return static_cast<int>(blockIdx.x) + taken * static_cast<int>(gridDim.x);
+  __device__ __forceinline__ int index_of(int taken) const {
+    return static_cast<int>(blockIdx.x) + taken * p.workers;
   }
 
   /// Returns when the row block is complete.
   __device__ __forceinline__ FinishedRows describe(int index) const {
-    const core::TileOrder::Tile place = order().at(index);
-    const int row_block = order().row_blocks - 1 - place.row_block;
-    const int head = place.head % p.heads, batch = place.head / p.heads;
-    const bool packed = p.cu_seqlens_q != nullptr;
-    int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k, first_q = 0;
-    if (packed) {
-      first_q = p.cu_seqlens_q[batch];
-      seqlen_q = p.cu_seqlens_q[batch + 1] - first_q;
-      seqlen_k = p.cu_seqlens_k[batch + 1] - p.cu_seqlens_k[batch];
-    }
+    const core::Work work = p.row_work.at(index);
+    const int row_block = p.row_work.blocks - 1 - work.block;
+    const core::Sequence sequence = p.sequences.at(work.batch);
     const int first_row = row_block * K.block_m;
-    const int rows = core::min(seqlen_q - first_row, K.block_m);
+    const int rows = core::min(sequence.seqlen_q - first_row, K.block_m);
     if (rows <= 0) return {};
-    const core::Band band =
-        core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
+    const core::Band band = p.window.band_of(sequence);
     const int adders = core::key_blocks(band, {first_row, first_row + rows}, K.block_n).seen.size();
     const core::RowBlocks blocks = {K.block_m, p.rows.blocks.per_sequence};
-    const std::int64_t at =
-        p.rows.index_of(blocks.first_of(packed, first_q, batch) + row_block, head);
+    const std::int64_t at = p.rows.index_of(blocks.first_of(sequence) + row_block, work.head);
     while (ptx::load_acquire(p.turns + at * 2 + lane_ % 2) != adders) ptx::sleep(50);
     __syncwarp();
     ptx::fence_proxy_async_global();
-    const std::int64_t first = (packed ? 0 : batch) * p.dq_strides.batch +
-                               head * p.dq_strides.head +
-                               (std::int64_t{first_q} + first_row) * p.dq_strides.seqlen;
+    const std::int64_t first = sequence.query_offset(p.dq_strides, first_row, work.head);
     return {p.rows.dq + at * 2 * kPieceFloats, static_cast<std::uint16_t*>(p.dq) + first, rows};
   }
 

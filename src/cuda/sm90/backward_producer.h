@@ -19,7 +19,8 @@ class BackwardProducer {
       : p(params), buffers(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (int index = next(); index < p.order.count(); index = next()) produce(index);
+    const int count = p.work.count<int>();
+    for (int index = next(); index < count; index = next()) produce(p.work.at(index));
     buffers.k.claim(tile_item_);
     if (leads()) {
       buffers.words->tile.first_key = -1;
@@ -46,40 +47,32 @@ class BackwardProducer {
     return __shfl_sync(1, index, 0);  // the compiler now knows it to be the same for the warp
   }
 
-  /// The tile at `index` of the order.
-  __device__ __forceinline__ void produce(int index) {
-    const core::TileOrder::Tile place = p.order.at(index);
-    const int head = place.head % p.heads_k, batch = place.head / p.heads_k;
-    const bool packed = p.cu_seqlens_q != nullptr;
-    int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k, first_q = 0, first_k = 0;
-    if (packed) {
-      first_q = p.cu_seqlens_q[batch];
-      first_k = p.cu_seqlens_k[batch];
-      seqlen_q = p.cu_seqlens_q[batch + 1] - first_q;
-      seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
-    }
+  /// A block of keys.
+  __device__ __forceinline__ void produce(const core::Work& work) {
+    const core::Sequence sequence = p.sequences.at(work.batch);
     // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
     // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
     // before it follow a step behind each other, so hardly anyone waits.
-    const int block = p.in_order ? place.row_block : p.order.row_blocks - 1 - place.row_block;
+    const int block = p.in_order ? work.block : p.work.blocks - 1 - work.block;
     const int first_key = block * K.block_n;
-    if (first_key >= seqlen_k) return;
+    if (first_key >= sequence.seqlen_k) return;
 
     KeyTile tile;
     tile.first_key = first_key;
-    tile.head = head;
-    tile.batch = batch;
-    tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
+    tile.head = work.head;
+    tile.batch = work.batch;
+    tile.entry = sequence.entry();
+    tile.band = p.window.band_of(sequence);
     tile.queries = core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m);
     const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
-    tile.first_block = row_blocks.first_of(packed, first_q, batch);
-    tile.first_row = first_k;
+    tile.first_block = row_blocks.first_of(sequence);
+    tile.first_row = sequence.first_k;
     tile.steps = p.group * tile.queries.seen.size();
     tile.item = tile_item_;
     tile.k = buffers.k.buffer(tile_item_);
     tile.v = buffers.v.buffer(tile_item_);
 
-    const LoadRows keys = {first_k + first_key, seqlen_k - first_key, head, packed ? 0 : batch};
+    const LoadRows keys = keys_of(sequence, first_key, work.head);
     buffers.k.claim(tile_item_);
     if (leads()) buffers.words->tile = tile;
     fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
@@ -87,9 +80,8 @@ class BackwardProducer {
     bool values_wait = true;
     for (int member = 0; member < p.group; ++member) {
       for (int m = tile.queries.seen.begin; m < tile.queries.seen.end; ++m, ++item_) {
-        const int query_head = head * p.group + member;
-        const LoadRows rows = {first_q + m * K.block_m, seqlen_q - m * K.block_m, query_head,
-                               packed ? 0 : batch};
+        const int query_head = work.head * p.group + member;
+        const LoadRows rows = rows_of(sequence, m * K.block_m, query_head);
         const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
         buffers.q.claim(item_);
         if constexpr (!splits_roles(K)) order_piece(tile, query_head, m);

@@ -10,44 +10,36 @@ namespace tessera::cuda::sm90 {
 
 /// A row block and head, and where its sequence lies.
 struct RowPlace {
-  int head, batch;
+  int head;
   int first_query;  ///< of the block, counted in its sequence
-  int seqlen_q;
-  std::int64_t first_row;  ///< of the sequence in packed tensors
-  std::int64_t block;      ///< of all
+  core::Sequence sequence;
+  std::int64_t block;  ///< of all
 
   __device__ __forceinline__ explicit RowPlace(const BackwardRowParams& p) {
-    const bool packed = p.cu_seqlens_q != nullptr;
     std::int64_t index = blockIdx.x;
     head = static_cast<int>(index % p.heads);
     index /= p.heads;
     const int in_sequence = static_cast<int>(index % p.rows.blocks.per_sequence);
-    batch = static_cast<int>(index / p.rows.blocks.per_sequence);
-    first_row = packed ? p.cu_seqlens_q[batch] : 0;
-    seqlen_q = packed ? p.cu_seqlens_q[batch + 1] - static_cast<int>(first_row) : p.seqlen_q;
+    sequence = p.sequences.at(static_cast<int>(index / p.rows.blocks.per_sequence));
     first_query = in_sequence * p.rows.blocks.block_m;
-    block = p.rows.blocks.first_of(packed, first_row, batch) + in_sequence;
+    block = p.rows.blocks.first_of(sequence) + in_sequence;
   }
+
+  __device__ __forceinline__ bool has_rows() const { return first_query < sequence.seqlen_q; }
 
   /// Does any of the block's rows see a key?
   __device__ __forceinline__ bool sees_keys(const BackwardRowParams& p) const {
-    const int seqlen_k =
-        p.cu_seqlens_k == nullptr ? p.seqlen_k : p.cu_seqlens_k[batch + 1] - p.cu_seqlens_k[batch];
-    const core::Band band =
-        core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
-    const int end = core::min(first_query + p.rows.blocks.block_m, seqlen_q);
-    return !band.keys_of(core::Range{first_query, end}).empty();
+    const int end = core::min(first_query + p.rows.blocks.block_m, sequence.seqlen_q);
+    return !p.window.band_of(sequence).keys_of(core::Range{first_query, end}).empty();
   }
   /// Where the block's part of dSink lies.
   __device__ __forceinline__ std::int64_t part(const BackwardRowParams& p) const {
-    return (std::int64_t{head} * p.batch + batch) * p.rows.blocks.per_sequence +
+    return (std::int64_t{head} * p.batch + sequence.batch) * p.rows.blocks.per_sequence +
            first_query / p.rows.blocks.block_m;
   }
   /// Elements from a tensor's first one to a query's row.
-  __device__ __forceinline__ std::int64_t offset(const BackwardRowParams& p, const Strides& strides,
-                                                 int query) const {
-    return (p.cu_seqlens_q == nullptr ? batch * strides.batch : 0) + head * strides.head +
-           (first_row + query) * strides.seqlen;
+  __device__ __forceinline__ std::int64_t offset(const core::Strides& strides, int query) const {
+    return sequence.query_offset(strides, query, head);
   }
 };
 
@@ -93,7 +85,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
   if (p.rows.blocks.per_sequence == 0) return;
   constexpr int kLanes = 8, kAtOnce = kRowThreads / kLanes;  // of a row; rows
   const RowPlace at(p);
-  if (at.first_query >= at.seqlen_q) {
+  if (!at.has_rows()) {
     if (threadIdx.x == 0 && p.sink_parts != nullptr) p.sink_parts[at.part(p)] = 0.0F;
     return;
   }
@@ -110,13 +102,12 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
   float sink = 0.0F;
   for (int r = static_cast<int>(threadIdx.x) / kLanes; r < p.rows.blocks.block_m; r += kAtOnce) {
     const int query = at.first_query + r;
-    const bool exists = query < at.seqlen_q;
+    const bool exists = query < at.sequence.seqlen_q;
     float sum = 0.0F;
     if (exists) {
-      const auto* o =
-          static_cast<const std::uint16_t*>(p.o.data) + at.offset(p, p.o.strides, query);
+      const auto* o = static_cast<const std::uint16_t*>(p.o.data) + at.offset(p.o.strides, query);
       const auto* dout =
-          static_cast<const std::uint16_t*>(p.dout.data) + at.offset(p, p.dout.strides, query);
+          static_cast<const std::uint16_t*>(p.dout.data) + at.offset(p.dout.strides, query);
       for (int c = lane * 8; c < p.head_dim_v; c += kLanes * 8) {
         sum += dot8<kType>(o + c, dout + c, p.head_dim_v - c, p.aligned);
       }
@@ -126,9 +117,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     if (lane != 0) continue;
     float shift = core::kInfinity;
     if (exists) {
-      const std::int64_t row =
-          (p.cu_seqlens_q == nullptr ? std::int64_t{at.batch} * p.heads * p.lse_head : 0) +
-          at.head * p.lse_head + at.first_row + query;
+      const std::int64_t row = at.sequence.lse_index(p.lse_head, p.heads, at.head, query);
       shift = core::backward_shift(p.softmax_lse[row]);
       if (p.dsoftmax_lse != nullptr) sum -= p.dsoftmax_lse[row];
       if (p.sink_parts != nullptr) sink -= ptx::ex2(p.sink[at.head] * core::kLog2e - shift) * sum;
@@ -156,7 +145,7 @@ __device__ __forceinline__ void sum_sinks(const BackwardRowParams& p) {
 template <Dtype kType>
 __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
   const RowPlace at(p);
-  if (at.first_query >= at.seqlen_q) return;
+  if (!at.has_rows()) return;
   const float* const sums = p.rows.dq_of(at.block, at.head);
   const int pieces_of_columns = p.rows.pieces * 64 / p.rows.blocks.block_m;
   for (int piece = 0; piece < p.rows.pieces; ++piece) {
@@ -164,10 +153,10 @@ __device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
     const int column = piece % pieces_of_columns * 64;
     if (column >= p.head_dim) continue;
     std::uint16_t* const to =
-        static_cast<std::uint16_t*>(p.dq) + at.offset(p, p.dq_strides, query) + column;
+        static_cast<std::uint16_t*>(p.dq) + at.offset(p.dq_strides, query) + column;
     const float* const from = sums + piece * kPieceFloats;
     const int thread = static_cast<int>(threadIdx.x);
-    const int rows = at.seqlen_q - query, columns = p.head_dim - column;
+    const int rows = at.sequence.seqlen_q - query, columns = p.head_dim - column;
     const std::int64_t stride = p.dq_strides.seqlen;
     if (p.aligned) {
       finish_piece<kType, false>(from, thread, p.softmax_scale, rows, columns, to, stride);

@@ -115,13 +115,13 @@ class WideConsumer {
   }
   __device__ __forceinline__ void clear_keys() const {
     const int valid = tile().band.seqlen_k - tile().first_key;
-    if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kN)) return;
+    if (K.any_layout || agreed(!p.sequences.packed() || valid >= kN)) return;
     clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
     after_clearing();
   }
   __device__ __forceinline__ void clear_summed(int m) const {
     const int valid = tile().band.seqlen_q - m * kM;
-    if (K.any_layout || agreed(p.cu_seqlens_q == nullptr || valid >= kM)) return;
+    if (K.any_layout || agreed(!p.sequences.packed() || valid >= kM)) return;
     clear_rows<kM>(summed().buffer(item_), kSumChunks, valid);
     after_clearing();
   }
@@ -468,10 +468,9 @@ class WideConsumer {
   __device__ __forceinline__ void write() {
     ptx::wgmma_results(sum_);
     if constexpr (kExtras) tile_item_ = tile().item;  // so that it is not kept meanwhile
-    const Strides& strides = kValues ? p.dv_strides : p.dk_strides;
-    const std::int64_t batch = p.cu_seqlens_q == nullptr ? tile().batch : 0;
+    const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
     std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
-                                 batch * strides.batch + tile().head * strides.head +
+                                 tile().entry * strides.batch + tile().head * strides.head +
                                  (tile().first_row + key_of(0)) * strides.seqlen +
                                  store_column(lane_);
     const int left = tile().band.seqlen_k - key_of(0);

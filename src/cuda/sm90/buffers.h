@@ -39,7 +39,7 @@ struct Shape {
 /// A tile of query rows, as the producer describes it to the consumers.
 struct alignas(16) Tile {
   int first_row = -1;       ///< of its sequence; -1: there are no more tiles
-  int head = 0, batch = 0;  ///< head: of params' heads, runs of 2^rows.shift query heads
+  int head = 0, batch = 0;  ///< head: of the work's, 2^rows.shift query heads each
   int blocks_end = 0;       ///< of the blocks of keys that its rows see
   core::Band band;
   std::int64_t o = 0;            ///< elements from p.o to the first query's of its first head

@@ -167,7 +167,7 @@ class Consumer {
   __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own) const {
     if constexpr (!K.any_layout) {
       const int valid = t.band.seqlen_k - (own.seen.end - 1) * kN;
-      if (agreed(p.cu_seqlens_k == nullptr || valid >= kN)) return;
+      if (agreed(!p.sequences.packed() || valid >= kN)) return;
       buffers.v.wait_full(weighed_);
       const std::uint32_t v = buffers.v.buffer(weighed_);
       constexpr std::uint32_t kZeros[4] = {};
@@ -514,7 +514,7 @@ class Consumer {
                s_);
     }
     if (p.alibi_slopes != nullptr) {
-      const float slope = p.alibi_slopes[(p.alibi_per_batch ? t.batch * p.heads : 0) + t.head];
+      const float slope = p.alibi_slopes[(p.alibi_per_batch ? t.batch * p.work.heads : 0) + t.head];
       add_alibi<1>(slope, query + t.band.seqlen_k - t.band.seqlen_q - key, s_);
     }
   }

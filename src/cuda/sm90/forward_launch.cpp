@@ -14,7 +14,7 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
-  Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.packed_heads);
+  Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.row_heads);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
   if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
   if (status) status = check_aligned("o", t.o, p, true);
@@ -25,32 +25,31 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   if (row.any_layout) {
-    params.q_source = source_of(t.q, p);
-    params.k_source = source_of(t.k, p);
-    params.v_source = source_of(t.v, p);
+    params.q_source = source_of(t.q);
+    params.k_source = source_of(t.k);
+    params.v_source = source_of(t.v);
   } else if (Status s = make_maps(params, plan, t); !s) {
     return s;
   }
   params.o = t.o.data;
-  params.o_strides = strides_of(t.o, p);
+  params.o_strides = strides_of(t.o);
   params.softmax_lse = t.softmax_lse;
-  params.lse_head = p.packed ? p.total_q : p.seqlen_q;
+  params.lse_head = lse_head_of(p);
   params.sink = p.sink ? t.sink : nullptr;
   set_problem(params, plan, t);
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
-  params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.packed_heads));
-  params.heads = static_cast<int>(p.num_heads / plan.packed_heads);
-  params.group = static_cast<int>(p.group() / plan.packed_heads);
+  params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
+  params.group = static_cast<int>(p.group() / plan.row_heads);
   return {};
 }
 
 }  // namespace
 
 Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
-  if (plan.grid.count() == 0) return {};
+  if (plan.work.count() == 0) return {};
   ForwardParams params;
   if (Status s = make_params(params, plan, tensors); !s) return s;
-  return queue.launch(plan.kernel, std::min<std::int64_t>(plan.grid.count(), plan.device.threads),
+  return queue.launch(plan.kernel, std::min<std::int64_t>(plan.work.count(), plan.device.threads),
                       &params);
 }
 

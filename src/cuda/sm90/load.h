@@ -17,6 +17,14 @@ struct LoadRows {
   int head, batch;
 };
 
+/// A sequence's queries, or keys, from one on.
+__device__ __forceinline__ LoadRows rows_of(const core::Sequence& sequence, int query, int head) {
+  return {sequence.first_q + query, sequence.seqlen_q - query, head, sequence.entry()};
+}
+__device__ __forceinline__ LoadRows keys_of(const core::Sequence& sequence, int key, int head) {
+  return {sequence.first_k + key, sequence.seqlen_k - key, head, sequence.entry()};
+}
+
 /// What the copy engine would do, 8 elements a thread at a time; also zeros beyond the sequence.
 template <int kRows, int kThreads>
 __device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source, int dim,
@@ -44,8 +52,8 @@ __device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source
 }
 
 /// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kColumns.
-/// heads_first: in the order of a map of packed heads. more: bytes that the caller asks the copy
-/// engine for besides, on the barrier that is returned.
+/// heads_first: in the order of a map whose rows are those of several heads. more: bytes that the
+/// caller asks the copy engine for besides, on the barrier that is returned.
 template <bool kAnyLayout, int kRows, class Ring>
 __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
                                               const ptx::TensorMap& map, const Source& source,

@@ -2,9 +2,9 @@
 // forward.h.
 #pragma once
 
-#include "core/mask.h"
 #include "core/philox.h"
 #include "core/score.h"
+#include "core/sequences.h"
 #include "core/work.h"
 #include "cuda/ptx/tensor_map.h"
 #include "cuda/source.h"
@@ -17,11 +17,11 @@ struct ForwardParams {
   Source q_source, k_source, v_source;  ///< the same, for rows that take any layout
 
   void* o = nullptr;
-  Strides o_strides;
+  core::Strides o_strides;
   float* softmax_lse = nullptr;  ///< may be null
 
-  const std::int32_t* cu_seqlens_q = nullptr;  ///< packed only
-  const std::int32_t* cu_seqlens_k = nullptr;
+  core::Sequences sequences;
+  core::Window window;
   const float* alibi_slopes = nullptr;  ///< null: no ALiBi
   const float* sink = nullptr;          ///< null: no sink
   const void* bias = nullptr;           ///< null: no bias
@@ -31,15 +31,12 @@ struct ForwardParams {
   core::Score score;
   core::SoftcapSeries series;
   core::Dropout dropout;
-  std::int64_t window_left = -1, window_right = -1;
   std::int64_t lse_head = 0;  ///< elements of softmax_lse from one head to the next
 
-  core::ShiftedRows rows;          ///< of a tile: of one query head, or of a group's
-  int heads = 0, group = 1;        ///< runs of that many heads; those that share keys
-  int seqlen_q = 0, seqlen_k = 0;  ///< packed: of the longest sequences
+  core::WorkOrder work;
+  core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's
+  int group = 1;           ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
-  core::TileOrder order;
-  Alignment alignment = Alignment::bottom_right;
   Dtype bias_dtype = Dtype::f32;
   bool alibi_per_batch = false;
 };

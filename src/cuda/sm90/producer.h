@@ -19,9 +19,9 @@ class Producer {
 
   __device__ __forceinline__ void run() {
     const int workers = static_cast<int>(gridDim.x), worker = static_cast<int>(blockIdx.x);
-    for (int i = 0, index;
-         (index = core::TileOrder::index_of(i, worker, workers)) < p.order.count(); ++i) {
-      produce(index);
+    const int count = p.work.count<int>();
+    for (int i = 0, index; (index = core::WorkOrder::index_of(i, worker, workers)) < count; ++i) {
+      produce(p.work.at(index));
     }
     load_values();
     for (int share = 0; share < S::kShares; ++share) {
@@ -32,39 +32,27 @@ class Producer {
   }
 
  private:
-  /// The tile at `index` of the order.
-  __device__ __forceinline__ void produce(int index) {
-    const core::TileOrder::Tile place = p.order.at(index);
-    const int head = place.head % p.heads, batch = place.head / p.heads;
-    const bool packed = p.cu_seqlens_q != nullptr;
-    int seqlen_q = p.seqlen_q, seqlen_k = p.seqlen_k, first_q = 0, first_k = 0;
-    if (packed) {
-      first_q = p.cu_seqlens_q[batch];
-      first_k = p.cu_seqlens_k[batch];
-      seqlen_q = p.cu_seqlens_q[batch + 1] - first_q;
-      seqlen_k = p.cu_seqlens_k[batch + 1] - first_k;
-    }
-    const int first_row = place.row_block * K.block_m;
-    const int shift = p.rows.shift, row_count = seqlen_q << shift;
+  /// A tile.
+  __device__ __forceinline__ void produce(const core::Work& work) {
+    const core::Sequence sequence = p.sequences.at(work.batch);
+    const int first_row = work.block * K.block_m;
+    const int shift = p.rows.shift, row_count = sequence.seqlen_q << shift;
     if (first_row >= row_count) return;
 
     Tile tile;
     tile.first_row = first_row;
-    tile.head = head;
-    tile.batch = batch;
-    tile.band = core::make_band(seqlen_q, seqlen_k, p.window_left, p.window_right, p.alignment);
+    tile.head = work.head;
+    tile.batch = work.batch;
+    tile.band = p.window.band_of(sequence);
     const core::Range queries =
         p.rows.queries_of({first_row, core::min(first_row + K.block_m, row_count)});
     const core::Range blocks = core::key_blocks(tile.band, queries, K.block_n).seen;
     tile.blocks_end = blocks.end;
-    const std::int64_t first_head = std::int64_t{head} << shift;
-    tile.o = (packed ? 0 : batch * p.o_strides.batch) + first_head * p.o_strides.head +
-             first_q * p.o_strides.seqlen;
-    tile.softmax_lse =
-        ((packed ? 0 : std::int64_t{batch} * p.heads << shift) + first_head) * p.lse_head + first_q;
+    const int first_head = work.head << shift;
+    tile.o = sequence.query_offset(p.o_strides, 0, first_head);
+    tile.softmax_lse = sequence.lse_index(p.lse_head, p.work.heads << shift, first_head, 0);
 
-    const LoadRows rows = {first_q + queries.begin, seqlen_q - queries.begin,
-                           static_cast<int>(first_head), packed ? 0 : batch};
+    const LoadRows rows = rows_of(sequence, queries.begin, first_head);
     // Consumers may wait for values before they look at the next tile; with keys theirs come in
     // time.
     if (blocks.empty()) {
@@ -73,8 +61,7 @@ class Producer {
     }
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
       const bool first = n == blocks.end - 1;
-      const LoadRows keys = {first_k + n * K.block_n, seqlen_k - n * K.block_n, head / p.group,
-                             packed ? 0 : batch};
+      const LoadRows keys = keys_of(sequence, n * K.block_n, work.head / p.group);
       buffers.k.claim(item_);
       fill<K.any_layout, K.block_n>(buffers.k, item_, p.k, p.k_source, p.head_dim, S::kChunks,
                                     keys);

@@ -1,14 +1,15 @@
-#include "tile/simulator.h"
-
+// The backward loops of the catalog's rows.
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
+#include <vector>
 
-#include "core/philox.h"
 #include "core/softmax.h"
 #include "plan/layout.h"
+#include "tile/head.h"
 #include "tile/pieces.h"
+#include "tile/simulator.h"
 
 namespace tessera::tile {
 
@@ -16,229 +17,6 @@ namespace {
 
 using core::Cover;
 using core::Range;
-
-/// Scalar access to the tensors of one (batch, key/value head).
-class Head {
- public:
-  Head(const PlanData& plan, const Tensors& tensors, int batch, int head_k)
-      : plan_(plan),
-        p_(plan.problem),
-        t_(tensors),
-        batch_(batch),
-        kernel_head_(head_k),
-        sequence_(sequence_of(plan.problem, tensors, batch)),
-        band_(band_of(plan.problem, sequence_)),
-        rows_{sequence_.seqlen_q, plan.packed_heads},
-        dropout_(core::make_dropout(p_.dropout_p, t_.philox_seed, t_.philox_offset)) {}
-
-  const core::Sequence& sequence() const { return sequence_; }
-  const core::Band& band() const { return band_; }
-  const core::Rows& rows() const { return rows_; }
-  int batch() const { return batch_; }
-
-  int head_of(std::int64_t row) const { return kernel_head_ * rows_.group + rows_.member_of(row); }
-  int head_k() const { return kernel_head_ * rows_.group / static_cast<int>(p_.group()); }
-  /// (row of q over all sequences) * num_heads + head.
-  std::size_t flat(std::int64_t row) const {
-    const std::int64_t first = p_.packed ? sequence_.first_q : batch_ * p_.seqlen_q;
-    return static_cast<std::size_t>((first + rows_.query_of(row)) * p_.num_heads + head_of(row));
-  }
-  std::size_t flat_k(int key) const {
-    const std::int64_t first = p_.packed ? sequence_.first_k : batch_ * p_.seqlen_k;
-    return static_cast<std::size_t>((first + key) * p_.num_heads_k + head_k());
-  }
-
-  const float* q(std::int64_t row) const { return query_row(t_.q, row); }
-  const float* o(std::int64_t row) const { return query_row(t_.o, row); }
-  const float* dout(std::int64_t row) const { return query_row(t_.dout, row); }
-  const float* k(int key) const { return at(t_.k, sequence_.first_k, key, head_k()); }
-  const float* v(int key) const { return at(t_.v, sequence_.first_k, key, head_k()); }
-
-  float lse(std::int64_t row) const { return t_.softmax_lse[lse_index(row)]; }
-  float dlse(std::int64_t row) const {
-    return t_.dsoftmax_lse == nullptr ? 0.0F : t_.dsoftmax_lse[lse_index(row)];
-  }
-  float sink2(std::int64_t row) const {
-    return p_.sink ? t_.sink[head_of(row)] * core::kLog2e : -core::kInfinity;
-  }
-
-  /// The base-2 score of S1 before the mask; slope: d(score)/d(q.k) without softmax_scale.
-  float score2(std::int64_t row, int key, float* slope = nullptr) const {
-    float qk = 0.0F;
-    for (std::int64_t c = 0; c < p_.head_dim; ++c) qk += q(row)[c] * k(key)[c];
-    if (slope != nullptr) {
-      *slope = plan_.score.capped ? core::score_slope(plan_.score, qk) : 1.0F;
-    }
-    float s = core::score2(plan_.score, qk);
-    const int query = rows_.query_of(row), head = head_of(row);
-    if (p_.bias) s += bias(query, head, key) * core::kLog2e;
-    if (p_.alibi != PerHead::none) {
-      const std::int64_t b = p_.alibi == PerHead::batch_heads ? batch_ : 0;
-      const int distance = query + sequence_.seqlen_k - sequence_.seqlen_q - key;
-      s += core::alibi2(t_.alibi_slopes[b * p_.num_heads + head],
-                        static_cast<float>(distance < 0 ? -distance : distance));
-    }
-    return s;
-  }
-
-  /// What dropout multiplies a probability with.
-  float keep(std::int64_t row, int key) const {
-    if (!dropout_.active()) return 1.0F;
-    return core::dropout_keeps(dropout_, batch_, head_of(row), rows_.query_of(row), key)
-               ? dropout_.keep_scale
-               : 0.0F;
-  }
-
- private:
-  const float* at(const ConstTensor& t, std::int64_t first, int position, int head) const {
-    const std::int64_t start = p_.packed ? first * t.stride_seqlen : batch_ * t.stride_batch;
-    return static_cast<const float*>(t.data) + start + position * t.stride_seqlen +
-           head * t.stride_head;
-  }
-  const float* query_row(const ConstTensor& t, std::int64_t row) const {
-    return at(t, sequence_.first_q, rows_.query_of(row), head_of(row));
-  }
-  std::int64_t lse_index(std::int64_t row) const {
-    const int query = rows_.query_of(row), head = head_of(row);
-    return p_.packed ? head * p_.total_q + sequence_.first_q + query
-                     : (batch_ * p_.num_heads + head) * p_.seqlen_q + query;
-  }
-  float bias(int query, int head, int key) const {
-    const BiasShape& shape = *p_.bias;
-    const std::int64_t offset = (shape.batch ? batch_ * t_.bias.stride_batch : 0) +
-                                (shape.heads ? head * t_.bias.stride_head : 0) +
-                                (shape.queries ? query * t_.bias.stride_query : 0) +
-                                (shape.keys ? key * t_.bias.stride_key : 0);
-    return static_cast<const float*>(t_.bias.data)[offset];
-  }
-
-  const PlanData& plan_;
-  const Problem& p_;
-  const Tensors& t_;
-  int batch_;
-  int kernel_head_;  ///< of the grid: packed_heads query heads
-  core::Sequence sequence_;
-  core::Band band_;
-  core::Rows rows_;
-  core::Dropout dropout_;
-};
-
-/// Calls body(tile of keys, masked) for the tiles of `keys` that the queries see, in order.
-template <class Body>
-void for_each_key_tile(const core::Band& band, Range queries, Range keys, int block_n,
-                       Simulated& out, const Body& body) {
-  for (int begin = keys.begin; begin < keys.end; begin += block_n) {
-    const Range tile{begin, core::min(begin + block_n, keys.end)};
-    const Cover cover = band.cover(queries, tile);
-    if (cover == Cover::none) continue;
-    ++(cover == Cover::full ? out.full_tiles : out.masked_tiles);
-    body(tile, cover == Cover::partial);
-  }
-}
-
-/// The same for a GPU row: blocks counted from key 0, last one first.
-template <class Body>
-void for_each_key_block(const core::Band& band, Range queries, int block_n, Simulated& out,
-                        const Body& body) {
-  const core::KeyBlocks blocks = core::key_blocks(band, queries, block_n);
-  for (int n = blocks.seen.end - 1; n >= blocks.seen.begin; --n) {
-    const bool full = blocks.full.begin <= n && n < blocks.full.end;
-    ++(full ? out.full_tiles : out.masked_tiles);
-    body(Range{n * block_n, core::min((n + 1) * block_n, band.seqlen_k)}, !full);
-  }
-}
-
-/// One row's running state: softmax and unnormalised output.
-struct Accumulator {
-  core::Softmax<float> softmax;
-  std::vector<float> o;
-};
-
-void add_tile(const Head& head, std::int64_t row, Range tile, bool masked, Accumulator& acc) {
-  const Range seen = head.band().keys_of(head.rows().query_of(row));
-  core::Softmax<float> next = acc.softmax;
-  std::vector<float> scores(static_cast<std::size_t>(tile.size()), -core::kInfinity);
-  for (int key = tile.begin; key < tile.end; ++key) {
-    if (masked && (key < seen.begin || key >= seen.end)) continue;
-    float& s = scores[static_cast<std::size_t>(key - tile.begin)];
-    s = head.score2(row, key);
-    next.max = core::max(next.max, s);
-  }
-  const float shift = core::shift_of(next.max);
-  const float rescale = core::exp2(acc.softmax.max - shift);
-  next.sum *= rescale;
-  for (float& x : acc.o) x *= rescale;
-  for (int key = tile.begin; key < tile.end; ++key) {
-    const float p = core::exp2(scores[static_cast<std::size_t>(key - tile.begin)] - shift);
-    if (p == 0.0F) continue;
-    next.sum += p;
-    const float weight = p * head.keep(row, key);
-    for (std::size_t c = 0; c < acc.o.size(); ++c) acc.o[c] += weight * head.v(key)[c];
-  }
-  acc.softmax = next;
-}
-
-}  // namespace
-
-Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
-  const Problem& p = plan.problem;
-  const core::Kernel& kernel = plan.kernel;
-  const auto dv = static_cast<std::size_t>(p.head_dim_v);
-  const auto rows_total = static_cast<std::size_t>(p.rows_q() * p.num_heads);
-  Simulated out;
-  out.o.assign(rows_total * dv, 0.0F);
-  out.lse.assign(rows_total, 0.0F);
-  std::vector<std::vector<Accumulator>> parts(rows_total);
-  std::vector<float> sinks(rows_total, -core::kInfinity);
-
-  for (std::int64_t index = 0; index < plan.grid.count(); ++index) {
-    const core::WorkItem item = plan.grid.item(index);
-    const Head head(plan, tensors, item.batch, item.head_k);
-    const std::int64_t begin = std::int64_t{item.row_block} * plan.grid.block_m;
-    const std::int64_t end = core::min(begin + plan.grid.block_m, head.rows().count());
-    if (begin >= end) continue;
-    const Range item_keys = core::split_keys(
-        head.band().keys_of(head.rows().queries_of(begin, end)), item.split, plan.split_n);
-    for (std::int64_t sub = begin; sub < end; sub += kernel.tile_m) {
-      const std::int64_t sub_end = core::min(sub + kernel.tile_m, end);
-      const Range queries = head.rows().queries_of(sub, sub_end);
-      const Range keys = core::intersect(item_keys, head.band().keys_of(queries));
-      std::vector<Accumulator> state(static_cast<std::size_t>(sub_end - sub),
-                                     {{}, std::vector<float>(dv, 0.0F)});
-      const auto add = [&](Range tile, bool masked) {
-        for (std::int64_t row = sub; row < sub_end; ++row) {
-          add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
-        }
-      };
-      if (is_gpu(kernel.arch)) {
-        for_each_key_block(head.band(), queries, kernel.block_n, out, add);
-      } else {
-        for_each_key_tile(head.band(), queries, keys, kernel.block_n, out, add);
-      }
-      for (std::int64_t row = sub; row < sub_end; ++row) {
-        parts[head.flat(row)].push_back(state[static_cast<std::size_t>(row - sub)]);
-        sinks[head.flat(row)] = head.sink2(row);
-      }
-    }
-  }
-
-  for (std::size_t row = 0; row < rows_total; ++row) {
-    core::Softmax<float> merged;
-    for (const Accumulator& part : parts[row]) {
-      merged = core::combine(merged, core::from_lse(core::lse_of(part.softmax)));
-    }
-    if (p.sink) merged = core::combine(merged, {sinks[row], 1.0F});
-    for (const Accumulator& part : parts[row]) {
-      const float weight = core::weight_of(core::from_lse(core::lse_of(part.softmax)), merged) *
-                           core::inverse_sum(part.softmax);
-      for (std::size_t c = 0; c < dv; ++c) out.o[row * dv + c] += weight * part.o[c];
-    }
-    out.lse[row] = core::lse_of(merged);
-  }
-  return out;
-}
-
-namespace {
 
 /// Everything one key adds to the gradients of one row.
 void add_pair(const Head& head, const Problem& p, std::int64_t row, int key, float delta,
@@ -297,12 +75,13 @@ class GpuBackward {
     for_each_row_block([this](const Head& head, int m, int member) { prepare(head, m, member); });
     // One tile after another as they are handed out: nothing may wait for a later one.
     finishers_.resize(
-        static_cast<std::size_t>(std::min<std::int64_t>(plan_.grid.count(), plan_.device.threads)));
-    for (int i = 0; i < plan_.order.count(); ++i) {
-      walk_tile(plan_.order.at(i));
-      if (!roles_) finish_complete(i + 1 < plan_.order.count());
+        static_cast<std::size_t>(std::min<std::int64_t>(plan_.work.count(), plan_.device.threads)));
+    const std::int64_t count = plan_.work.count();
+    for (std::int64_t i = 0; i < count; ++i) {
+      walk_tile(plan_.work.at(i));
+      if (!roles_) finish_complete(i + 1 < count);
     }
-    if (roles_ || plan_.order.count() == 0) {
+    if (roles_ || count == 0) {
       for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
     }
     finish_bias();
@@ -330,7 +109,7 @@ class GpuBackward {
   }
 
   std::int64_t block_of(const Head& head, int m) const {
-    return layout_.blocks.first_of(p_.packed, head.sequence().first_q, head.batch()) + m;
+    return layout_.blocks.first_of(head.sequence()) + m;
   }
   /// Of the core::Rows of the head.
   static std::int64_t row_of(const Head& head, int query, int member) {
@@ -371,10 +150,9 @@ class GpuBackward {
     }
   }
 
-  void walk_tile(core::TileOrder::Tile place) {
-    const Head head(plan_, t_, place.head / static_cast<int>(p_.num_heads_k),
-                    place.head % static_cast<int>(p_.num_heads_k));
-    const int block = ordered_ ? place.row_block : plan_.order.row_blocks - 1 - place.row_block;
+  void walk_tile(const core::Work& work) {
+    const Head head(plan_, t_, work.batch, work.head);
+    const int block = ordered_ ? work.block : plan_.work.blocks - 1 - work.block;
     const int first_key = block * row_.block_n;
     if (first_key >= head.sequence().seqlen_k) return;
     const core::QueryBlocks blocks =
@@ -517,19 +295,20 @@ class GpuBackward {
   /// beside: as the warp does that does so while there are tiles; otherwise as the consumers do.
   void finish_complete(bool beside) {
     const auto group = static_cast<int>(p_.group());
-    const core::TileOrder order = {layout_.blocks.per_sequence, plan_.order.heads * group,
-                                   plan_.order.section * group};
+    core::WorkOrder order = plan_.work;
+    order.heads *= group;
+    order.section *= group;
+    order.blocks = layout_.blocks.per_sequence;
     const auto blocks = static_cast<int>(finishers_.size());
     for (int block = 0; block < blocks; ++block) {
       for (int& taken = finishers_[static_cast<std::size_t>(block)];; ++taken) {
         const int index = block + taken * blocks;
         if (index >= order.count()) break;
-        const core::TileOrder::Tile place = order.at(index);
-        const int m = order.row_blocks - 1 - place.row_block;
-        const auto heads = static_cast<int>(p_.num_heads);
-        const Head head(plan_, t_, place.head / heads, place.head % heads / group);
+        const core::Work work = order.at(index);
+        const int m = order.blocks - 1 - work.block;
+        const Head head(plan_, t_, work.batch, work.head / group);
         if (m * row_.block_m >= head.sequence().seqlen_q) continue;
-        const int member = place.head % group, adders = keys_of(head, m).size();
+        const int member = work.head % group, adders = keys_of(head, m).size();
         const std::int32_t* const turns = turns_of(head, m, member);
         if (turns[0] != adders || turns[1] != adders) break;
         if (beside) {
@@ -604,11 +383,11 @@ Simulated simulate_backward(const PlanData& plan, const Tensors& tensors) {
   out.dq.assign(static_cast<std::size_t>(p.rows_q() * p.num_heads * p.head_dim), 0.0F);
   out.dk.assign(static_cast<std::size_t>(p.rows_k() * p.num_heads_k * p.head_dim), 0.0F);
   out.dv.assign(static_cast<std::size_t>(p.rows_k() * p.num_heads_k * p.head_dim_v), 0.0F);
-  for (std::int64_t index = 0; index < plan.grid.count(); ++index) {
-    const core::WorkItem item = plan.grid.item(index);
-    const Head head(plan, tensors, item.batch, item.head_k);
-    const Range block{item.row_block * kernel.block_n,
-                      core::min((item.row_block + 1) * kernel.block_n, head.sequence().seqlen_k)};
+  for (std::int64_t index = 0; index < plan.work.count(); ++index) {
+    const core::Work item = plan.work.at(index);
+    const Head head(plan, tensors, item.batch, item.head);
+    const Range block{item.block * kernel.block_n,
+                      core::min((item.block + 1) * kernel.block_n, head.sequence().seqlen_k)};
     const Range seen_by = head.band().queries_of(block);
     if (block.empty() || seen_by.empty()) continue;
     const std::int64_t group = head.rows().group;

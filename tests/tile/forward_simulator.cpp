@@ -1,0 +1,130 @@
+// The forward loops of the catalog's rows.
+#include <vector>
+
+#include "core/softmax.h"
+#include "tile/head.h"
+#include "tile/simulator.h"
+
+namespace tessera::tile {
+
+namespace {
+
+using core::Cover;
+using core::Range;
+
+/// Calls body(tile of keys, masked) for the tiles of `keys` that the queries see, in order.
+template <class Body>
+void for_each_key_tile(const core::Band& band, Range queries, Range keys, int block_n,
+                       Simulated& out, const Body& body) {
+  for (int begin = keys.begin; begin < keys.end; begin += block_n) {
+    const Range tile{begin, core::min(begin + block_n, keys.end)};
+    const Cover cover = band.cover(queries, tile);
+    if (cover == Cover::none) continue;
+    ++(cover == Cover::full ? out.full_tiles : out.masked_tiles);
+    body(tile, cover == Cover::partial);
+  }
+}
+
+/// The same for a GPU row: blocks counted from key 0, last one first.
+template <class Body>
+void for_each_key_block(const core::Band& band, Range queries, int block_n, Simulated& out,
+                        const Body& body) {
+  const core::KeyBlocks blocks = core::key_blocks(band, queries, block_n);
+  for (int n = blocks.seen.end - 1; n >= blocks.seen.begin; --n) {
+    const bool full = blocks.full.begin <= n && n < blocks.full.end;
+    ++(full ? out.full_tiles : out.masked_tiles);
+    body(Range{n * block_n, core::min((n + 1) * block_n, band.seqlen_k)}, !full);
+  }
+}
+
+/// One row's running state: softmax and unnormalised output.
+struct Accumulator {
+  core::Softmax<float> softmax;
+  std::vector<float> o;
+};
+
+void add_tile(const Head& head, std::int64_t row, Range tile, bool masked, Accumulator& acc) {
+  const Range seen = head.band().keys_of(head.rows().query_of(row));
+  core::Softmax<float> next = acc.softmax;
+  std::vector<float> scores(static_cast<std::size_t>(tile.size()), -core::kInfinity);
+  for (int key = tile.begin; key < tile.end; ++key) {
+    if (masked && (key < seen.begin || key >= seen.end)) continue;
+    float& s = scores[static_cast<std::size_t>(key - tile.begin)];
+    s = head.score2(row, key);
+    next.max = core::max(next.max, s);
+  }
+  const float shift = core::shift_of(next.max);
+  const float rescale = core::exp2(acc.softmax.max - shift);
+  next.sum *= rescale;
+  for (float& x : acc.o) x *= rescale;
+  for (int key = tile.begin; key < tile.end; ++key) {
+    const float p = core::exp2(scores[static_cast<std::size_t>(key - tile.begin)] - shift);
+    if (p == 0.0F) continue;
+    next.sum += p;
+    const float weight = p * head.keep(row, key);
+    for (std::size_t c = 0; c < acc.o.size(); ++c) acc.o[c] += weight * head.v(key)[c];
+  }
+  acc.softmax = next;
+}
+
+}  // namespace
+
+Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
+  const Problem& p = plan.problem;
+  const core::Kernel& kernel = plan.kernel;
+  const auto dv = static_cast<std::size_t>(p.head_dim_v);
+  const auto rows_total = static_cast<std::size_t>(p.rows_q() * p.num_heads);
+  Simulated out;
+  out.o.assign(rows_total * dv, 0.0F);
+  out.lse.assign(rows_total, 0.0F);
+  std::vector<std::vector<Accumulator>> parts(rows_total);
+  std::vector<float> sinks(rows_total, -core::kInfinity);
+
+  for (std::int64_t index = 0; index < plan.work.count(); ++index) {
+    const core::Work item = plan.work.at(index);
+    const Head head(plan, tensors, item.batch, item.head);
+    const std::int64_t begin = std::int64_t{item.block} * plan.work.block_m;
+    const std::int64_t end = core::min(begin + plan.work.block_m, head.rows().count());
+    if (begin >= end) continue;
+    const Range item_keys = core::split_keys(
+        head.band().keys_of(head.rows().queries_of(begin, end)), item.split, plan.split_n);
+    for (std::int64_t sub = begin; sub < end; sub += kernel.tile_m) {
+      const std::int64_t sub_end = core::min(sub + kernel.tile_m, end);
+      const Range queries = head.rows().queries_of(sub, sub_end);
+      const Range keys = core::intersect(item_keys, head.band().keys_of(queries));
+      std::vector<Accumulator> state(static_cast<std::size_t>(sub_end - sub),
+                                     {{}, std::vector<float>(dv, 0.0F)});
+      const auto add = [&](Range tile, bool masked) {
+        for (std::int64_t row = sub; row < sub_end; ++row) {
+          add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
+        }
+      };
+      if (is_gpu(kernel.arch)) {
+        for_each_key_block(head.band(), queries, kernel.block_n, out, add);
+      } else {
+        for_each_key_tile(head.band(), queries, keys, kernel.block_n, out, add);
+      }
+      for (std::int64_t row = sub; row < sub_end; ++row) {
+        parts[head.flat(row)].push_back(state[static_cast<std::size_t>(row - sub)]);
+        sinks[head.flat(row)] = head.sink2(row);
+      }
+    }
+  }
+
+  for (std::size_t row = 0; row < rows_total; ++row) {
+    core::Softmax<float> merged;
+    for (const Accumulator& part : parts[row]) {
+      merged = core::combine(merged, core::from_lse(core::lse_of(part.softmax)));
+    }
+    if (p.sink) merged = core::combine(merged, {sinks[row], 1.0F});
+    for (const Accumulator& part : parts[row]) {
+      const float weight = core::weight_of(core::from_lse(core::lse_of(part.softmax)), merged) *
+                           core::inverse_sum(part.softmax);
+      for (std::size_t c = 0; c < dv; ++c) out.o[row * dv + c] += weight * part.o[c];
+    }
+    out.lse[row] = core::lse_of(merged);
+  }
+  return out;
+}
+
+}  // namespace tessera::tile
