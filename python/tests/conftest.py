@@ -8,6 +8,8 @@ import pytest
 
 # Before torch is imported anywhere: the tests are many and small.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# JAX computes on the CPU here; where it finds a GPU, it would take three quarters of its memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
