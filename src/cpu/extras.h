@@ -4,9 +4,28 @@
 #pragma once
 
 #include "core/philox.h"
+#include "cpu/math.h"
+#include "cpu/pack.h"
 #include "cpu/rows.h"
 
 namespace tessera::cpu::TESSERA_ISA {
+
+/// Is there more than scale and mask between product and softmax?
+inline bool has_extras(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  return plan.score.capped || p.bias || p.alibi != PerHead::none || p.dropout_p > 0.0F;
+}
+
+/// The weight of a score. Weights of bf16 pairs are rounded for the product that follows, so a
+/// short exponential serves them.
+template <bool kPairs>
+TESSERA_INLINE F32 weight(F32 x) {
+  if constexpr (kPairs) {
+    return exp2_short(x);
+  } else {
+    return exp2(x);
+  }
+}
 
 /// Rows by their query and head, in arrays that the caller fills.
 struct LaneRows {
@@ -25,11 +44,27 @@ struct LaneRows {
     position = to_f32(load(query + r) + I32(map.position_of(0) - first_key));
   }
 
-  /// The bias of row r from `key` on; elements map.bias_key_stride() apart.
-  template <class T>
-  TESSERA_INLINE const T* bias(int r, int key) const {
-    return static_cast<const T*>(map.tensors.bias.data) + map.bias_offset(query[r], head[r]) +
-           key * map.bias_key_stride();
+  /// out[i * stride + lane] = the bias of row r + lane for key keys.begin + i, in base 2.
+  [[gnu::noinline]] void load_bias(int r, core::Range keys, float* out, std::int64_t stride) const {
+    with_storage(map.problem.bias->dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const std::int64_t stride_key = map.bias_key_stride();
+      const T* row[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        row[i] = static_cast<const T*>(map.tensors.bias.data) +
+                 map.bias_offset(query[r + i], head[r + i]) + keys.begin * stride_key;
+      }
+      for (int key = 0; key < keys.size(); key += kLanes) {
+        const int count = core::min(kLanes, keys.size() - key);
+        F32 x[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          x[i] = load_strided(row[i] + key * stride_key, stride_key, {0, count});
+        }
+        transpose(x);
+        float* target = out + key * stride;
+        for (int i = 0; i < count; ++i) store(target + i * stride, x[i] * F32(core::kLog2e));
+      }
+    });
   }
 
   /// Random bits of the eight keys around `key`, for kLanes rows from r on.
@@ -39,6 +74,14 @@ struct LaneRows {
                               U32(static_cast<std::uint32_t>(key / core::kPhiloxKeys)));
   }
 };
+
+/// S1 up to the mask: base-2 scores of raw products, of kLanes rows with one key or of one row with
+/// kLanes keys. What the problem does not have is not looked at.
+TESSERA_INLINE F32 score_of(const Problem& problem, const core::Score& score, F32 product,
+                            F32 bias2, F32 slope, F32 distance) {
+  return core::add_to_score(core::score2(score, product), problem.bias.has_value(), bias2,
+                            problem.alibi != PerHead::none, slope, distance);
+}
 
 /// The rows whose weight of the key is kept, by their bits.
 TESSERA_INLINE Mask kept(const core::Dropout& dropout, const core::Philox4<U32>& random, int key) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/kernel.h"
+#include "core/mask.h"
 #include "cpu/simd.h"
 #include "tessera/types.hpp"
 
@@ -30,6 +31,18 @@ TESSERA_INLINE void with_tensor_storage(Dtype dtype, const Body& body) {
   } else {
     with_storage(dtype, body);
   }
+}
+
+/// Those of kLanes elements, `stride` apart, that the lanes say, 0 in the others; lanes: not empty.
+/// Reads nothing else.
+template <class T>
+TESSERA_INLINE F32 load_strided(const T* data, std::int64_t stride, core::Range lanes) {
+  if (stride == 1 && lanes.begin == 0) {
+    return lanes.end == kLanes ? load(data) : load_n(data, lanes.end);
+  }
+  float x[kLanes] = {};
+  for (int i = lanes.begin; i < lanes.end; ++i) x[i] = lane(load_n(data + i * stride, 1), 0);
+  return load(x);
 }
 
 /// Asks for a row, into the second-level cache.
