@@ -233,7 +233,7 @@ class BackwardUnit {
 
   Tile t_;
   const int number_;  ///< of the key block
-  const float scale_;
+  const float scale_;  ///< what core::score_gradient leaves to dQ and dK
 };
 
 /// dSink of one head: -sum over its rows of p_sink * delta, in a fixed order.

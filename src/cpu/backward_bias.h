@@ -1,4 +1,4 @@
-// The gradient of the bias, dS before softcap, summed over the dimensions that the bias does not
+// The gradient of the bias (core::score_gradient), summed over the dimensions that the bias does not
 // store. Where every element belongs to one (batch, head, query, key), the unit that computes it
 // writes it. Otherwise a pass of its own cuts the bias as stored into tiles: whoever owns a tile
 // computes dS again for everything that maps onto it and sums in fp32, in a fixed order, in memory

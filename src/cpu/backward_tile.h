@@ -429,11 +429,11 @@ class BackwardTile {
         const std::int64_t at = place_of(key, first);
         F32 x = load(scratch.p + at);
         if (score_.capped) store(scratch.slope + at, core::score_slope(score_, x));
-        x = score_of(problem, score_, x, problem.bias ? load(scratch.bias + at) : F32{}, slope[n],
+        x = score_of(problem, score_, x, scratch.bias + at, slope[n],
                      abs(position[n] - F32(static_cast<float>(key))));
         const F32 p = weight<kPairs>(x - load(shift + n * kLanes));
         if (dropout_.active()) {
-          const Mask keep = kept(dropout_, random[n], key);
+          const Mask keep = core::dropout_keeps(dropout_, random[n], key);
           store(scratch.p + at, select(keep, p, -p));
           store(weights() + at, select(keep, p * F32(dropout_.keep_scale), F32{}));
         } else {
@@ -460,9 +460,11 @@ class BackwardTile {
             dp = select(bits(p) >= U32(0x80000000U), F32{}, dp * F32(dropout_.keep_scale));
             p = abs(p);
           }
-          ds[i] = p * (dp - load(delta + n * kLanes));
-          if (keep_dbias) store(scratch.dp + at, ds[i]);
-          if (score_.capped) ds[i] *= load(scratch.slope + at);
+          const auto gradient =
+              core::score_gradient(score_, p * (dp - load(delta + n * kLanes)),
+                                   score_.capped ? load(scratch.slope + at) : F32{});
+          if (keep_dbias) store(scratch.dp + at, gradient.bias);
+          ds[i] = gradient.product;
         }
         put_dscores(place_of(key, r), 0, n * kLanes, ds[0], ds[1]);
       }

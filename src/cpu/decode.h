@@ -16,6 +16,7 @@
 #include "core/softmax.h"
 #include "cpu/combine.h"
 #include "cpu/decode_requests.h"
+#include "cpu/extras.h"
 #include "cpu/math.h"
 #include "cpu/pack.h"
 #include "cpu/product.h"
@@ -312,15 +313,22 @@ class DecodeItem {
 
   /// The bias of kLanes keys in base 2; zero where the row sees no key.
   [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
+    const std::int64_t stride = map_.bias_key_stride();
     const core::Range keys = core::intersect(row.keys, {key, key + kLanes});
     F32 x{};
-    if (keys.empty()) return x;
     with_storage(problem_.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
-      const std::int64_t stride = map_.bias_key_stride();
       const T* data =
           static_cast<const T*>(tensors_.bias.data) + map_.bias_offset(row.query, row.head);
-      x = load_strided(data + key * stride, stride, {keys.begin - key, keys.end - key});
+      if (stride == 1 && keys.size() == kLanes) {
+        x = load(data + key);
+        return;
+      }
+      float lanes[kLanes] = {};
+      for (int j = keys.begin; j < keys.end; ++j) {
+        lanes[j - key] = lane(load_n(data + j * stride, 1), 0);
+      }
+      x = load(lanes);
     });
     return x * F32(core::kLog2e);
   }
@@ -330,12 +338,8 @@ class DecodeItem {
     const core::Philox4<U32> random =
         core::dropout_bits(dropout_, U32(static_cast<std::uint32_t>(map_.batch)),
                            U32(static_cast<std::uint32_t>(row.head)),
-                           U32(static_cast<std::uint32_t>(row.query)), keys >> 3);
-    const auto has = [&](std::uint32_t bit) { return (keys & U32(bit)) == U32(bit); };
-    const U32 word = select(has(4), select(has(2), random.word[3], random.word[2]),
-                            select(has(2), random.word[1], random.word[0]));
-    const U32 half = select(has(1), word >> 16, word & U32(0xFFFFU));
-    return select(half >= U32(dropout_.threshold), weight * F32(dropout_.keep_scale), F32{});
+                           U32(static_cast<std::uint32_t>(row.query)), core::dropout_octet(keys));
+    return select(keeps_lanes(dropout_, random, keys), weight * F32(dropout_.keep_scale), F32{});
   }
 
   // ---- values ----

@@ -54,15 +54,14 @@ struct LaneRows {
         row[i] = static_cast<const T*>(map.tensors.bias.data) +
                  map.bias_offset(query[r + i], head[r + i]) + keys.begin * stride_key;
       }
-      for (int key = 0; key < keys.size(); key += kLanes) {
-        const int count = core::min(kLanes, keys.size() - key);
-        F32 x[kLanes];
+      if (stride_key == 1) {
+        rows_to_vectors(row, keys.size(), core::kLog2e, out, stride);
+        return;
+      }
+      for (int key = 0; key < keys.size(); ++key, out += stride) {
         for (int i = 0; i < kLanes; ++i) {
-          x[i] = load_strided(row[i] + key * stride_key, stride_key, {0, count});
+          out[i] = lane(load_n(row[i] + key * stride_key, 1), 0) * core::kLog2e;
         }
-        transpose(x);
-        float* target = out + key * stride;
-        for (int i = 0; i < count; ++i) store(target + i * stride, x[i] * F32(core::kLog2e));
       }
     });
   }
@@ -71,23 +70,29 @@ struct LaneRows {
   TESSERA_INLINE core::Philox4<U32> draw(const core::Dropout& dropout, int r, int key) const {
     return core::dropout_bits(dropout, U32(static_cast<std::uint32_t>(map.batch)),
                               bits(load(head + r)), bits(load(query + r)),
-                              U32(static_cast<std::uint32_t>(key / core::kPhiloxKeys)));
+                              U32(static_cast<std::uint32_t>(core::dropout_octet(key))));
   }
 };
 
-/// S1 up to the mask: base-2 scores of raw products, of kLanes rows with one key or of one row with
-/// kLanes keys. What the problem does not have is not looked at.
+/// S1 up to the mask, for kLanes rows and one key: base-2 scores of raw products. bias: of these
+/// rows, in base 2, if the problem has one.
 TESSERA_INLINE F32 score_of(const Problem& problem, const core::Score& score, F32 product,
-                            F32 bias2, F32 slope, F32 distance) {
-  return core::add_to_score(core::score2(score, product), problem.bias.has_value(), bias2,
-                            problem.alibi != PerHead::none, slope, distance);
+                            const float* bias, F32 slope, F32 distance) {
+  const F32 x = core::score2(score, product);
+  const F32 bias2 = problem.bias ? load(bias) : F32{};
+  return core::add_to_score(x, problem.bias.has_value(), bias2, problem.alibi != PerHead::none,
+                            slope, distance);
 }
 
-/// The rows whose weight of the key is kept, by their bits.
-TESSERA_INLINE Mask kept(const core::Dropout& dropout, const core::Philox4<U32>& random, int key) {
-  const U32 word = random.word[(key >> 1) & 3];
-  const U32 half = (key & 1) != 0 ? word >> 16 : word & U32(0xFFFFU);
-  return half >= U32(dropout.threshold);
+/// Which of kLanes keys of one row keep their weight; bits: of every lane's own octet.
+TESSERA_INLINE Mask keeps_lanes(const core::Dropout& dropout, const core::Philox4<U32>& bits,
+                                U32 keys) {
+  const U32 number = core::dropout_word(keys);
+  U32 word = bits.word[0];
+  for (std::uint32_t w = 1; w < 4; ++w) word = select(number == U32(w), bits.word[w], word);
+  const Mask odd = (keys & U32(1U)) == U32(1U);
+  return core::dropout_keeps(dropout,
+                             select(odd, core::dropout_half(word, 1), core::dropout_half(word, 0)));
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

@@ -230,9 +230,8 @@ class ForwardSoftmax {
       const bool mask = key < common.begin || key >= common.end;
       for (int n = 0; n < kNV; ++n) {
         float* p = scores + row * kTile + n * kLanes;
-        const F32 bias = problem.bias ? load(rows_.scratch.bias + row * kTile + n * kLanes) : F32{};
-        F32 x = score_of(problem, score, load(p), bias, slope[n],
-                         abs(position[n] - F32(static_cast<float>(row))));
+        F32 x = score_of(problem, score, load(p), rows_.scratch.bias + row * kTile + n * kLanes,
+                         slope[n], abs(position[n] - F32(static_cast<float>(row))));
         if (mask) x = state.visible(n, key, x, F32(-core::kInfinity));
         top[n] = max(x, top[n]);
         store(p, x);
@@ -292,8 +291,8 @@ class ForwardSoftmax {
             }
           }
           for (int n = 0; n < kNV; ++n) {
-            c[i][n] = select(kept(dropout_, random[n], key + i), c[i][n] * F32(dropout_.keep_scale),
-                             F32{});
+            c[i][n] = select(core::dropout_keeps(dropout_, random[n], key + i),
+                             c[i][n] * F32(dropout_.keep_scale), F32{});
           }
         }
       }
