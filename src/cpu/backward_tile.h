@@ -1,5 +1,5 @@
 // What both phases of the backward that need scores share: one block of block_n keys against one
-// tile of block_m packed rows, both of one (batch, key/value head). Keys are rows and queries are
+// tile of block_m grouped rows, both of one (batch, key/value head). Keys are rows and queries are
 // lanes:
 //   scores():    S^T = K Q^T, P^T = exp2(S^T - lse)
 //   gradients(): dP^T = V dO^T, dS^T = P^T o (dP^T - delta)
@@ -11,9 +11,9 @@
 
 #include "core/philox.h"
 #include "core/softmax.h"
+#include "cpu/copy.h"
 #include "cpu/extras.h"
 #include "cpu/math.h"
-#include "cpu/pack.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 

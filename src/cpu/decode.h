@@ -15,10 +15,10 @@
 #include "core/philox.h"
 #include "core/softmax.h"
 #include "cpu/combine.h"
+#include "cpu/copy.h"
 #include "cpu/decode_requests.h"
 #include "cpu/extras.h"
 #include "cpu/math.h"
-#include "cpu/pack.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 

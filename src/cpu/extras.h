@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/philox.h"
+#include "cpu/copy.h"
 #include "cpu/math.h"
-#include "cpu/pack.h"
 #include "cpu/rows.h"
 
 namespace tessera::cpu::TESSERA_ISA {

@@ -1,9 +1,9 @@
-// The forward tile kernel: the walk. A work item is up to block_m packed query rows of one (batch,
+// The forward tile kernel: the walk. A work item is up to block_m grouped rows of one (batch,
 // key/value head); they lie in sub-tiles of kTile rows, one row a SIMD lane (forward_rows.h), and
 // all sub-tiles walk over the same blocks of keys. Scores are S^T = K Q^T [key][row] and outputs
 // O^T += V^T P^T [head_dim][row]: K and V are broadcast, from where they lie or a copy
-// (next_block.h), row maxima and sums are lane-wise and need no reduction. What becomes of the
-// scores in between is in forward_softmax.h.
+// (forward_next_block.h), row maxima and sums are lane-wise and need no reduction. What becomes of
+// the scores in between is in forward_softmax.h.
 //
 // What a row does not see has weight 0. Keys that no row of the item sees are not read; a NaN or
 // infinite value of a key that some row of a sub-tile sees and another does not reaches both, as
@@ -11,9 +11,9 @@
 #pragma once
 
 #include "cpu/combine.h"
+#include "cpu/forward_next_block.h"
 #include "cpu/forward_rows.h"
 #include "cpu/forward_softmax.h"
-#include "cpu/next_block.h"
 #include "cpu/product.h"
 
 namespace tessera::cpu::TESSERA_ISA {
