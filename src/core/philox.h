@@ -1,8 +1,8 @@
 // The dropout mask (S8): Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
 // 3", SC 2011), keyed by (seed, offset), counted by (batch, head, query, key). It depends on
-// nothing else, so every backend, tile size and pass draws the same mask. One call serves eight
-// neighbouring keys of a query: key j takes 16-bit half j & 1 of word (j >> 1) & 3 of the call with
-// counter j >> 3.
+// nothing else, so every backend, tile size and pass draws the same mask. One call serves an octet:
+// eight neighbouring keys of a query. dropout_octet, dropout_word and dropout_half say which 16
+// bits are a key's, dropout_keeps what they mean.
 #pragma once
 
 #include "core/hd.h"
@@ -73,11 +73,33 @@ TESSERA_HD constexpr Philox4<U> dropout_bits(const Dropout& dropout, U batch, U 
   return philox4x32_10<U>({{octet, query, head, batch}}, dropout.key0, dropout.key1);
 }
 
-/// Is the weight of this key kept, by the bits of its octet?
-TESSERA_HD constexpr bool dropout_keeps(const Dropout& dropout, const Philox4<std::uint32_t>& bits,
-                                        int key) {
-  const std::uint32_t word = bits.word[(key >> 1) & 3];
-  return ((key & 1) != 0 ? word >> 16 : word & 0xFFFFU) >= dropout.threshold;
+// Where a key's 16 bits are: half key & 1 of word (key >> 1) & 3 of the call with counter key >> 3.
+// Key is an integer of any kind, or a vector of them.
+
+template <class Key>
+TESSERA_HD constexpr Key dropout_octet(Key key) {
+  return key >> 3;
+}
+template <class Key>
+TESSERA_HD constexpr Key dropout_word(Key key) {
+  return (key >> 1) & Key(3);
+}
+/// word: that of the key, or of the same key of many rows.
+template <class U>
+TESSERA_HD constexpr U dropout_half(U word, int key) {
+  return (key & 1) != 0 ? word >> 16 : word & U(0xFFFFU);
+}
+
+/// Is the weight of a key kept, by its 16 bits? Of a vector: whose are.
+template <class U>
+TESSERA_HD constexpr auto dropout_keeps(const Dropout& dropout, U half) {
+  return half >= U(dropout.threshold);
+}
+
+/// The same, by the bits of the key's octet.
+template <class U>
+TESSERA_HD constexpr auto dropout_keeps(const Dropout& dropout, const Philox4<U>& bits, int key) {
+  return dropout_keeps(dropout, dropout_half(bits.word[dropout_word(key)], key));
 }
 
 /// Is the weight of this key kept?
@@ -87,7 +109,7 @@ TESSERA_HD constexpr bool dropout_keeps(const Dropout& dropout, int batch, int h
                        dropout_bits<std::uint32_t>(dropout, static_cast<std::uint32_t>(batch),
                                                    static_cast<std::uint32_t>(head),
                                                    static_cast<std::uint32_t>(query),
-                                                   static_cast<std::uint32_t>(key) / kPhiloxKeys),
+                                                   static_cast<std::uint32_t>(dropout_octet(key))),
                        key);
 }
 

@@ -16,7 +16,7 @@ struct Score {
   float pre = 0.0F;
   float post = 1.0F;
   bool capped = false;
-  float scale = 0.0F;  ///< softmax_scale, the derivative's factor
+  float scale = 0.0F;  ///< softmax_scale, the last factor of the derivative: score_gradient
 };
 
 TESSERA_HD constexpr Score make_score(float softmax_scale, float softcap) {
@@ -112,6 +112,23 @@ TESSERA_HD constexpr T add_to_score(T score2, bool has_bias, T bias2, bool has_a
   if (has_bias) score2 += bias2;
   if (has_alibi) score2 += alibi2(slope, distance);
   return score2;
+}
+
+/// What a score passes on of its gradient.
+template <class T>
+struct ScoreGradient {
+  T bias;     ///< to the bias
+  T product;  ///< to q.k, less the factor softmax_scale
+};
+
+/// The derivative of S1, from its end to its beginning; dS is that of the score which enters the
+/// softmax, 0 where the mask hides it:
+///   dS -> dBias, as it is -> times softcap's slope -> times softmax_scale
+/// ALiBi is a constant and takes nothing. The last factor is left to dQ and dK, which take it once
+/// an element, where they are written. slope: score_slope, of a capped score only.
+template <class T>
+TESSERA_HD constexpr ScoreGradient<T> score_gradient(const Score& score, T ds, T slope) {
+  return {ds, score.capped ? ds * slope : ds};
 }
 
 }  // namespace tessera::core

@@ -1,5 +1,5 @@
 // The backward pass. A unit of work is one block of block_n keys of one (batch, key/value head): it
-// owns those keys' dK and dV and walks over all tiles of packed query rows that see them, so the
+// owns those keys' dK and dV and walks over all tiles of grouped rows that see them, so the
 // sum over a group's heads (S10) is part of the walk. Every tile costs five products (Dao 2023,
 // algorithm 2):
 //   S^T = K Q^T    dV += P^T dO    dP^T = V dO^T    dK += dS^T Q    dQ += dS K
@@ -9,7 +9,7 @@
 // threads, and no partial sums are kept. Units that may wait for another come later in the order of
 // tasks, and neighbours in that order belong to different heads, or run one tile behind each other.
 //
-// For every head: prepare (rows packed once, delta), then units. At the end, the gradients of the
+// For every head: prepare (rows copied once, delta), then units. At the end, the gradients of the
 // sink and of a broadcast bias.
 #pragma once
 
@@ -232,8 +232,8 @@ class BackwardUnit {
   }
 
   Tile t_;
-  const int number_;  ///< of the key block
-  const float scale_;
+  const int number_;   ///< of the key block
+  const float scale_;  ///< what core::score_gradient leaves to dQ and dK
 };
 
 /// dSink of one head: -sum over its rows of p_sink * delta, in a fixed order.

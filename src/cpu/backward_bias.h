@@ -1,6 +1,6 @@
-// The gradient of the bias, dS before softcap, summed over the dimensions that the bias does not
-// store. Where every element belongs to one (batch, head, query, key), the unit that computes it
-// writes it. Otherwise a pass of its own cuts the bias as stored into tiles: whoever owns a tile
+// The gradient of the bias (core::score_gradient), summed over the dimensions that the bias does
+// not store. Where every element belongs to one (batch, head, query, key), the unit that computes
+// it writes it. Otherwise a pass of its own cuts the bias as stored into tiles: whoever owns a tile
 // computes dS again for everything that maps onto it and sums in fp32, in a fixed order, in memory
 // of a tile's size.
 #pragma once
@@ -142,7 +142,7 @@ class BiasGradient {
     for (int batch = batches.begin; batch < batches.end; ++batch) {
       for (int head = heads.begin; head < heads.end; ++head) {
         Tile tile(call_, batch, head, worker, worker);
-        pack_rows(tile, blocks, first_row, first_row + rows_each);
+        copy_seen_rows(tile, blocks, first_row, first_row + rows_each);
         for (int block = blocks.begin; block < blocks.end; ++block) {
           if (block * kN >= tile.map.sequence.seqlen_k) break;
           tile.load_block(block * kN);
@@ -158,15 +158,16 @@ class BiasGradient {
     return core::round_up<std::int64_t>(core::max<std::int64_t>(kM, group_), kLanes);
   }
 
-  /// Packs those of rows [begin, end) that see any of the key blocks into the worker's own slot.
-  void pack_rows(const Tile& tile, core::Range blocks, std::int64_t begin, std::int64_t end) const {
+  /// Copies those of rows [begin, end) that see any of the key blocks into the worker's own slot.
+  void copy_seen_rows(const Tile& tile, core::Range blocks, std::int64_t begin,
+                      std::int64_t end) const {
     const std::int64_t last =
         core::min<std::int64_t>(std::int64_t{blocks.end} * kN, tile.map.sequence.seqlen_k);
     const core::Range queries =
         tile.band.queries_of(core::Range{blocks.begin * kN, static_cast<int>(last)});
     const std::int64_t first = core::max(begin, queries.begin * group_ / kM * kM);
     for (std::int64_t row = first; row < core::min(end, queries.end * group_); row += kTile) {
-      BackwardRows<K>(tile, row).pack();
+      BackwardRows<K>(tile, row).copy();
     }
   }
 

@@ -1,4 +1,4 @@
-// kTile packed rows of one (batch, key/value head) on their way into the backward: copies of Q and
+// kTile grouped rows of one (batch, key/value head) on their way into the backward: copies of Q and
 // dO in the two layouts that the products read, and what each row needs besides, its lse and its
 // delta. Called by the units' preparation, and by the pass over a broadcast bias, which keeps
 // copies of its own.
@@ -26,7 +26,7 @@ class BackwardRows {
     slot_row_ = t_.slot_row + first;
   }
 
-  /// Asks for what prepare() reads of the caller's, and for where it packs it.
+  /// Asks for what prepare() reads of the caller's, and for where it copies it.
   void prefetch() const {
     const auto size = static_cast<std::int64_t>(size_of(t_.problem.dtype));
     const auto ask = [&](const ConstTensor& tensor, std::int64_t n, int i) {
@@ -37,19 +37,19 @@ class BackwardRows {
       ask(t_.tensors.dout, t_.problem.head_dim_v, i);
       ask(t_.tensors.o, t_.problem.head_dim_v, i);
     }
-    const auto ask_for_pack = [&](std::byte* rows, std::int64_t stride) {
+    const auto ask_for_copy = [&](std::byte* rows, std::int64_t stride) {
       const std::int64_t row_bytes = stride * Tile::kElementBytes;
       prefetch_row<Access::write>(rows + slot_row_ * row_bytes, kTile * row_bytes);
     };
-    ask_for_pack(t_.shared.q, t_.d);
-    ask_for_pack(t_.shared.q_transposed, t_.d);
-    ask_for_pack(t_.shared.dout, t_.dv);
-    ask_for_pack(t_.shared.dout_transposed, t_.dv);
+    ask_for_copy(t_.shared.q, t_.d);
+    ask_for_copy(t_.shared.q_transposed, t_.d);
+    ask_for_copy(t_.shared.dout, t_.dv);
+    ask_for_copy(t_.shared.dout_transposed, t_.dv);
   }
 
   /// Everything that units need; rows that are in no unit get their dQ, zero, here.
   void prepare() {
-    pack();
+    copy();
     t_.shared.turns[slot_row_ / kTile] = 0;
     with_tensor_storage<K>(t_.problem.dtype, [&](auto storage) {
       using T = decltype(storage);
@@ -59,11 +59,11 @@ class BackwardRows {
   }
 
   /// Q and dO, as rows and transposed.
-  void pack() {
+  void copy() {
     with_tensor_storage<K>(t_.problem.dtype, [&](auto storage) {
       using T = decltype(storage);
-      pack_tensor<T>(t_.tensors.q, t_.problem.head_dim, t_.d, t_.shared.q, t_.shared.q_transposed);
-      pack_tensor<T>(t_.tensors.dout, t_.problem.head_dim_v, t_.dv, t_.shared.dout,
+      copy_tensor<T>(t_.tensors.q, t_.problem.head_dim, t_.d, t_.shared.q, t_.shared.q_transposed);
+      copy_tensor<T>(t_.tensors.dout, t_.problem.head_dim_v, t_.dv, t_.shared.dout,
                      t_.shared.dout_transposed);
     });
   }
@@ -78,7 +78,7 @@ class BackwardRows {
   }
 
   template <class T>
-  [[gnu::noinline]] void pack_tensor(const ConstTensor& tensor, std::int64_t n, std::int64_t stride,
+  [[gnu::noinline]] void copy_tensor(const ConstTensor& tensor, std::int64_t n, std::int64_t stride,
                                      std::byte* rows, std::byte* transposed) const {
     const T* row[kTile];
     for (int i = 0; i < kTile; ++i) row[i] = row_of<const T>(tensor, i);

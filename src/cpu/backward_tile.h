@@ -1,5 +1,5 @@
 // What both phases of the backward that need scores share: one block of block_n keys against one
-// tile of block_m packed rows, both of one (batch, key/value head). Keys are rows and queries are
+// tile of block_m grouped rows, both of one (batch, key/value head). Keys are rows and queries are
 // lanes:
 //   scores():    S^T = K Q^T, P^T = exp2(S^T - lse)
 //   gradients(): dP^T = V dO^T, dS^T = P^T o (dP^T - delta)
@@ -11,9 +11,9 @@
 
 #include "core/philox.h"
 #include "core/softmax.h"
+#include "cpu/copy.h"
 #include "cpu/extras.h"
 #include "cpu/math.h"
-#include "cpu/pack.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 
@@ -51,8 +51,7 @@ class BackwardTile {
                                batch)),
         slot_row(slot * shared.slot_rows),
         score_(call.plan.score),
-        extra_(score_.capped || problem.bias || problem.alibi != PerHead::none ||
-               problem.dropout_p > 0.0F),
+        extra_(has_extras(call.plan)),
         dropout_(
             core::make_dropout(problem.dropout_p, tensors.philox_seed, tensors.philox_offset)) {
     Workspace workspace(call.scratch(worker));
@@ -236,7 +235,7 @@ class BackwardTile {
           multiply(a, problem.head_dim, q, [&](std::int64_t i, F32(&c)[kNV]) TESSERA_LAMBDA_INLINE {
             for (int n = 0; n < kNV; ++n) {
               store(weights() + at + i * kM + n * kLanes,
-                    weight(fms(c[n], pre, load(shift + n * kLanes))));
+                    weight<kPairs>(fms(c[n], pre, load(shift + n * kLanes))));
             }
           });
         }
@@ -350,15 +349,6 @@ class BackwardTile {
     if (problem.bias) load_bias();
   }
 
-  /// What multiplies dO and Q is rounded to bf16 there, so bf16 needs no better.
-  TESSERA_INLINE static F32 weight(F32 x) {
-    if constexpr (kPairs) {
-      return exp2_short(x);
-    } else {
-      return exp2(x);
-    }
-  }
-
   /// Index of a key and row in arrays [kN][kM].
   TESSERA_INLINE static std::int64_t place_of(int key, int r) { return std::int64_t{key} * kM + r; }
 
@@ -423,9 +413,9 @@ class BackwardTile {
   /// needs it; what multiplies dO is 0 there.
   [[gnu::noinline]] void transform_scores(int r) const {
     const float* shift = shared.shift + first_row + row + r;
-    F32 alibi[kNV], position[kNV];
+    F32 slope[kNV], position[kNV];
     for (int n = 0; n < kNV; ++n) {
-      lane_rows().load_alibi(r + n * kLanes, block.begin, alibi[n], position[n]);
+      lane_rows().load_alibi(r + n * kLanes, block.begin, slope[n], position[n]);
     }
     core::Philox4<U32> random[kNV] = {};
     for (int key = strips.begin; key < strips.end; ++key) {
@@ -439,13 +429,11 @@ class BackwardTile {
         const std::int64_t at = place_of(key, first);
         F32 x = load(scratch.p + at);
         if (score_.capped) store(scratch.slope + at, core::score_slope(score_, x));
-        x = core::score2(score_, x);
-        const F32 bias = problem.bias ? load(scratch.bias + at) : F32{};
-        x = core::add_to_score(x, problem.bias.has_value(), bias, problem.alibi != PerHead::none,
-                               alibi[n], abs(position[n] - F32(static_cast<float>(key))));
-        const F32 p = weight(x - load(shift + n * kLanes));
+        x = score_of(problem, score_, x, scratch.bias + at, slope[n],
+                     abs(position[n] - F32(static_cast<float>(key))));
+        const F32 p = weight<kPairs>(x - load(shift + n * kLanes));
         if (dropout_.active()) {
-          const Mask keep = kept(dropout_, random[n], key);
+          const Mask keep = core::dropout_keeps(dropout_, random[n], key);
           store(scratch.p + at, select(keep, p, -p));
           store(weights() + at, select(keep, p * F32(dropout_.keep_scale), F32{}));
         } else {
@@ -472,9 +460,11 @@ class BackwardTile {
             dp = select(bits(p) >= U32(0x80000000U), F32{}, dp * F32(dropout_.keep_scale));
             p = abs(p);
           }
-          ds[i] = p * (dp - load(delta + n * kLanes));
-          if (keep_dbias) store(scratch.dp + at, ds[i]);
-          if (score_.capped) ds[i] *= load(scratch.slope + at);
+          const auto gradient =
+              core::score_gradient(score_, p * (dp - load(delta + n * kLanes)),
+                                   score_.capped ? load(scratch.slope + at) : F32{});
+          if (keep_dbias) store(scratch.dp + at, gradient.bias);
+          ds[i] = gradient.product;
         }
         put_dscores(place_of(key, r), 0, n * kLanes, ds[0], ds[1]);
       }
@@ -485,42 +475,11 @@ class BackwardTile {
 
   /// The bias of the tile in base 2, [key][row].
   void load_bias() const {
-    const std::int64_t stride_key = map.bias_key_stride();
     const int end = core::min(strips.end, block.size());
-    with_storage(problem.bias->dtype, [&](auto storage) {
-      using T = decltype(storage);
-      for (int r = 0; r < rows; r += kLanes) {
-        const T* source[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          source[i] = lane_rows().template bias<T>(r + i, block.begin);
-        }
-        for (int key = strips.begin; key < end; key += kLanes) {
-          load_bias_lanes(source, stride_key, key, core::min(kLanes, end - key),
-                          scratch.bias + key * kM + r);
-        }
-      }
-    });
-  }
-
-  /// out[i][lane] = source[lane][key + i] in base 2, for `count` keys.
-  template <class T>
-  TESSERA_INLINE static void load_bias_lanes(const T* const (&source)[kLanes],
-                                             std::int64_t stride_key, int key, int count,
-                                             float* out) {
-    F32 x[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      if (stride_key == 1) {
-        x[i] = load_n(source[i] + key, count);
-      } else {
-        float keys[kLanes] = {};
-        for (int j = 0; j < count; ++j) {
-          keys[j] = lane(load_n(source[i] + (key + j) * stride_key, 1), 0);
-        }
-        x[i] = load(keys);
-      }
+    for (int r = 0; r < rows; r += kLanes) {
+      lane_rows().load_bias(r, {block.begin + strips.begin, block.begin + end},
+                            scratch.bias + strips.begin * kM + r, kM);
     }
-    transpose(x);
-    for (int i = 0; i < count; ++i) store(out + i * kM, x[i] * F32(core::kLog2e));
   }
 
   const core::Score score_;

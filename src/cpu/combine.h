@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/softmax.h"
-#include "cpu/pack.h"
+#include "cpu/copy.h"
 #include "cpu/rows.h"
 
 namespace tessera::cpu::TESSERA_ISA {

@@ -15,9 +15,10 @@
 #include "core/philox.h"
 #include "core/softmax.h"
 #include "cpu/combine.h"
+#include "cpu/copy.h"
 #include "cpu/decode_requests.h"
+#include "cpu/extras.h"
 #include "cpu/math.h"
-#include "cpu/pack.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 
@@ -337,12 +338,8 @@ class DecodeItem {
     const core::Philox4<U32> random =
         core::dropout_bits(dropout_, U32(static_cast<std::uint32_t>(map_.batch)),
                            U32(static_cast<std::uint32_t>(row.head)),
-                           U32(static_cast<std::uint32_t>(row.query)), keys >> 3);
-    const auto has = [&](std::uint32_t bit) { return (keys & U32(bit)) == U32(bit); };
-    const U32 word = select(has(4), select(has(2), random.word[3], random.word[2]),
-                            select(has(2), random.word[1], random.word[0]));
-    const U32 half = select(has(1), word >> 16, word & U32(0xFFFFU));
-    return select(half >= U32(dropout_.threshold), weight * F32(dropout_.keep_scale), F32{});
+                           U32(static_cast<std::uint32_t>(row.query)), core::dropout_octet(keys));
+    return select(keeps_lanes(dropout_, random, keys), weight * F32(dropout_.keep_scale), F32{});
   }
 
   // ---- values ----

@@ -4,9 +4,28 @@
 #pragma once
 
 #include "core/philox.h"
+#include "cpu/copy.h"
+#include "cpu/math.h"
 #include "cpu/rows.h"
 
 namespace tessera::cpu::TESSERA_ISA {
+
+/// Is there more than scale and mask between product and softmax?
+inline bool has_extras(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  return plan.score.capped || p.bias || p.alibi != PerHead::none || p.dropout_p > 0.0F;
+}
+
+/// The weight of a score. Weights of bf16 pairs are rounded for the product that follows, so a
+/// short exponential serves them.
+template <bool kPairs>
+TESSERA_INLINE F32 weight(F32 x) {
+  if constexpr (kPairs) {
+    return exp2_short(x);
+  } else {
+    return exp2(x);
+  }
+}
 
 /// Rows by their query and head, in arrays that the caller fills.
 struct LaneRows {
@@ -25,26 +44,55 @@ struct LaneRows {
     position = to_f32(load(query + r) + I32(map.position_of(0) - first_key));
   }
 
-  /// The bias of row r from `key` on; elements map.bias_key_stride() apart.
-  template <class T>
-  TESSERA_INLINE const T* bias(int r, int key) const {
-    return static_cast<const T*>(map.tensors.bias.data) + map.bias_offset(query[r], head[r]) +
-           key * map.bias_key_stride();
+  /// out[i * stride + lane] = the bias of row r + lane for key keys.begin + i, in base 2.
+  [[gnu::noinline]] void load_bias(int r, core::Range keys, float* out, std::int64_t stride) const {
+    with_storage(map.problem.bias->dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const std::int64_t stride_key = map.bias_key_stride();
+      const T* row[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        row[i] = static_cast<const T*>(map.tensors.bias.data) +
+                 map.bias_offset(query[r + i], head[r + i]) + keys.begin * stride_key;
+      }
+      if (stride_key == 1) {
+        rows_to_vectors(row, keys.size(), core::kLog2e, out, stride);
+        return;
+      }
+      for (int key = 0; key < keys.size(); ++key, out += stride) {
+        for (int i = 0; i < kLanes; ++i) {
+          out[i] = lane(load_n(row[i] + key * stride_key, 1), 0) * core::kLog2e;
+        }
+      }
+    });
   }
 
   /// Random bits of the eight keys around `key`, for kLanes rows from r on.
   TESSERA_INLINE core::Philox4<U32> draw(const core::Dropout& dropout, int r, int key) const {
     return core::dropout_bits(dropout, U32(static_cast<std::uint32_t>(map.batch)),
                               bits(load(head + r)), bits(load(query + r)),
-                              U32(static_cast<std::uint32_t>(key / core::kPhiloxKeys)));
+                              U32(static_cast<std::uint32_t>(core::dropout_octet(key))));
   }
 };
 
-/// The rows whose weight of the key is kept, by their bits.
-TESSERA_INLINE Mask kept(const core::Dropout& dropout, const core::Philox4<U32>& random, int key) {
-  const U32 word = random.word[(key >> 1) & 3];
-  const U32 half = (key & 1) != 0 ? word >> 16 : word & U32(0xFFFFU);
-  return half >= U32(dropout.threshold);
+/// S1 up to the mask, for kLanes rows and one key: base-2 scores of raw products. bias: of these
+/// rows, in base 2, if the problem has one.
+TESSERA_INLINE F32 score_of(const Problem& problem, const core::Score& score, F32 product,
+                            const float* bias, F32 slope, F32 distance) {
+  const F32 x = core::score2(score, product);
+  const F32 bias2 = problem.bias ? load(bias) : F32{};
+  return core::add_to_score(x, problem.bias.has_value(), bias2, problem.alibi != PerHead::none,
+                            slope, distance);
+}
+
+/// Which of kLanes keys of one row keep their weight; bits: of every lane's own octet.
+TESSERA_INLINE Mask keeps_lanes(const core::Dropout& dropout, const core::Philox4<U32>& bits,
+                                U32 keys) {
+  const U32 number = core::dropout_word(keys);
+  U32 word = bits.word[0];
+  for (std::uint32_t w = 1; w < 4; ++w) word = select(number == U32(w), bits.word[w], word);
+  const Mask odd = (keys & U32(1U)) == U32(1U);
+  return core::dropout_keeps(dropout,
+                             select(odd, core::dropout_half(word, 1), core::dropout_half(word, 0)));
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

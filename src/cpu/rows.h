@@ -1,4 +1,4 @@
-// Where the rows of a work item lie: addresses of the packed rows (core::Rows) of one batch entry
+// Where the rows of a work item lie: addresses of the grouped rows (core::Rows) of one batch entry
 // and one key/value head in q, o, softmax_lse and the split results. Forward, decode and combine
 // share it.
 #pragma once

@@ -171,7 +171,7 @@ TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
   return core::max<std::int64_t>(1, core::min<std::int64_t>(plan.device.threads, tasks));
 }
 
-/// What all workers of the backward share. Rows are packed per (batch, head_k) as core/work.h says;
+/// What all workers of the backward share. Rows are grouped per (batch, head_k) as core/work.h says;
 /// each sequence starts at a multiple of tile_m, and the rows up to the next multiple repeat its
 /// last. What is large is kept only for the heads in flight, each in a slot of S rows, enough for
 /// any sequence. A word is an f32, or a pair of bf16 for bf16 rows.
@@ -180,7 +180,7 @@ struct BackwardLayout {
   std::int64_t slot_rows = 0;        ///< S
   float* shift = nullptr;            ///< [heads_k][R] core::backward_shift of lse
   float* delta = nullptr;            ///< [heads_k][R] rowsum(do * o) - dlse
-  std::int32_t* prepared = nullptr;  ///< [batch][heads_k] tiles of rows that are packed
+  std::int32_t* prepared = nullptr;  ///< [batch][heads_k] tiles of rows that are copied
   std::int32_t* finished = nullptr;  ///< [batch][heads_k] key blocks that are done
   std::int32_t* turns = nullptr;     ///< [slots][S / tile_m] key blocks that have added their dq
   std::byte* q = nullptr;            ///< [slots][S][D] words; bf16: pairs of rows

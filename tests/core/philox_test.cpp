@@ -56,6 +56,21 @@ TEST(Dropout, ZeroMeansOff) {
   EXPECT_EQ(make_dropout(0.0F, 1, 2).keep_scale, 1.0F);
 }
 
+TEST(Dropout, AKeyHasItsOwnHalfOfAWord_S8) {
+  // Halves that say their own number: of key 2 w the low one of word w, of key 2 w + 1 the high
+  // one.
+  const Philox4<std::uint32_t> bits{{0x10000, 0x30002, 0x50004, 0x70006}};
+  const Dropout dropout{0, 0, 4, 2.0F};
+  for (const int octet : {0, 1, 12345678}) {
+    for (int i = 0; i < kPhiloxKeys; ++i) {
+      const int key = kPhiloxKeys * octet + i;
+      EXPECT_EQ(dropout_octet(key), octet);
+      EXPECT_EQ(dropout_half(bits.word[dropout_word(key)], key), static_cast<unsigned>(i));
+      EXPECT_EQ(dropout_keeps(dropout, bits, key), i >= 4) << "kept from the threshold on";
+    }
+  }
+}
+
 TEST(Dropout, EveryCoordinateMatters_S8) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -129,6 +129,37 @@ TEST(Score, SoftcapSeriesIsTanh_S1) {
   }
 }
 
+/// The score that enters the softmax, in natural units.
+double score_of(const Score& score, double product, double bias, double distance) {
+  const double x = score2(score, static_cast<float>(product));
+  return add_to_score(x, true, bias * kLog2e, true, 0.5, distance) / kLog2e;
+}
+
+TEST(Score, GradientIsTheDerivative_S1) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> uniform(-1.0, 1.0);
+  for (const float softcap : {0.0F, 0.5F, 20.0F}) {
+    for (int i = 0; i < 200; ++i) {
+      const float scale = 0.3F;
+      const Score score = make_score(scale, softcap);
+      const double product = 8.0 * uniform(random), bias = uniform(random), ds = uniform(random);
+      const auto x = static_cast<float>(product);
+      const ScoreGradient<float> got = score_gradient(score, static_cast<float>(ds),
+                                                      score.capped ? score_slope(score, x) : 0.0F);
+      constexpr double kStep = 0.03125;
+      const double slope = (score_of(score, product + kStep, bias, 3.0) -
+                            score_of(score, product - kStep, bias, 3.0)) /
+                           (2.0 * kStep);
+      EXPECT_NEAR(got.product * score.scale, ds * slope, 1e-3) << "product " << product;
+      const double by_bias =
+          score_of(score, product, bias + 1.0, 3.0) - score_of(score, product, bias, 3.0);
+      EXPECT_NEAR(got.bias, ds * by_bias, 1e-5);
+    }
+  }
+}
+
 TEST(Score, AlibiFallsWithDistance_S6) {
   EXPECT_NEAR(alibi2(0.5F, 8.0F), -0.5 * 8.0 * 1.4426950408889634, 1e-5);
   EXPECT_EQ(alibi2(0.5F, 0.0F), 0.0F);

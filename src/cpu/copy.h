@@ -42,24 +42,31 @@ TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
   }
 }
 
-/// out[j][i] = row[i][j] * factor for j < n: kTile rows become the lanes of n vectors.
+/// out[j * stride + i] = row[i][j] * factor for j < n: kLanes rows become the lanes of n vectors.
+template <class T>
+TESSERA_INLINE void rows_to_vectors(const T* const* row, std::int64_t n, float factor, float* out,
+                                    std::int64_t stride) {
+  for (std::int64_t j = 0; j < n; j += kLanes) {
+    F32 x[kLanes];
+    const std::int64_t count = n - j < kLanes ? n - j : kLanes;
+    if (count == kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) x[i] = load(row[i] + j);
+    } else {
+      for (int i = 0; i < kLanes; ++i) x[i] = load_n(row[i] + j, count);
+    }
+    transpose(x);
+    float* target = out + j * stride;
+    for (std::int64_t i = 0; i < count; ++i) store(target + i * stride, x[i] * F32(factor));
+  }
+}
+
+/// out[j][i] = row[i][j] * factor for j < n, of kTile rows.
 template <class T>
 [[gnu::noinline]] void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, float factor,
                                      float* out) {
   for (int first = 0; first < kTile; first += kLanes) {
-    for (std::int64_t j = 0; j < n; j += kLanes) {
-      F32 x[kLanes];
-      const std::int64_t count = n - j < kLanes ? n - j : kLanes;
-      if (count == kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) x[i] = load(row[first + i] + j);
-      } else {
-        for (int i = 0; i < kLanes; ++i) x[i] = load_n(row[first + i] + j, count);
-      }
-      transpose(x);
-      float* target = out + j * kTile + first;
-      for (std::int64_t i = 0; i < count; ++i) store(target + i * kTile, x[i] * F32(factor));
-    }
+    rows_to_vectors(row + first, n, factor, out + first, kTile);
   }
 }
 

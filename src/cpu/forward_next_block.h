@@ -4,7 +4,7 @@
 // sets of the caches because they lie a power of two apart.
 #pragma once
 
-#include "cpu/pack.h"
+#include "cpu/copy.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 

@@ -1,0 +1,254 @@
+// The rows of a forward item: where they lie, the keys that each sees, and their ways in and out:
+// queries into lanes, outputs and their lse to memory, or to where combine finds them. Up to
+// block_m rows lie in sub-tiles of kTile, one row a SIMD lane.
+#pragma once
+
+#include "core/softmax.h"
+#include "cpu/copy.h"
+#include "cpu/rows.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+/// kTile rows: one SIMD lane each. The rows past `lanes` repeat the last one.
+struct SubTile {
+  int first = 0;  ///< of the item's rows
+  int lanes = 0;
+  core::Range queries;
+  core::Range keys;      ///< that at least one of the rows sees, inside the item's split
+  int first_lanes_end;   ///< where the keys end that rows outside the last vector see
+  bool started = false;  ///< its output holds something
+};
+
+/// The keys that the rows of a sub-tile see, and what they have gathered of them so far.
+struct SubTileState {
+  I32 first[kNV], last[kNV];
+  F32 reference[kNV], sum[kNV];
+
+  /// x where row n * kLanes + lane sees the key.
+  TESSERA_INLINE F32 visible(int n, int key, F32 x, F32 otherwise) const {
+    return select((first[n] <= I32(key)) & (I32(key) < last[n]), x, otherwise);
+  }
+};
+
+template <core::Kernel K>
+class ForwardRows {
+  static_assert(K.tile_m == kTile && K.lanes == kLanes && K.block_m % K.tile_m == 0);
+
+ public:
+  static constexpr bool kPairs = K.operand == core::Operand::bf16;
+  using Word = std::conditional_t<kPairs, std::uint32_t, float>;  ///< lanes of Q and P
+
+  ForwardRows(const Call& call, const core::Work& work, int worker)
+      : plan(call.plan),
+        problem(call.plan.problem),
+        tensors(call.tensors),
+        splits(call.layout.splits),
+        item(work),
+        map(call, item.batch, item.head),
+        band(window_of(problem).band_of(map.sequence)),
+        scratch(scratch_of(call, worker)) {}
+
+  const PlanData& plan;
+  const Problem& problem;
+  const Tensors& tensors;
+  const SplitLayout& splits;
+  const core::Work item;
+  const RowMap map;
+  const core::Band band;
+  const ForwardScratch scratch;
+
+  // place() sets these.
+  core::Range keys;  ///< of the item
+  int num_tiles = 0;
+  SubTile tiles[K.block_m / K.tile_m];
+
+  // ---- geometry ----
+
+  /// Finds the item's rows, and its keys. False: it has no rows.
+  bool place() {
+    const int block_m = plan.work.block_m;
+    const std::int64_t first = std::int64_t{item.block} * block_m;
+    const int count = static_cast<int>(core::min<std::int64_t>(block_m, map.rows.count() - first));
+    if (count <= 0) return false;
+    keys = core::split_keys(band.keys_of(map.rows.queries_of(first, first + count)), item.split,
+                            plan.split_n);
+    place_rows(first, count);
+    return true;
+  }
+
+  /// The tile's rows, as a range of the item's.
+  static core::Range rows_of(const SubTile& tile) { return {tile.first, tile.first + tile.lanes}; }
+
+  /// Keys that every row of the sub-tile sees.
+  TESSERA_INLINE core::Range common_keys(const SubTile& tile) const {
+    return core::intersect(band.keys_of(tile.queries.begin), band.keys_of(tile.queries.end - 1));
+  }
+
+  // ---- scratch ----
+
+  float* output(int t) const { return scratch.o + t * problem.head_dim_v * K.tile_m; }
+  Word* queries(int t) const {
+    return reinterpret_cast<Word*>(scratch.q) + t * query_steps() * K.tile_m;
+  }
+  Word* weights() const { return reinterpret_cast<Word*>(scratch.scores); }
+
+  SubTileState load_state(int t) const {
+    SubTileState s;
+    for (int n = 0; n < kNV; ++n) {
+      const int r = tiles[t].first + n * kLanes;
+      s.first[n] = load(scratch.first_key + r);
+      s.last[n] = load(scratch.last_key + r);
+      s.reference[n] = load(scratch.max + r);
+      s.sum[n] = load(scratch.sum + r);
+    }
+    return s;
+  }
+
+  void store_state(int t, const SubTileState& s) const {
+    for (int n = 0; n < kNV; ++n) {
+      const int r = tiles[t].first + n * kLanes;
+      store(scratch.max + r, s.reference[n]);
+      store(scratch.sum + r, s.sum[n]);
+    }
+  }
+
+  // ---- rows in ----
+
+  void ask_for_query(int r) const {
+    prefetch_row<Access::read>(row_address(tensors.q, r), problem.head_dim * element_bytes());
+  }
+  void ask_for_output(int r) const {
+    prefetch_row<Access::write>(row_address(tensors.o, r), problem.head_dim_v * element_bytes());
+  }
+
+  /// fp32 queries are scaled on their way, bf16 ones would be rounded again.
+  void load_queries(int t) const {
+    with_tensor_storage<K>(problem.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const T* rows[kTile];
+      for (int i = 0; i < kTile; ++i) {
+        const int r = tiles[t].first + i;
+        rows[i] = static_cast<const T*>(tensors.q.data) +
+                  map.offset(tensors.q, scratch.query[r], scratch.head[r]);
+      }
+      if constexpr (!kPairs) {
+        rows_to_lanes(rows, problem.head_dim, plan.score.pre, queries(t));
+      } else {
+        rows_to_lane_pairs(rows, problem.head_dim, queries(t));
+      }
+    });
+  }
+
+  // ---- results out ----
+
+  void write(int t) const {
+    const SubTile& tile = tiles[t];
+    if (!tile.started) {
+      for (std::int64_t i = 0; i < problem.head_dim_v * K.tile_m; ++i) output(t)[i] = 0.0F;
+    }
+    float factor[kTile], lse[kTile], sink[kTile];
+    const bool whole = plan.work.splits <= 1;
+    const bool with_sink = whole && problem.sink;
+    for (int i = 0; i < kTile; ++i) {
+      sink[i] = with_sink ? tensors.sink[scratch.head[tile.first + i]] : 0.0F;
+    }
+    for (int n = 0; n < kTile; n += kLanes) {
+      const core::Softmax<F32> row = {load(scratch.max + tile.first + n),
+                                      load(scratch.sum + tile.first + n)};
+      core::Softmax<F32> merged = row;
+      F32 f = core::inverse_sum(row);
+      if (with_sink) {
+        merged = core::combine(row, {load(sink + n) * F32(core::kLog2e), F32(1.0F)});
+        f = core::weight_of({row.max, F32(1.0F)}, merged);
+      }
+      store(factor + n, f);
+      store(lse + n, core::lse_of(merged));
+    }
+    if (whole) {
+      with_tensor_storage<K>(problem.dtype, [&](auto storage) {
+        using T = decltype(storage);
+        T* rows[kTile];
+        for (int i = 0; i < kTile; ++i) {
+          const int r = tile.first + i;
+          rows[i] = static_cast<T*>(tensors.o.data) +
+                    map.offset(tensors.o, scratch.query[r], scratch.head[r]);
+        }
+        lanes_to_rows(output(t), problem.head_dim_v, factor, tile.lanes, rows);
+      });
+      write_lse(tile, lse);
+    } else {
+      write_split(t, factor, lse);
+    }
+  }
+
+ private:
+  static ForwardScratch scratch_of(const Call& call, int worker) {
+    Workspace workspace(call.scratch(worker));
+    return layout_forward_scratch(workspace, call.plan);
+  }
+
+  /// Fills in the sub-tiles and, for every row, its query, its head and the keys it sees.
+  void place_rows(std::int64_t first, int count) {
+    num_tiles = core::ceil_div(count, K.tile_m);
+    RowMap::Row row = map.at(first);
+    for (int r = 0; r < num_tiles * K.tile_m; ++r) {
+      const core::Range seen = band.keys_of(row.query);
+      scratch.query[r] = row.query;
+      scratch.head[r] = map.head_of(row);
+      scratch.first_key[r] = seen.begin;
+      scratch.last_key[r] = seen.end;
+      if (r + 1 < count) row = map.next(row);
+    }
+    for (int t = 0; t < num_tiles; ++t) {
+      SubTile& tile = tiles[t];
+      tile.first = t * K.tile_m;
+      tile.lanes = core::min(K.tile_m, count - tile.first);
+      tile.queries = {scratch.query[tile.first], scratch.query[tile.first + tile.lanes - 1] + 1};
+      tile.keys = core::intersect(band.keys_of(tile.queries), keys);
+      tile.first_lanes_end =
+          band.keys_of({tile.queries.begin, scratch.query[tile.first + kTile - kLanes - 1] + 1})
+              .end;
+      for (int i = tile.first; i < tile.first + K.tile_m; ++i) {
+        scratch.max[i] = -core::kInfinity;
+        scratch.sum[i] = 0.0F;
+      }
+      tile.started = false;
+    }
+  }
+
+  /// Vectors of a transposed query: one an element, or one a pair.
+  std::int64_t query_steps() const {
+    return kPairs ? core::ceil_div<std::int64_t>(problem.head_dim, 2) : problem.head_dim;
+  }
+
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(problem.dtype)); }
+
+  template <class T>
+  const std::byte* row_address(const T& tensor, int r) const {
+    return static_cast<const std::byte*>(tensor.data) +
+           map.offset(tensor, scratch.query[r], scratch.head[r]) * element_bytes();
+  }
+
+  void write_lse(const SubTile& tile, const float (&lse)[kTile]) const {
+    if (tensors.softmax_lse == nullptr) return;
+    for (int i = 0; i < tile.lanes; ++i) {
+      const int r = tile.first + i;
+      tensors.softmax_lse[map.lse_index(scratch.query[r], scratch.head[r])] = lse[i];
+    }
+  }
+
+  void write_split(int t, const float (&factor)[kTile], const float (&lse)[kTile]) const {
+    const SubTile& tile = tiles[t];
+    const std::int64_t part = item.split * map.split_rows();
+    float* rows[kTile];
+    for (int i = 0; i < kTile; ++i) {
+      const int r = tile.first + i;
+      const std::int64_t row = part + map.split_row(scratch.query[r], scratch.head[r]);
+      rows[i] = splits.o + row * problem.head_dim_v;
+      if (i < tile.lanes) splits.lse[row] = lse[i];
+    }
+    lanes_to_rows(output(t), problem.head_dim_v, factor, tile.lanes, rows);
+  }
+};
+
+}  // namespace tessera::cpu::TESSERA_ISA
