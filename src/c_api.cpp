@@ -192,9 +192,7 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   return t;
 }
 
-/// The caller's executor, or the default one.
 Result<tessera::Executor> to_cpp(const tessera_executor* from) {
-  if (from == nullptr) return tessera::default_executor();
   tessera_executor c{};
   if (Status s = read_struct("executor", from, c); !s) return s;
   if (c.num_threads < 1) {
@@ -204,6 +202,34 @@ Result<tessera::Executor> to_cpp(const tessera_executor* from) {
   if (c.run == nullptr) return Status::invalid("executor.run = null");
   return tessera::Executor{c.num_threads, c.self, c.run};
 }
+
+/// What a caller's execution says. Not copyable: the execution points to the executor.
+class Executed {
+ public:
+  Executed() = default;
+  Executed(const Executed&) = delete;
+  Executed& operator=(const Executed&) = delete;
+
+  Status read(const tessera_execution* from) {
+    if (from == nullptr) return {};
+    tessera_execution c{};
+    if (Status s = read_struct("execution", from, c); !s) return s;
+    execution_.progress = c.progress;
+    execution_.progress_context = c.progress_context;
+    execution_.stream = c.stream;
+    if (c.executor == nullptr) return {};
+    const auto executor = to_cpp(c.executor);
+    if (!executor) return executor.status();
+    executor_ = *executor;
+    execution_.executor = &executor_;
+    return {};
+  }
+  const tessera::Execution& operator*() const { return execution_; }
+
+ private:
+  tessera::Executor executor_;
+  tessera::Execution execution_;
+};
 
 Result<tessera::Device> to_device(const char* name) {
   return tessera::named_device(name == nullptr ? "cpu" : name);
@@ -251,6 +277,12 @@ void tessera_tensors_init(tessera_tensors* tensors, size_t size) {
   tensors->size = size;
 }
 
+void tessera_execution_init(tessera_execution* execution, size_t size) {
+  if (execution == nullptr || size < sizeof execution->size) return;
+  std::memset(execution, 0, size);
+  execution->size = size;
+}
+
 tessera_code tessera_plan_create(const tessera_problem* problem, const char* device,
                                  tessera_plan** plan, char* error, size_t error_size) {
   if (plan == nullptr) return report(Status::invalid("plan = null"), error, error_size);
@@ -278,45 +310,32 @@ const char* tessera_plan_kernel(const tessera_plan* plan) {
 }
 
 tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors, void* workspace,
-                         size_t workspace_bytes, const tessera_executor* executor, char* error,
+                         size_t workspace_bytes, const tessera_execution* execution, char* error,
                          size_t error_size) {
   return guarded(error, error_size, [&]() -> Status {
     if (plan == nullptr) return Status::invalid("plan = null");
     const auto t = to_cpp(tensors);
     if (!t) return t.status();
-    const auto e = to_cpp(executor);
-    if (!e) return e.status();
-    tessera::Execution execution;
-    execution.executor = &*e;
-    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
-  });
-}
-
-tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
-                             void* workspace, size_t workspace_bytes, void* stream, char* error,
-                             size_t error_size) {
-  return guarded(error, error_size, [&]() -> Status {
-    if (plan == nullptr) return Status::invalid("plan = null");
-    const auto t = to_cpp(tensors);
-    if (!t) return t.status();
-    tessera::Execution execution;
-    execution.stream = stream;
-    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
+    Executed executed;
+    if (Status s = executed.read(execution); !s) return s;
+    return tessera::run(plan->plan, *t, workspace, workspace_bytes, *executed);
   });
 }
 
 tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensors* tensors,
-                            const tessera_executor* executor, char* error, size_t error_size) {
+                            const char* device, const tessera_execution* execution, char* error,
+                            size_t error_size) {
   return guarded(error, error_size, [&]() -> Status {
     const auto p = to_cpp(problem);
     if (!p) return p.status();
     const auto t = to_cpp(tensors);
     if (!t) return t.status();
-    const auto e = to_cpp(executor);
-    if (!e) return e.status();
-    tessera::Execution execution;
-    execution.executor = &*e;
-    return tessera::attend(*p, *t, execution);
+    Executed executed;
+    if (Status s = executed.read(execution); !s) return s;
+    if (device == nullptr) return tessera::attend(*p, *t, *executed);
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    return tessera::attend(*p, *t, *where, *executed);
   });
 }
 
@@ -371,7 +390,7 @@ tessera_code tessera_measure_peaks(const char* device, double seconds,
     if (Status s = read_struct("peaks", peaks, c); !s) return s;
     const auto where = to_device(device);
     if (!where) return where.status();
-    const auto e = to_cpp(executor);
+    const auto e = executor == nullptr ? Result(tessera::default_executor()) : to_cpp(executor);
     if (!e) return e.status();
     const auto measured = tessera::measure_peaks(*where, seconds, &*e);
     if (!measured) return measured.status();

@@ -141,6 +141,17 @@ typedef struct tessera_executor {
   void (*run)(void* self, int num_workers, void (*work)(void* context, int worker), void* context);
 } tessera_executor;
 
+/** How a run is executed; nothing here changes its result. tessera::Execution in tessera.hpp
+ * describes each field. Initialise with tessera_execution_init. */
+typedef struct tessera_execution {
+  size_t size;                      /**< set by tessera_execution_init */
+  const tessera_executor* executor; /**< CPU; NULL: the process-wide pool */
+  /** Called now and then with done <= total; may be NULL. */
+  void (*progress)(void* context, int64_t done, int64_t total);
+  void* progress_context; /**< passed to progress */
+  void* stream;           /**< GPU: the CUstream to enqueue on; NULL: the default stream */
+} tessera_execution;
+
 /** A plan: immutable, usable from several threads at once. */
 typedef struct tessera_plan tessera_plan;
 
@@ -148,6 +159,8 @@ typedef struct tessera_plan tessera_plan;
 TESSERA_API void tessera_problem_init(tessera_problem* problem, size_t size);
 /** Sets every field to zero, and `size`. */
 TESSERA_API void tessera_tensors_init(tessera_tensors* tensors, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_execution_init(tessera_execution* execution, size_t size);
 
 /** Chooses a kernel. `device`: a name as in `tessera info`, NULL is this CPU. On success *plan must
  * be released with tessera_plan_destroy; on failure it is NULL. */
@@ -159,23 +172,20 @@ TESSERA_API size_t tessera_plan_workspace_bytes(const tessera_plan* plan);
 /** Name of the chosen kernel; lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
 
-/** Runs a plan. `executor`: NULL is the process-wide pool. */
+/** Runs a plan. `execution`: NULL is all defaults. On a GPU all pointers are device memory; the
+ * work is enqueued and not waited for. */
 TESSERA_API tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors,
                                      void* workspace, size_t workspace_bytes,
-                                     const tessera_executor* executor, char* error,
+                                     const tessera_execution* execution, char* error,
                                      size_t error_size);
 
-/** Plans for this machine and runs with a workspace of its own. */
+/** Plans for the device and runs with a workspace of its own. `device`: a name as in `tessera
+ * info`; NULL is the device that q lies on, as tessera::attend in tessera.hpp says. `execution` as
+ * above. */
 TESSERA_API tessera_code tessera_attend(const tessera_problem* problem,
-                                        const tessera_tensors* tensors,
-                                        const tessera_executor* executor, char* error,
+                                        const tessera_tensors* tensors, const char* device,
+                                        const tessera_execution* execution, char* error,
                                         size_t error_size);
-
-/** The same for a plan made for a GPU ("gpu", "gpu:1"), on a CUDA stream (a CUstream; NULL: the
- * default stream). All pointers are device memory; the work is enqueued and not waited for. */
-TESSERA_API tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
-                                         void* workspace, size_t workspace_bytes, void* stream,
-                                         char* error, size_t error_size);
 
 /** Writes the planner's table for the problem into `text` (always terminated, cut to text_size) and
  * returns the length it would have, like snprintf; 0 if the arguments are unusable. */

@@ -50,10 +50,9 @@ TEST_F(CMisuse, NullIsAnError) {
   expect_invalid(tessera_plan_create(&problem_, "abacus", &made, e, n), "abacus");
   expect_invalid(tessera_run(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
   expect_invalid(tessera_run(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
-  expect_invalid(tessera_enqueue(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
-  expect_invalid(tessera_enqueue(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
-  expect_invalid(tessera_attend(nullptr, &tensors_, nullptr, e, n), "problem = null");
-  expect_invalid(tessera_attend(&problem_, nullptr, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_attend(nullptr, &tensors_, nullptr, nullptr, e, n), "problem = null");
+  expect_invalid(tessera_attend(&problem_, nullptr, nullptr, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_attend(&problem_, &tensors_, "abacus", nullptr, e, n), "abacus");
   expect_invalid(tessera_problem_parse(nullptr, &problem_, e, n), "text = null");
   expect_invalid(tessera_problem_parse("d=4", nullptr, e, n), "problem = null");
   expect_invalid(tessera_dropout_mask(nullptr, 1, 2, nullptr, e, n), "problem = null");
@@ -74,18 +73,27 @@ TEST_F(CMisuse, ATensorThatIsNullIsNamed) {
   for (const auto& one : all) {
     tessera_tensors broken = tensors_;
     (broken.*one.tensor).data = nullptr;
-    expect_invalid(tessera_attend(&problem_, &broken, nullptr, error_, sizeof error_),
+    expect_invalid(tessera_attend(&problem_, &broken, nullptr, nullptr, error_, sizeof error_),
                    std::string(one.name) + " = null");
   }
 }
 
 TEST_F(CMisuse, ExecutorsMustRun) {
   tessera_executor executor = {sizeof executor, 4, nullptr, nullptr};
-  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
-                 "executor.run = null");
+  tessera_execution execution;
+  tessera_execution_init(&execution, sizeof execution);
+  execution.executor = &executor;
+  const auto expect_refused = [&](const char* text) {
+    expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, &execution, error_, sizeof error_),
+                   text);
+    expect_invalid(tessera_run(plan_, &tensors_, nullptr, 0, &execution, error_, sizeof error_),
+                   text);
+  };
+  expect_refused("executor.run = null");
   executor.num_threads = 0;
-  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
-                 "executor.num_threads = 0");
+  expect_refused("executor.num_threads = 0");
+  execution.size = 3;
+  expect_refused("execution.size = 3");
   // In C++ the same structure is a mistake as easily made.
   const Executor empty{4, nullptr, nullptr};
   const Result<Problem> wide = parse_problem("fwd f32 b=2 h=2 q=2 k=2 d=4");
@@ -96,16 +104,52 @@ TEST_F(CMisuse, ExecutorsMustRun) {
   t.k = {rows[1], 16, 8, 4};
   t.v = {rows[2], 16, 8, 4};
   t.o = {rows[3], 16, 8, 4};
-  Execution execution;
-  execution.executor = &empty;
-  EXPECT_EQ(attend(*wide, t, execution).text, "executor.run = null");
+  Execution idle;
+  idle.executor = &empty;
+  EXPECT_EQ(attend(*wide, t, idle).text, "executor.run = null");
   EXPECT_EQ(measure_peaks(this_cpu(), 0.0, &empty).status().text, "executor.run = null");
+}
+
+/// The caller's workers run and its progress is told: both come through the C structures.
+TEST_F(CMisuse, AnExecutionIsHeeded) {
+  struct Heard {
+    int runs = 0;
+    std::int64_t done = 0, total = 0;
+  } heard;
+  tessera_executor executor = {
+      sizeof executor, 2, &heard,
+      [](void* self, int workers, void (*work)(void*, int), void* context) {
+        ++static_cast<Heard*>(self)->runs;
+        for (int i = 0; i < workers; ++i) work(context, i);
+      }};
+  tessera_execution execution;
+  tessera_execution_init(&execution, sizeof execution);
+  execution.executor = &executor;
+  execution.progress = [](void* context, std::int64_t done, std::int64_t total) {
+    static_cast<Heard*>(context)->done = done;
+    static_cast<Heard*>(context)->total = total;
+  };
+  execution.progress_context = &heard;
+  // Two sequences: one would be computed without asking anybody.
+  problem_.batch = 2;
+  float o[16];
+  tensors_.o.data = o;
+  for (tessera_tensor* input : {&tensors_.q, &tensors_.k, &tensors_.v}) input->stride_batch = 0;
+  for (const char* device : {static_cast<const char*>(nullptr), "portable"}) {
+    heard = {};
+    ASSERT_EQ(tessera_attend(&problem_, &tensors_, device, &execution, error_, sizeof error_),
+              TESSERA_OK)
+        << error_;
+    EXPECT_EQ(heard.runs > 0, this_cpu().threads > 1);
+    EXPECT_GT(heard.total, 0);
+    EXPECT_EQ(heard.done, heard.total);
+  }
 }
 
 /// Without an error's text, without a text to write to, without a structure: nothing is written.
 TEST_F(CMisuse, NullOutputsAreSkipped) {
-  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);
-  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 100), TESSERA_INVALID);
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 100), TESSERA_INVALID);
   EXPECT_EQ(tessera_explain(nullptr, nullptr, nullptr, 0), 0U);
   EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 0), 100U);
   EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 100), 100U);
@@ -116,10 +160,12 @@ TEST_F(CMisuse, NullOutputsAreSkipped) {
   tessera_plan_destroy(nullptr);
   tessera_problem_init(nullptr, sizeof problem_);
   tessera_tensors_init(nullptr, sizeof tensors_);
+  tessera_execution_init(nullptr, sizeof(tessera_execution));
   // Too small to hold even its size.
   alignas(8) std::uint32_t word[3] = {1, 2, 3};
   tessera_problem_init(reinterpret_cast<tessera_problem*>(word), sizeof word[0]);
   tessera_tensors_init(reinterpret_cast<tessera_tensors*>(word), sizeof word[0]);
+  tessera_execution_init(reinterpret_cast<tessera_execution*>(word), sizeof word[0]);
   EXPECT_EQ(word[1], 2U);
 }
 

@@ -141,6 +141,44 @@ TEST_F(Attend, WhatTheDriverRefusesIsSaidAndNoMemoryIsLost) {
   }
 }
 
+// The C ABI is the same door, and a run on a stream goes through the same structure.
+TEST_F(Attend, TheCAbiEnqueuesOnItsStream) {
+  if (!has_kernels()) GTEST_SKIP() << "this build has no GPU kernels";
+  char error[256] = "";
+  tessera_problem problem;
+  tessera_problem_init(&problem, sizeof problem);
+  ASSERT_EQ(tessera_problem_parse("fwd bf16 h=1 q=4 k=4 d=64", &problem, error, sizeof error), 0);
+  tessera_tensors tensors;
+  tessera_tensors_init(&tensors, sizeof tensors);
+  tensors.q = {block(0), 0, 64, 64};
+  tensors.k = {block(1), 0, 64, 64};
+  tensors.v = {block(2), 0, 64, 64};
+  tensors.o = {block(3), 0, 64, 64};
+  place_all(kDevice, 1);
+  int stream = 0;
+  tessera_execution execution;
+  tessera_execution_init(&execution, sizeof execution);
+  execution.stream = &stream;
+  for (const char* device : {static_cast<const char*>(nullptr), "gpu:1"}) {
+    fake::state().last = {};
+    ASSERT_EQ(tessera_attend(&problem, &tensors, device, &execution, error, sizeof error), 0)
+        << error;
+    EXPECT_EQ(fake::state().last.stream, &stream);
+    EXPECT_EQ(fake::state().last.context, fake::context_of(1));
+  }
+  EXPECT_EQ(tessera_attend(&problem, &tensors, "gpu", &execution, error, sizeof error),
+            TESSERA_INVALID);
+  EXPECT_STREQ(error,
+               "q: lies in memory of gpu:1; attention on gpu:0 takes its own and managed "
+               "memory");
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_plan_create(&problem, "gpu:1", &plan, error, sizeof error), 0) << error;
+  fake::state().last = {};
+  ASSERT_EQ(tessera_run(plan, &tensors, nullptr, 0, &execution, error, sizeof error), 0) << error;
+  EXPECT_EQ(fake::state().last.stream, &stream);
+  tessera_plan_destroy(plan);
+}
+
 /// Every key is the same: outputs are the mean of the values.
 TEST_F(Attend, HostMemoryIsTheCpus) {
   const Problem problem = problem_of("fwd f32 h=1 q=1 k=4 d=64");
