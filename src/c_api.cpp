@@ -156,8 +156,16 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.unaligned = p.unaligned ? 1 : 0;
 }
 
+tessera::ConstTensor to_cpp(const tessera_const_tensor& t) {
+  return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+}
+
 tessera::Tensor to_cpp(const tessera_tensor& t) {
   return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+}
+
+tessera::ConstBias to_cpp(const tessera_const_bias& b) {
+  return {b.data, b.stride_batch, b.stride_head, b.stride_query, b.stride_key};
 }
 
 tessera::Bias to_cpp(const tessera_bias& b) {
@@ -174,8 +182,7 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   t.v = to_cpp(c.v);
   t.o = to_cpp(c.o);
   t.softmax_lse = c.softmax_lse;
-  const tessera_bias& bias = c.bias;
-  t.bias = {bias.data, bias.stride_batch, bias.stride_head, bias.stride_query, bias.stride_key};
+  t.bias = to_cpp(c.bias);
   t.alibi_slopes = c.alibi_slopes;
   t.sink = c.sink;
   t.cu_seqlens_q = c.cu_seqlens_q;

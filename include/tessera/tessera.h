@@ -82,8 +82,18 @@ typedef struct tessera_problem {
   int32_t unaligned;       /**< 0 or 1 */
 } tessera_problem;
 
-/** A (batch, seqlen, heads, head_dim) tensor, packed (total, heads, head_dim); strides in elements,
- * the last one is 1. Inputs are not written to. */
+/** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);
+ * strides in elements, the last one is 1. */
+typedef struct tessera_const_tensor {
+  const void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_const_tensor;
+
+/** The same, written to. */
 typedef struct tessera_tensor {
   void* data; /**< the first element */
   /** From one element of a dimension to the next. @{ */
@@ -94,6 +104,17 @@ typedef struct tessera_tensor {
 } tessera_tensor;
 
 /** A (batch, num_heads, seqlen_q, seqlen_k) bias; strides of broadcast dimensions are ignored. */
+typedef struct tessera_const_bias {
+  const void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_query;
+  int64_t stride_key;
+  /** @} */
+} tessera_const_bias;
+
+/** The gradient of a bias. */
 typedef struct tessera_bias {
   void* data; /**< the first element */
   /** From one element of a dimension to the next. @{ */
@@ -105,23 +126,30 @@ typedef struct tessera_bias {
 } tessera_bias;
 
 /** Everything a run reads and writes; tessera::Tensors in tensors.hpp says which field is required
- * when. */
+ * when. `saved_o` and `saved_softmax_lse` are what a backward reads: `o` and `softmax_lse`, const.
+ */
 typedef struct tessera_tensors {
   size_t size; /**< set by tessera_tensors_init */
   /** As in tessera::Tensors. @{ */
-  tessera_tensor q;
-  tessera_tensor k;
-  tessera_tensor v;
-  tessera_tensor o;
-  float* softmax_lse;
-  tessera_bias bias;
+  tessera_const_tensor q;
+  tessera_const_tensor k;
+  tessera_const_tensor v;
+  union {
+    tessera_tensor o;             /**< forward: written */
+    tessera_const_tensor saved_o; /**< backward: read */
+  };
+  union {
+    float* softmax_lse;             /**< forward: written unless NULL */
+    const float* saved_softmax_lse; /**< backward: read */
+  };
+  tessera_const_bias bias;
   const float* alibi_slopes;
   const float* sink;
   const int32_t* cu_seqlens_q;
   const int32_t* cu_seqlens_k;
   uint64_t philox_seed;
   uint64_t philox_offset;
-  tessera_tensor dout;
+  tessera_const_tensor dout;
   const float* dsoftmax_lse;
   tessera_tensor dq;
   tessera_tensor dk;

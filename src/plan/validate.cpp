@@ -266,7 +266,7 @@ Status check_backward(const Problem& p, const Tensors& t, const Shape& q, const 
   if (Status s = check_output("dq", t.dq, q, p.packed); !s) return s;
   if (Status s = check_output("dk", t.dk, k, p.packed); !s) return s;
   if (Status s = check_output("dv", t.dv, v, p.packed); !s) return s;
-  if (p.rows_q() > 0 && t.softmax_lse == nullptr) {
+  if (p.rows_q() > 0 && t.saved_softmax_lse == nullptr) {
     return missing("softmax_lse", "the backward reads the forward's softmax_lse");
   }
   if (!p.bias && t.dbias.data != nullptr) {
@@ -304,7 +304,7 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
   if (Status s = check_tensor("k", t.k, k, p.packed); !s) return s;
   if (Status s = check_tensor("v", t.v, v, p.packed); !s) return s;
   if (Status s = p.pass == Pass::forward ? check_output("o", t.o, o, p.packed)
-                                         : check_tensor("o", t.o, o, p.packed);
+                                         : check_tensor("o", t.saved_o, o, p.packed);
       !s) {
     return s;
   }

@@ -28,7 +28,7 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
   k_ = read(tensors.k, false, p.num_heads_k, p.head_dim);
   v_ = read(tensors.v, false, p.num_heads_k, p.head_dim_v);
   if (p.pass == Pass::backward) {
-    o_ = read(tensors.o, true, p.num_heads, p.head_dim_v);
+    o_ = read(tensors.saved_o, true, p.num_heads, p.head_dim_v);
     dout_ = read(tensors.dout, true, p.num_heads, p.head_dim_v);
   }
 }

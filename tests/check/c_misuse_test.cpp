@@ -2,15 +2,24 @@
 // where tessera.h says so, a default.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "tessera/tessera.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
 namespace {
+
+// What a backward reads is what its forward wrote, and const.
+static_assert(offsetof(tessera_tensors, saved_o) == offsetof(tessera_tensors, o));
+static_assert(std::is_same_v<decltype(tessera_tensors::saved_o), tessera_const_tensor>);
+static_assert(std::is_same_v<decltype(tessera_tensors::saved_softmax_lse), const float*>);
+static_assert(std::is_same_v<decltype(Tensors::saved_o), ConstTensor>);
+static_assert(std::is_same_v<decltype(Tensors::saved_softmax_lse), const float*>);
 
 /// Two queries and keys of four columns, and a plan for them.
 class CMisuse : public testing::Test {
@@ -20,8 +29,10 @@ class CMisuse : public testing::Test {
     ASSERT_EQ(tessera_problem_parse("fwd f32 q=2 k=2 d=4", &problem_, error_, sizeof error_),
               TESSERA_OK);
     tessera_tensors_init(&tensors_, sizeof tensors_);
-    tessera_tensor* const all[] = {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.o};
-    for (int i = 0; i < 4; ++i) *all[i] = {memory_[i], 8, 4, 4};
+    tensors_.q = {memory_[0], 8, 4, 4};
+    tensors_.k = {memory_[1], 8, 4, 4};
+    tensors_.v = {memory_[2], 8, 4, 4};
+    tensors_.o = {memory_[3], 8, 4, 4};
     ASSERT_EQ(tessera_plan_create(&problem_, nullptr, &plan_, error_, sizeof error_), TESSERA_OK);
   }
   void TearDown() override { tessera_plan_destroy(plan_); }
@@ -65,11 +76,11 @@ TEST_F(CMisuse, NullIsAnError) {
 TEST_F(CMisuse, ATensorThatIsNullIsNamed) {
   const struct {
     const char* name;
-    tessera_tensor tessera_tensors::* tensor;
+    tessera_const_tensor tessera_tensors::* tensor;
   } all[] = {{"q", &tessera_tensors::q},
              {"k", &tessera_tensors::k},
              {"v", &tessera_tensors::v},
-             {"o", &tessera_tensors::o}};
+             {"o", &tessera_tensors::saved_o}};
   for (const auto& one : all) {
     tessera_tensors broken = tensors_;
     (broken.*one.tensor).data = nullptr;
@@ -134,7 +145,8 @@ TEST_F(CMisuse, AnExecutionIsHeeded) {
   problem_.batch = 2;
   float o[16];
   tensors_.o.data = o;
-  for (tessera_tensor* input : {&tensors_.q, &tensors_.k, &tensors_.v}) input->stride_batch = 0;
+  for (tessera_const_tensor* input : {&tensors_.q, &tensors_.k, &tensors_.v})
+    input->stride_batch = 0;
   for (const char* device : {static_cast<const char*>(nullptr), "portable"}) {
     heard = {};
     ASSERT_EQ(tessera_attend(&problem_, &tensors_, device, &execution, error_, sizeof error_),
