@@ -129,7 +129,9 @@ Status attend(const Problem& problem, const Tensors& tensors, const Execution& e
 
 Status attend(const Problem& problem, const Tensors& tensors, const Device& device,
               const Execution& execution) {
-  const Result<Plan> planned = plan(problem, device);
+  Problem placed = problem;
+  if (is_gpu(device.arch) && needs_unaligned(problem, tensors)) placed.unaligned = true;
+  const Result<Plan> planned = plan(placed, device);
   if (!planned) return planned.status();
   if (Status s = check_places(problem, tensors, device); !s) return s;
   return is_gpu(device.arch) ? attend_on_gpu(*planned, tensors, execution)

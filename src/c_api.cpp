@@ -346,6 +346,19 @@ tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensor
   });
 }
 
+tessera_code tessera_needs_unaligned(const tessera_problem* problem, const tessera_tensors* tensors,
+                                     int32_t* unaligned, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (unaligned == nullptr) return Status::invalid("unaligned = null");
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    *unaligned = tessera::needs_unaligned(*p, *t) ? 1 : 0;
+    return {};
+  });
+}
+
 size_t tessera_explain(const tessera_problem* problem, const char* device, char* text,
                        size_t text_size) {
   return guarded_text(text, text_size, [&]() -> Result<std::string> {

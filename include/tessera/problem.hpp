@@ -58,8 +58,9 @@ struct Problem {
   bool deterministic = false;    ///< dQ bitwise repeatable too (S9); the CPU always is
   bool batch_invariant = false;  ///< a row's bits do not depend on the rest of the batch (S9)
   /// Addresses of q, k, v and o, or strides between their rows, heads and sequences, may be no
-  /// multiples of 16 bytes (S11). A GPU then reads them element by element, at a fraction of the
-  /// speed; a CPU takes them all the same.
+  /// multiples of 16 bytes (S11); needs_unaligned() in tensors.hpp says whether given ones are not.
+  /// A GPU then reads them element by element, at a fraction of the speed; a CPU takes them all the
+  /// same.
   bool unaligned = false;
 
   /// Whether query i sees exactly the keys up to its own position.

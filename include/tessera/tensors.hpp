@@ -101,4 +101,10 @@ struct Tensors {
   float* dsink = nullptr;               ///< (num_heads); null: not computed
 };
 
+/// Whether a GPU needs the problem to be `unaligned` to take these tensors: an address of q, k, v,
+/// o or their gradients, or a stride of more than one element, is no multiple of 16 bytes, or q, k,
+/// v or dout has one of 2^40 bytes or more, or one that is not positive. Tensors that are null do
+/// not count.
+TESSERA_API bool needs_unaligned(const Problem& problem, const Tensors& tensors);
+
 }  // namespace tessera

@@ -215,6 +215,12 @@ TESSERA_API tessera_code tessera_attend(const tessera_problem* problem,
                                         const tessera_execution* execution, char* error,
                                         size_t error_size);
 
+/** Whether a GPU needs the problem to be `unaligned` for these tensors; tessera::needs_unaligned in
+ * tensors.hpp says when. *unaligned gets 0 or 1. */
+TESSERA_API tessera_code tessera_needs_unaligned(const tessera_problem* problem,
+                                                 const tessera_tensors* tensors, int32_t* unaligned,
+                                                 char* error, size_t error_size);
+
 /** Writes the planner's table for the problem into `text` (always terminated, cut to text_size) and
  * returns the length it would have, like snprintf; 0 if the arguments are unusable. */
 TESSERA_API size_t tessera_explain(const tessera_problem* problem, const char* device, char* text,

@@ -104,8 +104,8 @@ TESSERA_API Status run(const Plan& plan, const Tensors& tensors, void* workspace
 /// lies on (k, and so on, where q has no elements): the GPU of device or managed memory, else this
 /// CPU. A GPU takes its own and managed memory, a CPU the host's, pinned or not, and managed
 /// memory. On a GPU the workspace comes from the driver in the order of execution.stream: as in
-/// run() nothing is waited for. Errors: as plan() and run(); invalid (a tensor that lies
-/// elsewhere).
+/// run() nothing is waited for. Where tensors need it the problem is planned as unaligned. Errors:
+/// as plan() and run(); invalid (a tensor that lies elsewhere).
 /// @{
 TESSERA_API Status attend(const Problem& problem, const Tensors& tensors, const Device& device,
                           const Execution& execution = {});

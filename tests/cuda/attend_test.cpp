@@ -122,6 +122,19 @@ TEST_F(Attend, TheWorkspaceComesAndGoesInTheOrderOfTheStream) {
   }
 }
 
+// Who calls attend() need not know what the copy engine takes.
+TEST_F(Attend, TensorsAreTakenAsTheyLie) {
+  if (!has_kernels()) GTEST_SKIP() << "this build has no GPU kernels";
+  const Problem problem = problem_of("fwd bf16 h=1 q=4 k=4 d=64");
+  place_all(kDevice, 0);
+  Tensors tensors = tensors_of(problem);
+  ASSERT_TRUE(attend(problem, tensors));
+  EXPECT_FALSE(fake::state().last.kernel.ends_with("_any")) << fake::state().last.kernel;
+  tensors.k.stride_seqlen = 65;
+  ASSERT_TRUE(attend(problem, tensors));
+  EXPECT_TRUE(fake::state().last.kernel.ends_with("_any")) << fake::state().last.kernel;
+}
+
 TEST_F(Attend, WhatTheDriverRefusesIsSaidAndNoMemoryIsLost) {
   if (!has_kernels()) GTEST_SKIP() << "this build has no GPU kernels";
   const Problem problem = problem_of("bwd bf16 h=1 q=4 k=4 d=64");
