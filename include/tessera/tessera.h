@@ -10,13 +10,15 @@
 #include <stdint.h>
 
 #include "tessera/export.h"
+#include "tessera/version.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /** Version of this header: major * 10000 + minor * 100 + patch. */
-#define TESSERA_H_VERSION 100
+#define TESSERA_H_VERSION \
+  (TESSERA_VERSION_MAJOR * 10000 + TESSERA_VERSION_MINOR * 100 + TESSERA_VERSION_PATCH)
 
 /** What kind of failure a call met. */
 typedef enum tessera_code {
@@ -252,7 +254,7 @@ TESSERA_API tessera_code tessera_measure_peaks(const char* device, double second
                                                tessera_peaks* peaks, char* error,
                                                size_t error_size);
 
-/** "0.1.0" */
+/** Of the library: "MAJOR.MINOR.PATCH", as version.h has them of the headers. */
 TESSERA_API const char* tessera_version(void);
 
 #ifdef __cplusplus

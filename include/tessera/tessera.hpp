@@ -21,10 +21,7 @@
 #include "tessera/problem.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensors.hpp"
-
-#define TESSERA_VERSION_MAJOR 0
-#define TESSERA_VERSION_MINOR 1
-#define TESSERA_VERSION_PATCH 0
+#include "tessera/version.h"
 
 namespace tessera {
 
@@ -139,7 +136,7 @@ TESSERA_API Result<Peaks> measure_peaks(const Device& device, double seconds,
 /// instruction set or a GPU of its architecture is there, and so is its machine code.
 TESSERA_API bool runs_here(std::string_view kernel);
 
-/// "0.1.0"
+/// Of the library: "MAJOR.MINOR.PATCH", as version.h has them of the headers.
 TESSERA_API const char* version();
 
 }  // namespace tessera
