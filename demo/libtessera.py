@@ -27,7 +27,7 @@ class _Problem(ctypes.Structure):
            ("window_left", _int64), ("window_right", _int64), ("alibi", _int32),
            ("has_bias", _int32), ("bias_dims", ctypes.c_uint32), ("bias_dtype", _int32),
            ("sink", _int32), ("dropout_p", _float), ("deterministic", _int32),
-           ("batch_invariant", _int32), ("unaligned", _int32)]
+           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32)]
     )
 
 

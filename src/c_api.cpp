@@ -92,6 +92,10 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("batch_invariant", c.batch_invariant, true, p.batch_invariant),
       read_enum("unaligned", c.unaligned, true, p.unaligned),
   };
+  if (c.dtype_o != -1) {
+    p.dtype_o = tessera::Dtype::f32;
+    if (Status s = read_enum("dtype_o", c.dtype_o, tessera::Dtype::f16, *p.dtype_o); !s) return s;
+  }
   for (const Status& s : checks) {
     if (!s) return s;
   }
@@ -154,6 +158,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.deterministic = p.deterministic ? 1 : 0;
   c.batch_invariant = p.batch_invariant ? 1 : 0;
   c.unaligned = p.unaligned ? 1 : 0;
+  c.dtype_o = p.dtype_o ? static_cast<std::int32_t>(*p.dtype_o) : -1;
 }
 
 tessera::ConstTensor to_cpp(const tessera_const_tensor& t) {

@@ -82,6 +82,7 @@ typedef struct tessera_problem {
   int32_t deterministic;   /**< 0 or 1 */
   int32_t batch_invariant; /**< 0 or 1 */
   int32_t unaligned;       /**< 0 or 1 */
+  int32_t dtype_o;         /**< tessera_dtype of o; -1 (the initial value): the problem's dtype */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);

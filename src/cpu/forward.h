@@ -130,20 +130,18 @@ class ForwardItem {
   static core::Range rows_of(const SubTile& tile) { return {tile.first, tile.first + tile.lanes}; }
 
   void ask_for_query() {
-    prefetch_row<Access::read>(row_address(tensors_.q, wanted_q_.begin++),
-                               problem_.head_dim * element_bytes());
+    prefetch_row<Access::read>(row_address(tensors_.q, wanted_q_.begin++, problem_.dtype),
+                               problem_.head_dim * size_of(problem_.dtype));
   }
   void ask_for_output() {
-    prefetch_row<Access::write>(row_address(tensors_.o, wanted_o_.begin++),
-                                problem_.head_dim_v * element_bytes());
+    prefetch_row<Access::write>(row_address(tensors_.o, wanted_o_.begin++, problem_.stored_o()),
+                                problem_.head_dim_v * size_of(problem_.stored_o()));
   }
 
-  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(problem_.dtype)); }
-
   template <class T>
-  const std::byte* row_address(const T& tensor, int r) const {
+  const std::byte* row_address(const T& tensor, int r, Dtype dtype) const {
     return static_cast<const std::byte*>(tensor.data) +
-           map_.offset(tensor, scratch_.query[r], scratch_.head[r]) * element_bytes();
+           map_.offset(tensor, scratch_.query[r], scratch_.head[r]) * size_of(dtype);
   }
 
   // ---- geometry ----
@@ -684,7 +682,7 @@ class ForwardItem {
       store(lse + n, core::lse_of(merged));
     }
     if (whole) {
-      with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
+      with_storage(problem_.stored_o(), [&](auto storage) {
         using T = decltype(storage);
         T* rows[kTile];
         for (int i = 0; i < kTile; ++i) {

@@ -10,8 +10,8 @@ namespace {
 /// What to do with a tensor that cannot be addressed; ends an error's text.
 constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
 
-Status check(const char* name, const ConstTensor& tensor, const Problem& p, bool queries,
-             bool copied) {
+Status check(const char* name, const ConstTensor& tensor, const Problem& p, Dtype dtype,
+             bool queries, bool copied) {
   const RowSizes sizes = row_sizes(p, queries);
   if (sizes.empty()) return {};  // nothing will be fetched, and there may be no address
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % kRowAlignment != 0) {
@@ -23,7 +23,7 @@ Status check(const char* name, const ConstTensor& tensor, const Problem& p, bool
   } axes[] = {{".stride_seqlen", tensor.stride_seqlen, sizes.seqlen},
               {".stride_head", tensor.stride_head, sizes.heads},
               {".stride_batch", tensor.stride_batch, sizes.batch}};
-  const std::int64_t bytes = core::max<std::int64_t>(size_of(p.dtype), 1);  // of any enumerator
+  const std::int64_t bytes = core::max<std::int64_t>(size_of(dtype), 1);  // of any enumerator
   const std::int64_t unit = kRowAlignment / bytes, end = (std::int64_t{1} << 40) / bytes;
   for (const auto& axis : axes) {
     if (axis.size <= 1) continue;
@@ -45,24 +45,25 @@ RowSizes row_sizes(const Problem& p, bool queries) {
 }
 
 Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
-  return check(name, tensor, p, queries, false);
+  return check(name, tensor, p, p.dtype, queries, false);
 }
 
 Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
-  return check(name, tensor, p, queries, true);
+  return check(name, tensor, p, p.dtype, queries, true);
 }
 
 bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
   const Problem& p = problem;
   const Tensors& t = tensors;
-  const auto fits = [&p](const char* name, const ConstTensor& tensor, bool queries, bool copied) {
-    return tensor.data == nullptr || check(name, tensor, p, queries, copied).ok();
+  const auto fits = [&p](const ConstTensor& tensor, Dtype dtype, bool queries, bool copied) {
+    return tensor.data == nullptr || check("", tensor, p, dtype, queries, copied).ok();
   };
-  const bool forward = fits("q", t.q, true, true) && fits("k", t.k, false, true) &&
-                       fits("v", t.v, false, true) && fits("o", t.saved_o, true, false);
+  const Dtype in = p.dtype, out = p.stored_o();
+  const bool forward = fits(t.q, in, true, true) && fits(t.k, in, false, true) &&
+                       fits(t.v, in, false, true) && fits(t.saved_o, out, true, false);
   if (!forward || p.pass == Pass::forward) return !forward;
-  return !(fits("dout", t.dout, true, true) && fits("dq", t.dq, true, false) &&
-           fits("dk", t.dk, false, false) && fits("dv", t.dv, false, false));
+  return !(fits(t.dout, out, true, true) && fits(t.dq, in, true, false) &&
+           fits(t.dk, in, false, false) && fits(t.dv, in, false, false));
 }
 
 }  // namespace tessera

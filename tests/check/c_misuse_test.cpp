@@ -158,6 +158,34 @@ TEST_F(CMisuse, AnExecutionIsHeeded) {
   }
 }
 
+TEST_F(CMisuse, TheOutputTypeIsAFieldOfItsOwn) {
+  EXPECT_EQ(problem_.dtype_o, -1);
+  char text[128] = "";
+  tessera_problem_print(&problem_, text, sizeof text);
+  EXPECT_EQ(std::string(text).find("o="), std::string::npos) << text;
+  problem_.dtype_o = TESSERA_F16;
+  tessera_problem_print(&problem_, text, sizeof text);
+  EXPECT_NE(std::string(text).find(" o=f16"), std::string::npos) << text;
+  EXPECT_EQ(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+            TESSERA_OK)
+      << error_;
+  tessera_problem read;
+  tessera_problem_init(&read, sizeof read);
+  ASSERT_EQ(tessera_problem_parse(text, &read, error_, sizeof error_), TESSERA_OK) << error_;
+  EXPECT_EQ(read.dtype_o, TESSERA_F16);
+  problem_.dtype_o = -2;
+  expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+                 "dtype_o = -2");
+  // A caller of before, whose structure ends there.
+  tessera_problem older;
+  constexpr std::size_t kOlder = offsetof(tessera_problem, dtype_o);
+  tessera_problem_init(&older, kOlder);
+  older.dtype_o = 99;
+  older.head_dim = older.head_dim_v = 4;
+  ASSERT_GT(tessera_problem_print(&older, text, sizeof text), 0U);
+  EXPECT_EQ(std::string(text).find("o="), std::string::npos) << text;
+}
+
 /// Without an error's text, without a text to write to, without a structure: nothing is written.
 TEST_F(CMisuse, NullOutputsAreSkipped) {
   EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);

@@ -78,7 +78,7 @@ std::vector<Verdict> judge_all(const RunMemory& memory) {
     std::vector<double> reference::Outputs::* values;
     Dtype dtype;
   } outputs[] = {
-      {"o", &reference::Outputs::o, p.dtype},
+      {"o", &reference::Outputs::o, p.stored_o()},
       {"softmax_lse", &reference::Outputs::lse, Dtype::f32},
       {"dq", &reference::Outputs::dq, p.dtype},
       {"dk", &reference::Outputs::dk, p.dtype},

@@ -181,7 +181,8 @@ Tensor RunMemory::add_rows(const std::string& name, Role role, bool queries, std
   const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
   const Sizes shape = p.packed ? Sizes{1, queries ? p.total_q : p.total_k, heads, dim}
                                : Sizes{p.batch, queries ? p.seqlen_q : p.seqlen_k, heads, dim};
-  Block& block = add(name, role, p.dtype, shape, true);
+  const bool of_o = name == "o" || name == "dout";
+  Block& block = add(name, role, of_o ? p.stored_o() : p.dtype, shape, true);
   return {block.buffer.data(), block.stride[0], block.stride[1], block.stride[2]};
 }
 
