@@ -27,7 +27,7 @@ class _Problem(ctypes.Structure):
            ("window_left", _int64), ("window_right", _int64), ("alibi", _int32),
            ("has_bias", _int32), ("bias_dims", ctypes.c_uint32), ("bias_dtype", _int32),
            ("sink", _int32), ("dropout_p", _float), ("deterministic", _int32),
-           ("batch_invariant", _int32), ("unaligned", _int32)]
+           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32)]
     )
 
 
@@ -52,6 +52,11 @@ class _Tensors(ctypes.Structure):
         + [(name, _Tensor) for name in ("dq", "dk", "dv")]
         + [("dbias", _Bias), ("dsink", _pointer)]
     )
+
+
+class _Execution(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("executor", _pointer), ("progress", _pointer),
+                ("progress_context", _pointer), ("stream", _pointer)]
 
 
 class _Peaks(ctypes.Structure):
@@ -112,8 +117,10 @@ class Plan:
     def enqueue(self, tensors, stream, workspace=None):
         """A plan for a GPU: tensors() of device memory, a CUDA stream's handle, and workspace_bytes of device
         memory, if the plan needs any."""
-        self._library.call(self._c.tessera_enqueue, self._plan, ctypes.byref(tensors),
-                           None if workspace is None else _address(workspace), self.workspace_bytes, stream)
+        execution = _Execution(ctypes.sizeof(_Execution), stream=stream)
+        self._library.call(self._c.tessera_run, self._plan, ctypes.byref(tensors),
+                           None if workspace is None else _address(workspace), self.workspace_bytes,
+                           ctypes.byref(execution))
 
     def tensors(self, **arrays):
         tensors = _Tensors()
@@ -150,7 +157,6 @@ class Library:
         self.c.tessera_problem_parse.argtypes = [ctypes.c_char_p, pointer, *error]
         self.c.tessera_plan_create.argtypes = [pointer, ctypes.c_char_p, pointer, *error]
         self.c.tessera_run.argtypes = [pointer, pointer, pointer, size, pointer, *error]
-        self.c.tessera_enqueue.argtypes = [pointer, pointer, pointer, size, pointer, *error]
         self.c.tessera_measure_peaks.argtypes = [ctypes.c_char_p, ctypes.c_double, pointer, pointer,
                                                  *error]
 

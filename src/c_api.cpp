@@ -92,6 +92,10 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("batch_invariant", c.batch_invariant, true, p.batch_invariant),
       read_enum("unaligned", c.unaligned, true, p.unaligned),
   };
+  if (c.dtype_o != -1) {
+    p.dtype_o = tessera::Dtype::f32;
+    if (Status s = read_enum("dtype_o", c.dtype_o, tessera::Dtype::f16, *p.dtype_o); !s) return s;
+  }
   for (const Status& s : checks) {
     if (!s) return s;
   }
@@ -154,10 +158,19 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.deterministic = p.deterministic ? 1 : 0;
   c.batch_invariant = p.batch_invariant ? 1 : 0;
   c.unaligned = p.unaligned ? 1 : 0;
+  c.dtype_o = p.dtype_o ? static_cast<std::int32_t>(*p.dtype_o) : -1;
+}
+
+tessera::ConstTensor to_cpp(const tessera_const_tensor& t) {
+  return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
 }
 
 tessera::Tensor to_cpp(const tessera_tensor& t) {
   return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
+}
+
+tessera::ConstBias to_cpp(const tessera_const_bias& b) {
+  return {b.data, b.stride_batch, b.stride_head, b.stride_query, b.stride_key};
 }
 
 tessera::Bias to_cpp(const tessera_bias& b) {
@@ -174,8 +187,7 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   t.v = to_cpp(c.v);
   t.o = to_cpp(c.o);
   t.softmax_lse = c.softmax_lse;
-  const tessera_bias& bias = c.bias;
-  t.bias = {bias.data, bias.stride_batch, bias.stride_head, bias.stride_query, bias.stride_key};
+  t.bias = to_cpp(c.bias);
   t.alibi_slopes = c.alibi_slopes;
   t.sink = c.sink;
   t.cu_seqlens_q = c.cu_seqlens_q;
@@ -192,9 +204,7 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   return t;
 }
 
-/// The caller's executor, or the default one.
 Result<tessera::Executor> to_cpp(const tessera_executor* from) {
-  if (from == nullptr) return tessera::default_executor();
   tessera_executor c{};
   if (Status s = read_struct("executor", from, c); !s) return s;
   if (c.num_threads < 1) {
@@ -204,6 +214,34 @@ Result<tessera::Executor> to_cpp(const tessera_executor* from) {
   if (c.run == nullptr) return Status::invalid("executor.run = null");
   return tessera::Executor{c.num_threads, c.self, c.run};
 }
+
+/// What a caller's execution says. Not copyable: the execution points to the executor.
+class Executed {
+ public:
+  Executed() = default;
+  Executed(const Executed&) = delete;
+  Executed& operator=(const Executed&) = delete;
+
+  Status read(const tessera_execution* from) {
+    if (from == nullptr) return {};
+    tessera_execution c{};
+    if (Status s = read_struct("execution", from, c); !s) return s;
+    execution_.progress = c.progress;
+    execution_.progress_context = c.progress_context;
+    execution_.stream = c.stream;
+    if (c.executor == nullptr) return {};
+    const auto executor = to_cpp(c.executor);
+    if (!executor) return executor.status();
+    executor_ = *executor;
+    execution_.executor = &executor_;
+    return {};
+  }
+  const tessera::Execution& operator*() const { return execution_; }
+
+ private:
+  tessera::Executor executor_;
+  tessera::Execution execution_;
+};
 
 Result<tessera::Device> to_device(const char* name) {
   return tessera::named_device(name == nullptr ? "cpu" : name);
@@ -251,6 +289,12 @@ void tessera_tensors_init(tessera_tensors* tensors, size_t size) {
   tensors->size = size;
 }
 
+void tessera_execution_init(tessera_execution* execution, size_t size) {
+  if (execution == nullptr || size < sizeof execution->size) return;
+  std::memset(execution, 0, size);
+  execution->size = size;
+}
+
 tessera_code tessera_plan_create(const tessera_problem* problem, const char* device,
                                  tessera_plan** plan, char* error, size_t error_size) {
   if (plan == nullptr) return report(Status::invalid("plan = null"), error, error_size);
@@ -278,45 +322,45 @@ const char* tessera_plan_kernel(const tessera_plan* plan) {
 }
 
 tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors, void* workspace,
-                         size_t workspace_bytes, const tessera_executor* executor, char* error,
+                         size_t workspace_bytes, const tessera_execution* execution, char* error,
                          size_t error_size) {
   return guarded(error, error_size, [&]() -> Status {
     if (plan == nullptr) return Status::invalid("plan = null");
     const auto t = to_cpp(tensors);
     if (!t) return t.status();
-    const auto e = to_cpp(executor);
-    if (!e) return e.status();
-    tessera::Execution execution;
-    execution.executor = &*e;
-    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
-  });
-}
-
-tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
-                             void* workspace, size_t workspace_bytes, void* stream, char* error,
-                             size_t error_size) {
-  return guarded(error, error_size, [&]() -> Status {
-    if (plan == nullptr) return Status::invalid("plan = null");
-    const auto t = to_cpp(tensors);
-    if (!t) return t.status();
-    tessera::Execution execution;
-    execution.stream = stream;
-    return tessera::run(plan->plan, *t, workspace, workspace_bytes, execution);
+    Executed executed;
+    if (Status s = executed.read(execution); !s) return s;
+    return tessera::run(plan->plan, *t, workspace, workspace_bytes, *executed);
   });
 }
 
 tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensors* tensors,
-                            const tessera_executor* executor, char* error, size_t error_size) {
+                            const char* device, const tessera_execution* execution, char* error,
+                            size_t error_size) {
   return guarded(error, error_size, [&]() -> Status {
     const auto p = to_cpp(problem);
     if (!p) return p.status();
     const auto t = to_cpp(tensors);
     if (!t) return t.status();
-    const auto e = to_cpp(executor);
-    if (!e) return e.status();
-    tessera::Execution execution;
-    execution.executor = &*e;
-    return tessera::attend(*p, *t, execution);
+    Executed executed;
+    if (Status s = executed.read(execution); !s) return s;
+    if (device == nullptr) return tessera::attend(*p, *t, *executed);
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    return tessera::attend(*p, *t, *where, *executed);
+  });
+}
+
+tessera_code tessera_needs_unaligned(const tessera_problem* problem, const tessera_tensors* tensors,
+                                     int32_t* unaligned, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (unaligned == nullptr) return Status::invalid("unaligned = null");
+    const auto p = to_cpp(problem);
+    if (!p) return p.status();
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    *unaligned = tessera::needs_unaligned(*p, *t) ? 1 : 0;
+    return {};
   });
 }
 
@@ -371,7 +415,7 @@ tessera_code tessera_measure_peaks(const char* device, double seconds,
     if (Status s = read_struct("peaks", peaks, c); !s) return s;
     const auto where = to_device(device);
     if (!where) return where.status();
-    const auto e = to_cpp(executor);
+    const auto e = executor == nullptr ? Result(tessera::default_executor()) : to_cpp(executor);
     if (!e) return e.status();
     const auto measured = tessera::measure_peaks(*where, seconds, &*e);
     if (!measured) return measured.status();

@@ -3,7 +3,6 @@
 
 #include <charconv>
 #include <cstdint>
-#include <new>
 
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -97,20 +96,6 @@ Status run(const Plan& plan, const Tensors& tensors, void* workspace, std::size_
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor) {
   return is_gpu(device.arch) ? cuda::measure_peaks(device, seconds)
                              : cpu::measure_peaks(device, seconds, executor);
-}
-
-Status attend(const Problem& problem, const Tensors& tensors, const Execution& execution) {
-  const Result<Plan> planned = plan(problem, this_cpu());
-  if (!planned) return planned.status();
-  const std::size_t bytes = planned->workspace_bytes();
-  constexpr auto kAlignment = std::align_val_t{Plan::workspace_alignment};
-  void* workspace = ::operator new(bytes, kAlignment, std::nothrow);
-  if (workspace == nullptr) {
-    return Status::workspace("workspace: could not allocate " + std::to_string(bytes) + " bytes");
-  }
-  Status status = run(*planned, tensors, workspace, bytes, execution);
-  ::operator delete(workspace, kAlignment);
-  return status;
 }
 
 }  // namespace tessera

@@ -50,7 +50,8 @@ def layer_of(path):
     """The layer of a file, given by its path from the root; None for what is not checked."""
     parts = path.split("/")
     if parts[:2] == ["include", "tessera"]:
-        return {"types.hpp": "types", "tessera.h": "api.c", "export.h": "api.c"}.get(
+        return {"types.hpp": "types", "tessera.h": "api.c", "export.h": "api.c",
+                "version.h": "api.c"}.get(
             parts[2], "api")
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else "library"

@@ -47,7 +47,7 @@ constexpr const char* kFooter = R"(
 A problem is one line of words; what is left out has its default:
   fwd|bwd  f32|bf16|f16  b=BATCH  h=HEADS[/HEADS_K]  q=SEQLEN_Q  k=SEQLEN_K  d=HEAD_DIM[/HEAD_DIM_V]
   packed=TOTAL_Q,TOTAL_K  causal  window=LEFT,RIGHT  align=br|tl  scale=X  softcap=X  alibi=h|bh
-  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic  batch_invariant  unaligned
+  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic  batch_invariant  unaligned  o=DTYPE
   e.g.  "fwd bf16 b=2 h=32/8 q=4096 k=4096 d=128 causal"
 
 Exit codes: 0 success; 1 `check` found a wrong result; 2 arguments, problems or files that make no

@@ -279,7 +279,7 @@ struct Results {
 /// A .safetensors file takes both results; .npy files one each.
 Result<Results> create_results(const RunOptions& options, const Problem& p,
                                const std::vector<std::int64_t>& q_shape) {
-  TensorSpec o{"o", element_of(p.dtype), q_shape};
+  TensorSpec o{"o", element_of(p.stored_o()), q_shape};
   o.shape.back() = p.head_dim_v;
   const TensorSpec lse{"softmax_lse", Element::f32,
                        p.packed ? std::vector{p.num_heads, p.total_q}
@@ -376,7 +376,7 @@ std::vector<HostRange> ranges_of(const Files& files, const Problem& p, const Res
   const auto add_result = [&ranges](void* start, std::int64_t bytes) {
     if (start != nullptr) ranges.push_back({start, static_cast<std::size_t>(bytes), start});
   };
-  add_result(results.o, rows * p.head_dim_v * size_of(p.dtype));
+  add_result(results.o, rows * p.head_dim_v * size_of(p.stored_o()));
   add_result(results.softmax_lse, rows * std::int64_t{sizeof(float)});
   return ranges;
 }

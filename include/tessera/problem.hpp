@@ -27,10 +27,10 @@ struct BiasShape {
 };
 
 /// An attention problem: o = dropout(softmax(mask(softcap(softmax_scale * q k^T) + bias))) v, and
-/// its gradients (docs/semantics.md, rules S1-S12). Sizes are in elements.
+/// its gradients (docs/semantics.md, rules S1-S14). Sizes are in elements.
 struct Problem {
   Pass pass = Pass::forward;  ///< o, or the gradients
-  Dtype dtype = Dtype::f32;   ///< of q, k, v, o and their gradients
+  Dtype dtype = Dtype::f32;   ///< of q, k, v and their gradients, and of o without a dtype_o
 
   std::int64_t batch = 1;        ///< sequences
   std::int64_t num_heads = 1;    ///< query heads
@@ -58,9 +58,11 @@ struct Problem {
   bool deterministic = false;    ///< dQ bitwise repeatable too (S9); the CPU always is
   bool batch_invariant = false;  ///< a row's bits do not depend on the rest of the batch (S9)
   /// Addresses of q, k, v and o, or strides between their rows, heads and sequences, may be no
-  /// multiples of 16 bytes (S11). A GPU then reads them element by element, at a fraction of the
-  /// speed; a CPU takes them all the same.
+  /// multiples of 16 bytes (S11); needs_unaligned() in tensors.hpp says whether given ones are not.
+  /// A GPU then reads them element by element, at a fraction of the speed; a CPU takes them all the
+  /// same.
   bool unaligned = false;
+  std::optional<Dtype> dtype_o;  ///< of o and its gradient; none: dtype (S14)
 
   /// Whether query i sees exactly the keys up to its own position.
   bool causal() const { return window_left < 0 && window_right == 0; }
@@ -68,6 +70,8 @@ struct Problem {
   std::int64_t group() const { return num_heads_k > 0 ? num_heads / num_heads_k : 0; }
   /// The scale in force.
   TESSERA_API float scale() const;
+  /// The type of o in force.
+  Dtype stored_o() const { return dtype_o.value_or(dtype); }
   /// Rows of q (of all sequences together), the first dimension of a packed tensor.
   std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
   /// Rows of k and v.

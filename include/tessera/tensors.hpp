@@ -61,16 +61,27 @@ struct Bias {
   /// @}
 };
 
-/// Everything a run reads and writes. `required` depends on the Problem; run() checks.
+/// Everything a run reads and writes. `required` depends on the Problem; run() checks. What a
+/// forward writes and its backward only reads is one field with two names, the second one const:
+/// who calls a backward needs no writable o and softmax_lse, and who calls both sets them once.
 struct Tensors {
+  /// Nothing.
+  Tensors() : o(), softmax_lse(nullptr) {}
+
   ConstTensor q;  ///< (batch, seqlen_q, num_heads, head_dim)
   ConstTensor k;  ///< (batch, seqlen_k, num_heads_k, head_dim)
   ConstTensor v;  ///< (batch, seqlen_k, num_heads_k, head_dim_v)
-  Tensor o;       ///< (batch, seqlen_q, num_heads, head_dim_v); forward: written, backward: read
-
+  /// (batch, seqlen_q, num_heads, head_dim_v).
+  union {
+    Tensor o;             ///< forward: written
+    ConstTensor saved_o;  ///< backward: read
+  };
   /// (batch, num_heads, seqlen_q) contiguous fp32, packed (num_heads, total_q); natural logarithm
-  /// (S5). Forward: written unless null. Backward: read, required.
-  float* softmax_lse = nullptr;
+  /// (S5).
+  union {
+    float* softmax_lse;              ///< forward: written unless null
+    const float* saved_softmax_lse;  ///< backward: read, required
+  };
 
   ConstBias bias;                       ///< required iff Problem::bias
   const float* alibi_slopes = nullptr;  ///< (num_heads) or (batch, num_heads), iff alibi (S6)
@@ -89,5 +100,11 @@ struct Tensors {
   Bias dbias;                           ///< null: not computed
   float* dsink = nullptr;               ///< (num_heads); null: not computed
 };
+
+/// Whether a GPU needs the problem to be `unaligned` to take these tensors: an address of q, k, v,
+/// o or their gradients, or a stride of more than one element, is no multiple of 16 bytes, or q, k,
+/// v or dout has one of 2^40 bytes or more, or one that is not positive. Tensors that are null do
+/// not count.
+TESSERA_API bool needs_unaligned(const Problem& problem, const Tensors& tensors);
 
 }  // namespace tessera

@@ -10,13 +10,15 @@
 #include <stdint.h>
 
 #include "tessera/export.h"
+#include "tessera/version.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /** Version of this header: major * 10000 + minor * 100 + patch. */
-#define TESSERA_H_VERSION 100
+#define TESSERA_H_VERSION \
+  (TESSERA_VERSION_MAJOR * 10000 + TESSERA_VERSION_MINOR * 100 + TESSERA_VERSION_PATCH)
 
 /** What kind of failure a call met. */
 typedef enum tessera_code {
@@ -80,10 +82,21 @@ typedef struct tessera_problem {
   int32_t deterministic;   /**< 0 or 1 */
   int32_t batch_invariant; /**< 0 or 1 */
   int32_t unaligned;       /**< 0 or 1 */
+  int32_t dtype_o;         /**< tessera_dtype of o; -1 (the initial value): the problem's dtype */
 } tessera_problem;
 
-/** A (batch, seqlen, heads, head_dim) tensor, packed (total, heads, head_dim); strides in elements,
- * the last one is 1. Inputs are not written to. */
+/** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);
+ * strides in elements, the last one is 1. */
+typedef struct tessera_const_tensor {
+  const void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_const_tensor;
+
+/** The same, written to. */
 typedef struct tessera_tensor {
   void* data; /**< the first element */
   /** From one element of a dimension to the next. @{ */
@@ -94,6 +107,17 @@ typedef struct tessera_tensor {
 } tessera_tensor;
 
 /** A (batch, num_heads, seqlen_q, seqlen_k) bias; strides of broadcast dimensions are ignored. */
+typedef struct tessera_const_bias {
+  const void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_query;
+  int64_t stride_key;
+  /** @} */
+} tessera_const_bias;
+
+/** The gradient of a bias. */
 typedef struct tessera_bias {
   void* data; /**< the first element */
   /** From one element of a dimension to the next. @{ */
@@ -105,23 +129,30 @@ typedef struct tessera_bias {
 } tessera_bias;
 
 /** Everything a run reads and writes; tessera::Tensors in tensors.hpp says which field is required
- * when. */
+ * when. `saved_o` and `saved_softmax_lse` are what a backward reads: `o` and `softmax_lse`, const.
+ */
 typedef struct tessera_tensors {
   size_t size; /**< set by tessera_tensors_init */
   /** As in tessera::Tensors. @{ */
-  tessera_tensor q;
-  tessera_tensor k;
-  tessera_tensor v;
-  tessera_tensor o;
-  float* softmax_lse;
-  tessera_bias bias;
+  tessera_const_tensor q;
+  tessera_const_tensor k;
+  tessera_const_tensor v;
+  union {
+    tessera_tensor o;             /**< forward: written */
+    tessera_const_tensor saved_o; /**< backward: read */
+  };
+  union {
+    float* softmax_lse;             /**< forward: written unless NULL */
+    const float* saved_softmax_lse; /**< backward: read */
+  };
+  tessera_const_bias bias;
   const float* alibi_slopes;
   const float* sink;
   const int32_t* cu_seqlens_q;
   const int32_t* cu_seqlens_k;
   uint64_t philox_seed;
   uint64_t philox_offset;
-  tessera_tensor dout;
+  tessera_const_tensor dout;
   const float* dsoftmax_lse;
   tessera_tensor dq;
   tessera_tensor dk;
@@ -141,6 +172,17 @@ typedef struct tessera_executor {
   void (*run)(void* self, int num_workers, void (*work)(void* context, int worker), void* context);
 } tessera_executor;
 
+/** How a run is executed; nothing here changes its result. tessera::Execution in tessera.hpp
+ * describes each field. Initialise with tessera_execution_init. */
+typedef struct tessera_execution {
+  size_t size;                      /**< set by tessera_execution_init */
+  const tessera_executor* executor; /**< CPU; NULL: the process-wide pool */
+  /** Called now and then with done <= total; may be NULL. */
+  void (*progress)(void* context, int64_t done, int64_t total);
+  void* progress_context; /**< passed to progress */
+  void* stream;           /**< GPU: the CUstream to enqueue on; NULL: the default stream */
+} tessera_execution;
+
 /** A plan: immutable, usable from several threads at once. */
 typedef struct tessera_plan tessera_plan;
 
@@ -148,6 +190,8 @@ typedef struct tessera_plan tessera_plan;
 TESSERA_API void tessera_problem_init(tessera_problem* problem, size_t size);
 /** Sets every field to zero, and `size`. */
 TESSERA_API void tessera_tensors_init(tessera_tensors* tensors, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_execution_init(tessera_execution* execution, size_t size);
 
 /** Chooses a kernel. `device`: a name as in `tessera info`, NULL is this CPU. On success *plan must
  * be released with tessera_plan_destroy; on failure it is NULL. */
@@ -159,23 +203,26 @@ TESSERA_API size_t tessera_plan_workspace_bytes(const tessera_plan* plan);
 /** Name of the chosen kernel; lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
 
-/** Runs a plan. `executor`: NULL is the process-wide pool. */
+/** Runs a plan. `execution`: NULL is all defaults. On a GPU all pointers are device memory; the
+ * work is enqueued and not waited for. */
 TESSERA_API tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors,
                                      void* workspace, size_t workspace_bytes,
-                                     const tessera_executor* executor, char* error,
+                                     const tessera_execution* execution, char* error,
                                      size_t error_size);
 
-/** Plans for this machine and runs with a workspace of its own. */
+/** Plans for the device and runs with a workspace of its own. `device`: a name as in `tessera
+ * info`; NULL is the device that q lies on, as tessera::attend in tessera.hpp says. `execution` as
+ * above. */
 TESSERA_API tessera_code tessera_attend(const tessera_problem* problem,
-                                        const tessera_tensors* tensors,
-                                        const tessera_executor* executor, char* error,
+                                        const tessera_tensors* tensors, const char* device,
+                                        const tessera_execution* execution, char* error,
                                         size_t error_size);
 
-/** The same for a plan made for a GPU ("gpu", "gpu:1"), on a CUDA stream (a CUstream; NULL: the
- * default stream). All pointers are device memory; the work is enqueued and not waited for. */
-TESSERA_API tessera_code tessera_enqueue(const tessera_plan* plan, const tessera_tensors* tensors,
-                                         void* workspace, size_t workspace_bytes, void* stream,
-                                         char* error, size_t error_size);
+/** Whether a GPU needs the problem to be `unaligned` for these tensors; tessera::needs_unaligned in
+ * tensors.hpp says when. *unaligned gets 0 or 1. */
+TESSERA_API tessera_code tessera_needs_unaligned(const tessera_problem* problem,
+                                                 const tessera_tensors* tensors, int32_t* unaligned,
+                                                 char* error, size_t error_size);
 
 /** Writes the planner's table for the problem into `text` (always terminated, cut to text_size) and
  * returns the length it would have, like snprintf; 0 if the arguments are unusable. */
@@ -208,7 +255,7 @@ TESSERA_API tessera_code tessera_measure_peaks(const char* device, double second
                                                tessera_peaks* peaks, char* error,
                                                size_t error_size);
 
-/** "0.1.0" */
+/** Of the library: "MAJOR.MINOR.PATCH", as version.h has them of the headers. */
 TESSERA_API const char* tessera_version(void);
 
 #ifdef __cplusplus

@@ -21,10 +21,7 @@
 #include "tessera/problem.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensors.hpp"
-
-#define TESSERA_VERSION_MAJOR 0
-#define TESSERA_VERSION_MINOR 1
-#define TESSERA_VERSION_PATCH 0
+#include "tessera/version.h"
 
 namespace tessera {
 
@@ -100,9 +97,18 @@ TESSERA_API std::string explain(const Problem& problem, const Device& device);
 TESSERA_API Status run(const Plan& plan, const Tensors& tensors, void* workspace,
                        std::size_t workspace_bytes, const Execution& execution = {});
 
-/// Plans for this machine and runs with a workspace of its own.
+/// Plans for the device and runs with a workspace of its own. Without a device it is the one that q
+/// lies on (k, and so on, where q has no elements): the GPU of device or managed memory, else this
+/// CPU. A GPU takes its own and managed memory, a CPU the host's, pinned or not, and managed
+/// memory. On a GPU the workspace comes from the driver in the order of execution.stream: as in
+/// run() nothing is waited for. Where tensors need it the problem is planned as unaligned. Errors:
+/// as plan() and run(); invalid (a tensor that lies elsewhere).
+/// @{
+TESSERA_API Status attend(const Problem& problem, const Tensors& tensors, const Device& device,
+                          const Execution& execution = {});
 TESSERA_API Status attend(const Problem& problem, const Tensors& tensors,
                           const Execution& execution = {});
+/// @}
 
 /// Which weights dropout keeps in every run of the problem with this philox_seed and philox_offset,
 /// on any device (S8). `keep`: (batch, num_heads, seqlen_q, seqlen_k) bytes of host memory,
@@ -130,7 +136,7 @@ TESSERA_API Result<Peaks> measure_peaks(const Device& device, double seconds,
 /// instruction set or a GPU of its architecture is there, and so is its machine code.
 TESSERA_API bool runs_here(std::string_view kernel);
 
-/// "0.1.0"
+/// Of the library: "MAJOR.MINOR.PATCH", as version.h has them of the headers.
 TESSERA_API const char* version();
 
 }  // namespace tessera

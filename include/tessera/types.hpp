@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Storage type of q, k, v, o and their gradients. Arithmetic inside is always fp32 (S7).
+/// Storage type of a tensor. Arithmetic inside is always fp32 (S7).
 enum class Dtype : std::uint8_t { f32, bf16, f16 };
 /// How many there are. Code that tells two of them apart and takes the rest for the third asserts
 /// this number.

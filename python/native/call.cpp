@@ -167,17 +167,6 @@ void check_lse(const char* name, const View& lse, const Inputs& in, const Proble
               p.packed ? "(num_heads, total_q)" : "(batch, num_heads, seqlen_q)", fits);
 }
 
-/// What the copy engine of a GPU cannot address: rows that begin at no multiple of 16 bytes,
-/// broadcast dimensions.
-bool unaligned(const View& view) {
-  if (!view || view.size() == 0) return false;
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return true;
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(view.ndim); ++i) {
-    if (view.shape[i] > 1 && (view.strides[i] <= 0 || view.strides[i] % 8 != 0)) return true;
-  }
-  return false;
-}
-
 Tensor rows_of(const View& view, bool packed) {
   const Axes axes(packed);
   return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
@@ -295,9 +284,7 @@ Problem problem_of(const Inputs& in, const Options& options) {
                   "q.dtype = float32: on a GPU it must be bfloat16 or float16 (a CPU takes "
                   "float32, too)"};
     }
-    for (const View* view : {&in.q, &in.k, &in.v, &in.o, &in.dout, &in.dq, &in.dk, &in.dv}) {
-      p.unaligned = p.unaligned || unaligned(*view);
-    }
+    p.unaligned = needs_unaligned(p, tensors_of(in, options, p));
   }
   return p;
 }

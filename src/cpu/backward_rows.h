@@ -35,7 +35,7 @@ class BackwardRows {
     for (int i = 0; i < valid_; ++i) {
       ask(t_.tensors.q, t_.problem.head_dim, i);
       ask(t_.tensors.dout, t_.problem.head_dim_v, i);
-      ask(t_.tensors.o, t_.problem.head_dim_v, i);
+      ask(t_.tensors.saved_o, t_.problem.head_dim_v, i);
     }
     const auto ask_for_copy = [&](std::byte* rows, std::int64_t stride) {
       const std::int64_t row_bytes = stride * Tile::kElementBytes;
@@ -112,14 +112,14 @@ class BackwardRows {
       lse[i] = -core::kInfinity;
       delta[i] = 0.0F;
       if (i >= valid_) continue;
-      const T* o = row_of<const T>(ConstTensor(t_.tensors.o), i);
+      const T* o = row_of<const T>(t_.tensors.saved_o, i);
       const T* dout = row_of<const T>(t_.tensors.dout, i);
       F32 sum{};
       std::int64_t j = 0;
       for (; j + kLanes <= n; j += kLanes) sum = fma(load(o + j), load(dout + j), sum);
       if (j < n) sum = fma(load_n(o + j, n - j), load_n(dout + j, n - j), sum);
       const std::int64_t at = t_.map.lse_index(query_[i], head_[i]);
-      lse[i] = t_.tensors.softmax_lse[at];
+      lse[i] = t_.tensors.saved_softmax_lse[at];
       delta[i] = reduce_add(sum);
       if (t_.tensors.dsoftmax_lse != nullptr) delta[i] -= t_.tensors.dsoftmax_lse[at];
     }

@@ -54,7 +54,7 @@ inline void combine_splits(const Call& call) {
       if (tensors.softmax_lse != nullptr) {
         tensors.softmax_lse[map.lse_index(at.query, head)] = core::lse_of(merged);
       }
-      with_storage(call.plan.problem.dtype, [&](auto storage) {
+      with_storage(call.plan.problem.stored_o(), [&](auto storage) {
         using T = decltype(storage);
         T* out = static_cast<T*>(tensors.o.data) + map.offset(tensors.o, at.query, head);
         combine_row(parts, splits, row, rows, call.plan.problem.head_dim_v, merged, out);

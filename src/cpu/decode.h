@@ -121,8 +121,8 @@ class DecodeItem {
       using T = decltype(storage);
       load_queries<T>();
       attend<T>();
-      write<T>();
     });
+    with_storage(problem_.stored_o(), [&](auto storage) { write<decltype(storage)>(); });
   }
 
  private:

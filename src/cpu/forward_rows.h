@@ -115,10 +115,12 @@ class ForwardRows {
   // ---- rows in ----
 
   void ask_for_query(int r) const {
-    prefetch_row<Access::read>(row_address(tensors.q, r), problem.head_dim * element_bytes());
+    prefetch_row<Access::read>(row_address(tensors.q, r, problem.dtype),
+                               problem.head_dim * size_of(problem.dtype));
   }
   void ask_for_output(int r) const {
-    prefetch_row<Access::write>(row_address(tensors.o, r), problem.head_dim_v * element_bytes());
+    prefetch_row<Access::write>(row_address(tensors.o, r, problem.stored_o()),
+                                problem.head_dim_v * size_of(problem.stored_o()));
   }
 
   /// fp32 queries are scaled on their way, bf16 ones would be rounded again.
@@ -165,7 +167,7 @@ class ForwardRows {
       store(lse + n, core::lse_of(merged));
     }
     if (whole) {
-      with_tensor_storage<K>(problem.dtype, [&](auto storage) {
+      with_storage(problem.stored_o(), [&](auto storage) {
         using T = decltype(storage);
         T* rows[kTile];
         for (int i = 0; i < kTile; ++i) {
@@ -221,12 +223,10 @@ class ForwardRows {
     return kPairs ? core::ceil_div<std::int64_t>(problem.head_dim, 2) : problem.head_dim;
   }
 
-  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(problem.dtype)); }
-
   template <class T>
-  const std::byte* row_address(const T& tensor, int r) const {
+  const std::byte* row_address(const T& tensor, int r, Dtype dtype) const {
     return static_cast<const std::byte*>(tensor.data) +
-           map.offset(tensor, scratch.query[r], scratch.head[r]) * element_bytes();
+           map.offset(tensor, scratch.query[r], scratch.head[r]) * size_of(dtype);
   }
 
   void write_lse(const SubTile& tile, const float (&lse)[kTile]) const {

@@ -6,9 +6,11 @@
 namespace tessera::cuda {
 namespace {
 
+constexpr const char* kLibrary = "libcuda.so.1";
+
 Driver open_driver() {
   Driver d{};
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     d.missing = "no NVIDIA driver: libcuda.so.1 cannot be opened";
     return d;
@@ -35,6 +37,9 @@ Driver open_driver() {
   find(d.context_pop, "cuCtxPopCurrent_v2");
   find(d.memory_allocate, "cuMemAlloc_v2");
   find(d.memory_free, "cuMemFree_v2");
+  find(d.memory_allocate_async, "cuMemAllocAsync");
+  find(d.memory_free_async, "cuMemFreeAsync");
+  find(d.pointer_attributes, "cuPointerGetAttributes");
   find(d.copy_to_device, "cuMemcpyHtoD_v2");
   find(d.copy_to_host, "cuMemcpyDtoH_v2");
   find(d.stream_synchronize, "cuStreamSynchronize");
@@ -64,6 +69,13 @@ Status Driver::check(CuResult result, const char* what) const {
 const Driver& driver() {
   static const Driver opened = open_driver();
   return opened;
+}
+
+bool driver_is_open() {
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  if (library == nullptr) return false;
+  dlclose(library);  // counted once more by dlopen
+  return true;
 }
 
 }  // namespace tessera::cuda

@@ -28,6 +28,10 @@ inline constexpr int kComputeMinor = 76;
 inline constexpr int kSharedBytesOptin = 97;
 // CUfunction_attribute.
 inline constexpr int kMaxDynamicSharedBytes = 8;
+// CUpointer_attribute.
+inline constexpr int kPointerMemoryType = 2, kPointerIsManaged = 8, kPointerOrdinal = 9;
+// CUmemorytype. Managed memory is a device's; what the driver does not know has none.
+inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
 // CUtensorMap's enumerations.
 inline constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
 inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
@@ -57,6 +61,10 @@ struct Driver {
   CuResult (*context_pop)(CuContext*);
   CuResult (*memory_allocate)(std::uint64_t* address, std::size_t bytes);
   CuResult (*memory_free)(std::uint64_t address);
+  CuResult (*memory_allocate_async)(std::uint64_t* address, std::size_t bytes, CuStream);
+  CuResult (*memory_free_async)(std::uint64_t address, CuStream);
+  CuResult (*pointer_attributes)(unsigned number, const int* attributes, void** values,
+                                 std::uint64_t address);
   CuResult (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes);
   CuResult (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes);
   CuResult (*stream_synchronize)(CuStream);
@@ -80,5 +88,9 @@ struct Driver {
 
 /// Opens the driver on the first call.
 const Driver& driver();
+
+/// Whether anything in this process has opened it: without it no memory of a GPU exists. Opens
+/// nothing, as that takes a GPU's machine a tenth of a second.
+bool driver_is_open();
 
 }  // namespace tessera::cuda

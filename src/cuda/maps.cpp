@@ -12,22 +12,6 @@
 namespace tessera::cuda {
 namespace {
 
-/// What to do with a tensor that the copy engine cannot address; ends an error's text.
-constexpr const char* kOrUnaligned = "; or plan the problem as unaligned";
-
-/// A tensor's dimensions but the innermost; of a packed one the rows of all sequences.
-struct Sizes {
-  std::int64_t batch, seqlen, heads;
-
-  bool empty() const { return batch * seqlen == 0; }
-};
-
-Sizes sizes_of(const Problem& p, bool queries) {
-  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
-  if (p.packed) return {1, queries ? p.total_q : p.total_k, heads};
-  return {p.batch, queries ? p.seqlen_q : p.seqlen_k, heads};
-}
-
 /// The driver's name of a type.
 int map_type(Dtype dtype) {
   switch (dtype) {
@@ -37,8 +21,6 @@ int map_type(Dtype dtype) {
   }
   return -1;
 }
-
-bool misaligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 != 0; }
 
 /// All that a map depends on.
 struct Key {
@@ -84,33 +66,23 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
 
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows, int row_heads) {
-  const std::int64_t size = size_of(p.dtype);
-  const Sizes sizes = sizes_of(p, queries);
-  if (sizes.empty()) {  // nothing will be fetched, and there may be no address
+  if (Status s = check_copyable(name, tensor, p, queries); !s) return s;
+  const RowSizes sizes = row_sizes(p, queries);
+  if (sizes.empty()) {
     map = {};
     return {};
   }
-  constexpr std::int64_t kUnit = 16;
   struct Axis {
-    const char* name;
     std::int64_t stride, size;
-  } axes[] = {{".stride_seqlen", tensor.stride_seqlen, sizes.seqlen},
-              {".stride_head", tensor.stride_head, sizes.heads},
-              {".stride_batch", tensor.stride_batch, sizes.batch}};
+  } axes[] = {{tensor.stride_seqlen, sizes.seqlen},
+              {tensor.stride_head, sizes.heads},
+              {tensor.stride_batch, sizes.batch}};
   if (row_heads > 1) std::swap(axes[0], axes[1]);
-  if (misaligned(tensor.data)) {
-    return Status::invalid(std::string(name) + ".data: must be aligned to 16 bytes" + kOrUnaligned);
-  }
   Key key;
   key.data = tensor.data;
   key.sizes[0] = static_cast<std::uint64_t>(dim);
   for (std::size_t i = 0; i < 3; ++i) {
-    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size : kUnit;
-    if (bytes % kUnit != 0 || bytes <= 0 || bytes >= std::int64_t{1} << 40) {
-      return Status::invalid(
-          std::string(name) + axes[i].name + " = " + std::to_string(axes[i].stride) +
-          ": must be a positive multiple of 8 elements below 2^39" + kOrUnaligned);
-    }
+    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size_of(p.dtype) : kRowAlignment;
     key.sizes[i + 1] = static_cast<std::uint64_t>(axes[i].size);
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
@@ -120,21 +92,6 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   key.box = {columns, length, 1, 1};
   if (row_heads > 1) key.box = {columns, side, length / side, 1};
   return encode_once(map, key);
-}
-
-Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
-  const Sizes sizes = sizes_of(p, queries);
-  if (sizes.empty()) return {};
-  const auto unaligned = [](std::int64_t stride, std::int64_t size) {
-    return size > 1 && stride % 8 != 0;
-  };
-  if (misaligned(tensor.data) || unaligned(tensor.stride_seqlen, sizes.seqlen) ||
-      unaligned(tensor.stride_head, sizes.heads) || unaligned(tensor.stride_batch, sizes.batch)) {
-    return Status::invalid(std::string(name) +
-                           ": must be aligned to 16 bytes, its strides multiples of 8 elements" +
-                           kOrUnaligned);
-  }
-  return {};
 }
 
 Source source_of(const ConstTensor& tensor) { return {tensor.data, strides_of(tensor)}; }

@@ -5,6 +5,7 @@
 #include "core/philox.h"
 #include "cuda/ptx/tensor_map.h"
 #include "cuda/source.h"
+#include "plan/alignment.h"
 #include "plan/plan.h"
 
 namespace tessera::cuda {
@@ -15,9 +16,6 @@ namespace tessera::cuda {
 /// stride that the copy engine cannot take), device.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows, int row_heads);
-
-/// Errors: invalid, unless every row of the tensor begins at a multiple of 16 bytes.
-Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
 
 Source source_of(const ConstTensor& tensor);
 

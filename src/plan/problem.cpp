@@ -210,6 +210,11 @@ constexpr Word kValues[] = {
     {"bias", "bias=DIMS or bias=DIMS:DTYPE, DIMS the stored ones of bhqk, 1 for none of them",
      [](Problem& p, std::string_view v) { return read_bias(v, p.bias); }},
     {"dropout", "dropout=PROBABILITY", set_float<&Problem::dropout_p>},
+    {"o", "o=f32, o=bf16 or o=f16",
+     [](Problem& p, std::string_view v) {
+       p.dtype_o = Dtype::f32;
+       return read_dtype(v, *p.dtype_o);
+     }},
 };
 
 std::string all_words() {
@@ -252,6 +257,7 @@ std::string to_string(const Problem& p) {
   if (p.deterministic) add("deterministic");
   if (p.batch_invariant) add("batch_invariant");
   if (p.unaligned) add("unaligned");
+  if (p.dtype_o) add(std::string("o=") + to_string(*p.dtype_o));
   return text;
 }
 

@@ -8,6 +8,13 @@
 namespace tessera {
 namespace {
 
+/// A row whose o has the type of its inputs.
+std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
+  if (problem.stored_o() == problem.dtype) return {};
+  return std::string(row.pass == Pass::forward ? "writes" : "reads") + " o in the inputs' type, " +
+         to_string(problem.dtype) + "; the problem's o is " + to_string(problem.stored_o());
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
@@ -15,6 +22,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
+  if (std::string other = refused_output_type(row, problem); !other.empty()) return other;
   // A row without extras takes the maximum of raw products, so their factor must be positive.
   const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
                     problem.dropout_p > 0.0F ||
@@ -76,6 +84,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
   if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
     return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
   }
+  if (row.pass == Pass::backward) return refused_output_type(row, problem);
   if (row.form == core::Form::decode) {
     const std::int64_t rows = rows_per_head_k(problem);
     if (rows > row.block_m) {

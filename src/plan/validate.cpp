@@ -26,6 +26,7 @@ Status check_enumerators(const Problem& p) {
   } values[] = {
       {"pass", static_cast<int>(p.pass), static_cast<int>(Pass::backward)},
       {"dtype", static_cast<int>(p.dtype), kDtypes - 1},
+      {"dtype_o", static_cast<int>(p.stored_o()), kDtypes - 1},
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
       {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kDtypes - 1},
@@ -109,6 +110,14 @@ Status check_score(const Problem& p) {
                            ": must be f32 or the problem's dtype, " + to_string(p.dtype));
   }
   return {};
+}
+
+/// o may be wider than the inputs or narrower, but not another kind of 16 bits.
+Status check_output_type(const Problem& p) {
+  const Dtype o = p.stored_o();
+  if (o == p.dtype || o == Dtype::f32 || p.dtype == Dtype::f32) return {};
+  return Status::invalid(std::string("dtype_o = ") + to_string(o) +
+                         ": must be f32 or the problem's dtype, " + to_string(p.dtype));
 }
 
 /// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
@@ -266,7 +275,7 @@ Status check_backward(const Problem& p, const Tensors& t, const Shape& q, const 
   if (Status s = check_output("dq", t.dq, q, p.packed); !s) return s;
   if (Status s = check_output("dk", t.dk, k, p.packed); !s) return s;
   if (Status s = check_output("dv", t.dv, v, p.packed); !s) return s;
-  if (p.rows_q() > 0 && t.softmax_lse == nullptr) {
+  if (p.rows_q() > 0 && t.saved_softmax_lse == nullptr) {
     return missing("softmax_lse", "the backward reads the forward's softmax_lse");
   }
   if (!p.bias && t.dbias.data != nullptr) {
@@ -289,6 +298,7 @@ Status validate(const Problem& problem) {
   if (Status s = check_sizes(problem); !s) return s;
   if (Status s = check_totals(problem); !s) return s;
   if (Status s = check_score(problem); !s) return s;
+  if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);
 }
 
@@ -304,7 +314,7 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
   if (Status s = check_tensor("k", t.k, k, p.packed); !s) return s;
   if (Status s = check_tensor("v", t.v, v, p.packed); !s) return s;
   if (Status s = p.pass == Pass::forward ? check_output("o", t.o, o, p.packed)
-                                         : check_tensor("o", t.o, o, p.packed);
+                                         : check_tensor("o", t.saved_o, o, p.packed);
       !s) {
     return s;
   }

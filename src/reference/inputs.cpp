@@ -24,17 +24,17 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
       sequences_.push_back({b * p.seqlen_q, b * p.seqlen_k, p.seqlen_q, p.seqlen_k});
     }
   }
-  q_ = read(tensors.q, true, p.num_heads, p.head_dim);
-  k_ = read(tensors.k, false, p.num_heads_k, p.head_dim);
-  v_ = read(tensors.v, false, p.num_heads_k, p.head_dim_v);
+  q_ = read(tensors.q, p.dtype, true, p.num_heads, p.head_dim);
+  k_ = read(tensors.k, p.dtype, false, p.num_heads_k, p.head_dim);
+  v_ = read(tensors.v, p.dtype, false, p.num_heads_k, p.head_dim_v);
   if (p.pass == Pass::backward) {
-    o_ = read(tensors.o, true, p.num_heads, p.head_dim_v);
-    dout_ = read(tensors.dout, true, p.num_heads, p.head_dim_v);
+    o_ = read(tensors.saved_o, p.stored_o(), true, p.num_heads, p.head_dim_v);
+    dout_ = read(tensors.dout, p.stored_o(), true, p.num_heads, p.head_dim_v);
   }
 }
 
-Inputs::Rows Inputs::read(const ConstTensor& tensor, bool of_queries, std::int64_t heads,
-                          std::int64_t dim) const {
+Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, bool of_queries,
+                          std::int64_t heads, std::int64_t dim) const {
   Rows rows{{}, heads, dim};
   rows.data.reserve(
       static_cast<std::size_t>((of_queries ? problem_.rows_q() : problem_.rows_k()) * heads * dim));
@@ -47,8 +47,7 @@ Inputs::Rows Inputs::read(const ConstTensor& tensor, bool of_queries, std::int64
             problem_.packed ? ((of_queries ? s.first_q : s.first_k) + i) * tensor.stride_seqlen
                             : b * tensor.stride_batch + i * tensor.stride_seqlen;
         for (std::int64_t x = 0; x < dim; ++x) {
-          rows.data.push_back(
-              load(problem_.dtype, tensor.data, start + h * tensor.stride_head + x));
+          rows.data.push_back(load(dtype, tensor.data, start + h * tensor.stride_head + x));
         }
       }
     }

@@ -70,7 +70,8 @@ class Inputs {
   static const double* at(const Rows& rows, std::int64_t row, std::int64_t head) {
     return rows.data.data() + (row * rows.heads + head) * rows.dim;
   }
-  Rows read(const ConstTensor& tensor, bool of_queries, std::int64_t heads, std::int64_t dim) const;
+  Rows read(const ConstTensor& tensor, Dtype dtype, bool of_queries, std::int64_t heads,
+            std::int64_t dim) const;
 
   Problem problem_;
   Tensors tensors_;

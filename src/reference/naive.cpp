@@ -108,7 +108,8 @@ Outputs naive(const Inputs& in) {
     }
     if (p.pass == Pass::backward && !std::isinf(row.lse)) naive_backward_row(in, at, row, out);
   });
-  for (auto* values : {&out.o, &out.dq, &out.dk, &out.dv}) round_all(p.dtype, *values);
+  round_all(p.stored_o(), out.o);
+  for (auto* values : {&out.dq, &out.dk, &out.dv}) round_all(p.dtype, *values);
   if (p.bias) round_all(p.bias->dtype, out.dbias);
   return out;
 }

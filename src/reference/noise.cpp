@@ -173,6 +173,7 @@ class Noise {
         lse_(exact.lse.size()),
         lost_(exact.o.size()) {
     if (p_.dtype != Dtype::f32) u_ = unit_roundoff(p_.dtype);
+    if (p_.stored_o() != Dtype::f32) u_o_ = unit_roundoff(p_.stored_o());
     if (p_.dtype == Dtype::bf16) exp2_ = kExp2Short;
     for_each_row(in_, [this](const Place& at) { add_row(at, softmax_row(in_, at)); });
   }
@@ -183,7 +184,7 @@ class Noise {
     const double copies = in_.copies();
     Outputs out;
     out.lse = std::move(lse_);
-    out.o = o_.bounds(exact_.o, u_ + 5.0 * kRoundoff, p_.seqlen_k, 1.0);
+    out.o = o_.bounds(exact_.o, u_o_ + 5.0 * kRoundoff, p_.seqlen_k, 1.0);
     for (std::size_t i = 0; i < lost_.size(); ++i) out.o[i] += lost_[i];
     if (p_.pass == Pass::forward) return out;
     const double relative = u_ + 3.0 * kRoundoff;
@@ -330,7 +331,7 @@ class Noise {
 
   /// Of o as it was stored.
   double o_roundoff(double o) const {
-    return std::max(std::max(u_, kRoundoff) * std::fabs(o), subnormal_roundoff(p_.dtype));
+    return std::max(std::max(u_o_, kRoundoff) * std::fabs(o), subnormal_roundoff(p_.stored_o()));
   }
 
   /// Relative error of 1 - tanh^2, made from exp2(2 |x|), and how it enters ds.
@@ -473,7 +474,8 @@ class Noise {
   const Outputs& exact_;
   Sums o_, dq_, dk_, dv_, dbias_, dsink_;
   std::vector<double> lse_, lost_;
-  double u_ = 0.0;  ///< 0 for fp32: nothing is stored on the way
+  double u_ = 0.0;    ///< 0 for fp32: nothing is stored on the way
+  double u_o_ = 0.0;  ///< of o; 0 for fp32
   double exp2_ = kExp2;
 };
 

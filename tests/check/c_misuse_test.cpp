@@ -2,15 +2,24 @@
 // where tessera.h says so, a default.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "tessera/tessera.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
 namespace {
+
+// What a backward reads is what its forward wrote, and const.
+static_assert(offsetof(tessera_tensors, saved_o) == offsetof(tessera_tensors, o));
+static_assert(std::is_same_v<decltype(tessera_tensors::saved_o), tessera_const_tensor>);
+static_assert(std::is_same_v<decltype(tessera_tensors::saved_softmax_lse), const float*>);
+static_assert(std::is_same_v<decltype(Tensors::saved_o), ConstTensor>);
+static_assert(std::is_same_v<decltype(Tensors::saved_softmax_lse), const float*>);
 
 /// Two queries and keys of four columns, and a plan for them.
 class CMisuse : public testing::Test {
@@ -20,8 +29,10 @@ class CMisuse : public testing::Test {
     ASSERT_EQ(tessera_problem_parse("fwd f32 q=2 k=2 d=4", &problem_, error_, sizeof error_),
               TESSERA_OK);
     tessera_tensors_init(&tensors_, sizeof tensors_);
-    tessera_tensor* const all[] = {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.o};
-    for (int i = 0; i < 4; ++i) *all[i] = {memory_[i], 8, 4, 4};
+    tensors_.q = {memory_[0], 8, 4, 4};
+    tensors_.k = {memory_[1], 8, 4, 4};
+    tensors_.v = {memory_[2], 8, 4, 4};
+    tensors_.o = {memory_[3], 8, 4, 4};
     ASSERT_EQ(tessera_plan_create(&problem_, nullptr, &plan_, error_, sizeof error_), TESSERA_OK);
   }
   void TearDown() override { tessera_plan_destroy(plan_); }
@@ -50,10 +61,9 @@ TEST_F(CMisuse, NullIsAnError) {
   expect_invalid(tessera_plan_create(&problem_, "abacus", &made, e, n), "abacus");
   expect_invalid(tessera_run(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
   expect_invalid(tessera_run(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
-  expect_invalid(tessera_enqueue(nullptr, &tensors_, nullptr, 0, nullptr, e, n), "plan = null");
-  expect_invalid(tessera_enqueue(plan_, nullptr, nullptr, 0, nullptr, e, n), "tensors = null");
-  expect_invalid(tessera_attend(nullptr, &tensors_, nullptr, e, n), "problem = null");
-  expect_invalid(tessera_attend(&problem_, nullptr, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_attend(nullptr, &tensors_, nullptr, nullptr, e, n), "problem = null");
+  expect_invalid(tessera_attend(&problem_, nullptr, nullptr, nullptr, e, n), "tensors = null");
+  expect_invalid(tessera_attend(&problem_, &tensors_, "abacus", nullptr, e, n), "abacus");
   expect_invalid(tessera_problem_parse(nullptr, &problem_, e, n), "text = null");
   expect_invalid(tessera_problem_parse("d=4", nullptr, e, n), "problem = null");
   expect_invalid(tessera_dropout_mask(nullptr, 1, 2, nullptr, e, n), "problem = null");
@@ -66,26 +76,35 @@ TEST_F(CMisuse, NullIsAnError) {
 TEST_F(CMisuse, ATensorThatIsNullIsNamed) {
   const struct {
     const char* name;
-    tessera_tensor tessera_tensors::* tensor;
+    tessera_const_tensor tessera_tensors::* tensor;
   } all[] = {{"q", &tessera_tensors::q},
              {"k", &tessera_tensors::k},
              {"v", &tessera_tensors::v},
-             {"o", &tessera_tensors::o}};
+             {"o", &tessera_tensors::saved_o}};
   for (const auto& one : all) {
     tessera_tensors broken = tensors_;
     (broken.*one.tensor).data = nullptr;
-    expect_invalid(tessera_attend(&problem_, &broken, nullptr, error_, sizeof error_),
+    expect_invalid(tessera_attend(&problem_, &broken, nullptr, nullptr, error_, sizeof error_),
                    std::string(one.name) + " = null");
   }
 }
 
 TEST_F(CMisuse, ExecutorsMustRun) {
   tessera_executor executor = {sizeof executor, 4, nullptr, nullptr};
-  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
-                 "executor.run = null");
+  tessera_execution execution;
+  tessera_execution_init(&execution, sizeof execution);
+  execution.executor = &executor;
+  const auto expect_refused = [&](const char* text) {
+    expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, &execution, error_, sizeof error_),
+                   text);
+    expect_invalid(tessera_run(plan_, &tensors_, nullptr, 0, &execution, error_, sizeof error_),
+                   text);
+  };
+  expect_refused("executor.run = null");
   executor.num_threads = 0;
-  expect_invalid(tessera_attend(&problem_, &tensors_, &executor, error_, sizeof error_),
-                 "executor.num_threads = 0");
+  expect_refused("executor.num_threads = 0");
+  execution.size = 3;
+  expect_refused("execution.size = 3");
   // In C++ the same structure is a mistake as easily made.
   const Executor empty{4, nullptr, nullptr};
   const Result<Problem> wide = parse_problem("fwd f32 b=2 h=2 q=2 k=2 d=4");
@@ -96,16 +115,81 @@ TEST_F(CMisuse, ExecutorsMustRun) {
   t.k = {rows[1], 16, 8, 4};
   t.v = {rows[2], 16, 8, 4};
   t.o = {rows[3], 16, 8, 4};
-  Execution execution;
-  execution.executor = &empty;
-  EXPECT_EQ(attend(*wide, t, execution).text, "executor.run = null");
+  Execution idle;
+  idle.executor = &empty;
+  EXPECT_EQ(attend(*wide, t, idle).text, "executor.run = null");
   EXPECT_EQ(measure_peaks(this_cpu(), 0.0, &empty).status().text, "executor.run = null");
+}
+
+/// The caller's workers run and its progress is told: both come through the C structures.
+TEST_F(CMisuse, AnExecutionIsHeeded) {
+  struct Heard {
+    int runs = 0;
+    std::int64_t done = 0, total = 0;
+  } heard;
+  tessera_executor executor = {
+      sizeof executor, 2, &heard,
+      [](void* self, int workers, void (*work)(void*, int), void* context) {
+        ++static_cast<Heard*>(self)->runs;
+        for (int i = 0; i < workers; ++i) work(context, i);
+      }};
+  tessera_execution execution;
+  tessera_execution_init(&execution, sizeof execution);
+  execution.executor = &executor;
+  execution.progress = [](void* context, std::int64_t done, std::int64_t total) {
+    static_cast<Heard*>(context)->done = done;
+    static_cast<Heard*>(context)->total = total;
+  };
+  execution.progress_context = &heard;
+  // Two sequences: one would be computed without asking anybody.
+  problem_.batch = 2;
+  float o[16];
+  tensors_.o.data = o;
+  for (tessera_const_tensor* input : {&tensors_.q, &tensors_.k, &tensors_.v})
+    input->stride_batch = 0;
+  for (const char* device : {static_cast<const char*>(nullptr), "portable"}) {
+    heard = {};
+    ASSERT_EQ(tessera_attend(&problem_, &tensors_, device, &execution, error_, sizeof error_),
+              TESSERA_OK)
+        << error_;
+    EXPECT_EQ(heard.runs > 0, this_cpu().threads > 1);
+    EXPECT_GT(heard.total, 0);
+    EXPECT_EQ(heard.done, heard.total);
+  }
+}
+
+TEST_F(CMisuse, TheOutputTypeIsAFieldOfItsOwn) {
+  EXPECT_EQ(problem_.dtype_o, -1);
+  char text[128] = "";
+  tessera_problem_print(&problem_, text, sizeof text);
+  EXPECT_EQ(std::string(text).find("o="), std::string::npos) << text;
+  problem_.dtype_o = TESSERA_F16;
+  tessera_problem_print(&problem_, text, sizeof text);
+  EXPECT_NE(std::string(text).find(" o=f16"), std::string::npos) << text;
+  EXPECT_EQ(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+            TESSERA_OK)
+      << error_;
+  tessera_problem read;
+  tessera_problem_init(&read, sizeof read);
+  ASSERT_EQ(tessera_problem_parse(text, &read, error_, sizeof error_), TESSERA_OK) << error_;
+  EXPECT_EQ(read.dtype_o, TESSERA_F16);
+  problem_.dtype_o = -2;
+  expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+                 "dtype_o = -2");
+  // A caller of before, whose structure ends there.
+  tessera_problem older;
+  constexpr std::size_t kOlder = offsetof(tessera_problem, dtype_o);
+  tessera_problem_init(&older, kOlder);
+  older.dtype_o = 99;
+  older.head_dim = older.head_dim_v = 4;
+  ASSERT_GT(tessera_problem_print(&older, text, sizeof text), 0U);
+  EXPECT_EQ(std::string(text).find("o="), std::string::npos) << text;
 }
 
 /// Without an error's text, without a text to write to, without a structure: nothing is written.
 TEST_F(CMisuse, NullOutputsAreSkipped) {
-  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);
-  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, 100), TESSERA_INVALID);
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);
+  EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 100), TESSERA_INVALID);
   EXPECT_EQ(tessera_explain(nullptr, nullptr, nullptr, 0), 0U);
   EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 0), 100U);
   EXPECT_GT(tessera_explain(&problem_, nullptr, nullptr, 100), 100U);
@@ -116,10 +200,12 @@ TEST_F(CMisuse, NullOutputsAreSkipped) {
   tessera_plan_destroy(nullptr);
   tessera_problem_init(nullptr, sizeof problem_);
   tessera_tensors_init(nullptr, sizeof tensors_);
+  tessera_execution_init(nullptr, sizeof(tessera_execution));
   // Too small to hold even its size.
   alignas(8) std::uint32_t word[3] = {1, 2, 3};
   tessera_problem_init(reinterpret_cast<tessera_problem*>(word), sizeof word[0]);
   tessera_tensors_init(reinterpret_cast<tessera_tensors*>(word), sizeof word[0]);
+  tessera_execution_init(reinterpret_cast<tessera_execution*>(word), sizeof word[0]);
   EXPECT_EQ(word[1], 2U);
 }
 

@@ -106,9 +106,10 @@ TEST(Judge, NaiveErrorsInFp32AreNoise) {
     const Judged run(item);
     for (const auto& [name, values] : kForward) {
       if (item.problem.pass != Pass::forward) break;
-      const Verdict verdict = judge(
-          {name, &(run.exact.*values), &(run.exact.*values), &(run.noise.*values), Dtype::f32},
-          run.naive.*values);
+      const Dtype stored = name == std::string("o") ? item.problem.stored_o() : Dtype::f32;
+      const Verdict verdict =
+          judge({name, &(run.exact.*values), &(run.exact.*values), &(run.noise.*values), stored},
+                run.naive.*values);
       EXPECT_TRUE(verdict.pass()) << name << " " << item.command();
       if (verdict.error > 0.0) largest = std::max(largest, verdict.error / verdict.bound);
     }

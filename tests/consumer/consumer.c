@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <tessera/tessera.h>
 
-static tessera_tensor tensor(float* data) {
-  tessera_tensor t;
+static tessera_const_tensor tensor(const float* data) {
+  tessera_const_tensor t;
   t.data = data;
   t.stride_batch = 8;
   t.stride_seqlen = 4;
@@ -15,7 +15,8 @@ static tessera_tensor tensor(float* data) {
 }
 
 int main(void) {
-  float q[8] = {0}, k[8] = {1, 1, 1, 1, 1, 1, 1, 1}, v[8] = {1, 2, 3, 4, 5, 6, 7, 8}, o[8];
+  const float q[8] = {0}, k[8] = {1, 1, 1, 1, 1, 1, 1, 1}, v[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  float o[8];
   char error[256];
   tessera_problem problem;
   tessera_tensors tensors;
@@ -36,7 +37,9 @@ int main(void) {
   tensors.q = tensor(q);
   tensors.k = tensor(k);
   tensors.v = tensor(v);
-  tensors.o = tensor(o);
+  tensors.o.data = o;
+  tensors.o.stride_batch = 8;
+  tensors.o.stride_seqlen = tensors.o.stride_head = 4;
   if (tessera_run(plan, &tensors, workspace, bytes, NULL, error, sizeof error)) {
     fprintf(stderr, "%s\n", error);
     return 1;

@@ -115,6 +115,37 @@ int cuMemFree_v2(std::uint64_t address) {
   std::free(reinterpret_cast<void*>(address));  // NOLINT(performance-no-int-to-ptr)
   return called("cuMemFree");
 }
+int cuMemAllocAsync(std::uint64_t* address, std::size_t bytes, void* stream) {
+  state().enqueued.emplace_back("cuMemAllocAsync", stream);
+  const int result = called("cuMemAllocAsync");
+  if (result == 0) {
+    *address = reinterpret_cast<std::uintptr_t>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+  }
+  return result;
+}
+int cuMemFreeAsync(std::uint64_t address, void* stream) {
+  state().enqueued.emplace_back("cuMemFreeAsync", stream);
+  std::free(reinterpret_cast<void*>(address));  // NOLINT(performance-no-int-to-ptr)
+  return called("cuMemFreeAsync");
+}
+int cuPointerGetAttributes(unsigned number, const int* attributes, void** values,
+                           std::uint64_t address) {
+  tessera::fake::Range found;
+  for (const tessera::fake::Range& range : state().ranges) {
+    const auto start = reinterpret_cast<std::uintptr_t>(range.start);
+    if (address >= start && address < start + range.bytes) found = range;
+  }
+  for (unsigned i = 0; i < number; ++i) {
+    if (attributes[i] == tessera::cuda::kPointerMemoryType) {
+      *static_cast<unsigned*>(values[i]) = found.type;
+    } else if (attributes[i] == tessera::cuda::kPointerIsManaged) {
+      *static_cast<unsigned*>(values[i]) = found.managed ? 1 : 0;
+    } else if (attributes[i] == tessera::cuda::kPointerOrdinal) {
+      *static_cast<int*>(values[i]) = found.ordinal;
+    }
+  }
+  return called("cuPointerGetAttributes");
+}
 int cuMemcpyHtoD_v2(std::uint64_t to, const void* from, std::size_t bytes) {
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);  // NOLINT(performance-no-int-to-ptr)
   return called("cuMemcpyHtoD");
@@ -151,6 +182,7 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parame
                   static_cast<const char*>(function),
                   state().current};
   state().launches.push_back(state().last);
+  state().enqueued.emplace_back("cuLaunchKernelEx", state().last.stream);
   if (state().on_launch) state().on_launch(state().last, parameters[0]);
   return called("cuLaunchKernelEx");
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::fake {
@@ -17,12 +18,24 @@ struct Launch {
   void* context = nullptr;  ///< that was current
 };
 
+/// Memory that the driver knows; what it does not is the host's.
+struct Range {
+  const void* start = nullptr;
+  std::size_t bytes = 0;
+  unsigned type = 0;  ///< CUmemorytype
+  bool managed = false;
+  int ordinal = 0;
+};
+
 struct State {
   std::map<std::string, int> calls;     ///< by the entry point's name
   std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns
   std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
   Launch last;
-  std::vector<Launch> launches;                ///< all, in order
+  std::vector<Launch> launches;  ///< all, in order
+  /// Launches, allocations and deallocations of a stream: entry point and stream, in order.
+  std::vector<std::pair<std::string, void*>> enqueued;
+  std::vector<Range> ranges;
   std::vector<std::array<unsigned, 4>> boxes;  ///< of the tensor maps, in order
   /// Sees what a kernel is launched with, if set.
   std::function<void(const Launch&, const void* parameters)> on_launch;

@@ -157,7 +157,7 @@ TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
     tensors.o.stride_seqlen += 4;
     const Status status = enqueue(problem, tensors);
     EXPECT_EQ(status.code, Code::invalid) << text;
-    EXPECT_EQ(status.text.substr(0, 2), "o:") << status.text;
+    EXPECT_EQ(status.text.substr(0, 16), "o.stride_seqlen ") << status.text;
   }
   EXPECT_EQ(launched(), "");
 }

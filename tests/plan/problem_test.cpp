@@ -45,6 +45,7 @@ Problem random_problem(std::mt19937& random) {
   p.deterministic = coin();
   p.batch_invariant = coin();
   p.unaligned = coin();
+  if (coin()) p.dtype_o = static_cast<Dtype>(number(3));
   return p;
 }
 
@@ -133,6 +134,8 @@ TEST(ProblemText, WhatCannotBeReadIsNamed) {
       {"window=128,64 causal", "beside causal"},
       {"causal window=4,-2", "beside causal"},
       {"sink=1", "'sink=1'"},
+      {"o=f64", "o=f32, o=bf16 or o=f16"},
+      {"o=f32 o=f16", "once"},
       {"=", "'='"},
   };
   for (const auto& c : cases) {

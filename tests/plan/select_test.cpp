@@ -56,6 +56,32 @@ TEST(Select, TheRichestInstructionSetTheDeviceHas) {
             "cpu.avx512_bf16.backward.tile.bf16");
 }
 
+// The same type by its own name is none of its own.
+TEST(Select, AnOutputTypeOfItsOwnIsForCpuForwards) {
+  for (const core::Kernel& row : kCatalog) {
+    const Dtype in = row.operand == core::Operand::f16 ? Dtype::f16 : Dtype::bf16;
+    Problem p = problem_of("q=4 k=8 d=64");
+    p.pass = row.pass;
+    p.dtype = in;
+    p.dtype_o = in;
+    const std::string without = refusal(row, p, device_of(row.arch));
+    p.dtype_o = Dtype::f32;
+    const std::string with = refusal(row, p, device_of(row.arch));
+    if (!is_gpu(row.arch) && row.pass == Pass::forward) {
+      EXPECT_EQ(with, without) << name_of(row);
+    } else if (without.empty()) {
+      EXPECT_EQ(with, std::string(row.pass == Pass::forward ? "writes" : "reads") +
+                          " o in the inputs' type, " + to_string(in) + "; the problem's o is f32")
+          << name_of(row);
+    }
+  }
+  const Result<Plan> planned =
+      plan(problem_of("bwd bf16 q=4 k=8 d=64 o=f32"), device_of(Arch::avx2));
+  EXPECT_EQ(planned.status().code, Code::unsupported);
+  EXPECT_EQ(chosen("fwd bf16 h=8 q=1024 k=1024 d=64 o=f32", Arch::avx512_bf16),
+            "cpu.avx512_bf16.forward.tile.bf16");
+}
+
 TEST(Select, DecodeForFewRowsTileForMany) {
   for (const char* dtype : {"f32", "bf16", "f16"}) {
     const std::string head = std::string("fwd ") + dtype + " h=32/8 k=8192 d=128 ";

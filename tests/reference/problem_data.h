@@ -44,8 +44,7 @@ class ProblemData {
     t.k = rows(k, p.seqlen_k, p.num_heads_k, p.head_dim);
     t.v = rows(v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
     t.dout = rows(dout, p.seqlen_q, p.num_heads, p.head_dim_v);
-    t.o = {const_cast<float*>(o.data()), t.dout.stride_batch, t.dout.stride_seqlen,
-           t.dout.stride_head};
+    t.saved_o = rows(o, p.seqlen_q, p.num_heads, p.head_dim_v);
     t.dsoftmax_lse = dlse.data();
     if (p.sink) t.sink = sink.data();
     if (p.alibi != PerHead::none) t.alibi_slopes = alibi_slopes.data();

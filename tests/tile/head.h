@@ -39,12 +39,12 @@ class Head {
   }
 
   const float* q(std::int64_t row) const { return query_row(t_.q, row); }
-  const float* o(std::int64_t row) const { return query_row(t_.o, row); }
+  const float* o(std::int64_t row) const { return query_row(t_.saved_o, row); }
   const float* dout(std::int64_t row) const { return query_row(t_.dout, row); }
   const float* k(int key) const { return key_row(t_.k, key); }
   const float* v(int key) const { return key_row(t_.v, key); }
 
-  float lse(std::int64_t row) const { return t_.softmax_lse[lse_index(row)]; }
+  float lse(std::int64_t row) const { return t_.saved_softmax_lse[lse_index(row)]; }
   float dlse(std::int64_t row) const {
     return t_.dsoftmax_lse == nullptr ? 0.0F : t_.dsoftmax_lse[lse_index(row)];
   }

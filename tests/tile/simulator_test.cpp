@@ -77,9 +77,9 @@ Data make_data(Problem& p, std::mt19937& random) {
   t.q = contiguous(data.q, p.seqlen_q, p.num_heads, p.head_dim);
   t.k = contiguous(data.k, p.seqlen_k, p.num_heads_k, p.head_dim);
   t.v = contiguous(data.v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
-  t.o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
+  t.saved_o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.dout = contiguous(data.dout, p.seqlen_q, p.num_heads, p.head_dim_v);
-  t.softmax_lse = data.lse.data();
+  t.saved_softmax_lse = data.lse.data();
   t.dsoftmax_lse = data.dlse.data();
   if (p.alibi != PerHead::none) t.alibi_slopes = data.slopes.data();
   if (p.sink) t.sink = data.sink.data();

@@ -91,7 +91,7 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   if (p.pass == Pass::backward) {
     add_backward();
   } else {
-    t.o = add_output_rows("o", true, p.head_dim_v);
+    t.o = add_rows("o", Role::output, true, p.head_dim_v);
     if (variation_.all_outputs) {
       t.softmax_lse = add_numbers("softmax_lse", Role::output, lse_shape());
     }
@@ -102,13 +102,12 @@ void RunMemory::add_backward() {
   const Problem& p = problem_;
   Tensors& t = tensors_;
   t.dout = add_rows("dout", Role::input, true, p.head_dim_v);
-  const ConstTensor o = add_rows("o", Role::input, true, p.head_dim_v);
-  t.o = {const_cast<void*>(o.data), o.stride_batch, o.stride_seqlen, o.stride_head};
-  t.softmax_lse = add_numbers("softmax_lse", Role::input, lse_shape());
+  t.saved_o = add_rows("o", Role::input, true, p.head_dim_v);
+  t.saved_softmax_lse = add_numbers("softmax_lse", Role::input, lse_shape());
   if (variation_.dlse) t.dsoftmax_lse = add_numbers("dsoftmax_lse", Role::input, lse_shape());
-  t.dq = add_output_rows("dq", true, p.head_dim);
-  t.dk = add_output_rows("dk", false, p.head_dim);
-  t.dv = add_output_rows("dv", false, p.head_dim_v);
+  t.dq = add_rows("dq", Role::output, true, p.head_dim);
+  t.dk = add_rows("dk", Role::output, false, p.head_dim);
+  t.dv = add_rows("dv", Role::output, false, p.head_dim_v);
   if (!variation_.all_outputs) return;
   if (p.bias) t.dbias = add_bias("dbias", Role::output);
   if (p.sink) t.dsink = add_numbers("dsink", Role::output, {p.num_heads});
@@ -177,19 +176,14 @@ Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Siz
   return kept;
 }
 
-ConstTensor RunMemory::add_rows(const std::string& name, Role role, bool queries,
-                                std::int64_t dim) {
+Tensor RunMemory::add_rows(const std::string& name, Role role, bool queries, std::int64_t dim) {
   const Problem& p = problem_;
   const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
   const Sizes shape = p.packed ? Sizes{1, queries ? p.total_q : p.total_k, heads, dim}
                                : Sizes{p.batch, queries ? p.seqlen_q : p.seqlen_k, heads, dim};
-  const Block& block = add(name, role, p.dtype, shape, true);
+  const bool of_o = name == "o" || name == "dout";
+  Block& block = add(name, role, of_o ? p.stored_o() : p.dtype, shape, true);
   return {block.buffer.data(), block.stride[0], block.stride[1], block.stride[2]};
-}
-
-Tensor RunMemory::add_output_rows(const std::string& name, bool queries, std::int64_t dim) {
-  const ConstTensor rows = add_rows(name, Role::output, queries, dim);
-  return {const_cast<void*>(rows.data), rows.stride_batch, rows.stride_seqlen, rows.stride_head};
 }
 
 float* RunMemory::add_numbers(const std::string& name, Role role, const Sizes& shape) {

@@ -87,8 +87,7 @@ class RunMemory {
   enum class Role : std::uint8_t { input, output };
 
   Block& add(const std::string& name, Role role, Dtype dtype, const Sizes& shape, bool free_layout);
-  ConstTensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
-  Tensor add_output_rows(const std::string& name, bool queries, std::int64_t dim);
+  Tensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
   float* add_numbers(const std::string& name, Role role, const Sizes& shape);
   const std::int32_t* add_cu_seqlens(const std::string& name, std::int64_t total,
                                      std::int64_t longest);

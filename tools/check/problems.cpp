@@ -132,6 +132,9 @@ std::vector<Feature> make_features() {
       field<Pass>("pass", &P::pass, {Pass::forward, Pass::backward}, {"fwd", "bwd"}),
       field<Dtype>("dtype", &P::dtype, {Dtype::f32, Dtype::bf16, Dtype::f16},
                    {"f32", "bf16", "f16"}),
+      field<std::optional<Dtype>>("o dtype", &P::dtype_o,
+                                  {std::nullopt, Dtype::f32, Dtype::bf16, Dtype::f16},
+                                  {"the inputs'", "f32", "bf16", "f16"}),
       flag("packed", &P::packed),
       number("batch", &P::batch, {0, 1, 2, 3, 5}),
       heads(),
@@ -195,6 +198,14 @@ std::vector<Contradiction> contradictions() {
       {"pass", "fwd", "dlse", "on"},
       {"dtype", "f32", "bias dtype", "the problem's 16 bits"},
       {"bias", "0", "bias dtype", "the problem's 16 bits"},
+      {"dtype", "bf16", "o dtype", "f16"},
+      {"dtype", "f16", "o dtype", "bf16"},
+      {"pass", "bwd", "o dtype", "f32"},  // of bf16 and f16 no kernel takes it
+      {"pass", "bwd", "o dtype", "bf16"},
+      {"pass", "bwd", "o dtype", "f16"},
+      {"dlse", "on", "o dtype", "f32"},
+      {"dlse", "on", "o dtype", "bf16"},
+      {"dlse", "on", "o dtype", "f16"},
   };
   const auto feature = [](const char* name) {
     const auto found = std::find_if(features().begin(), features().end(),
@@ -247,7 +258,7 @@ void draw(Draft& draft, Random& random, std::size_t f, Arch best) {
 /// a seventeenth of all draws, so that hardly any case would be without all.
 bool is_extra(const std::string& feature) {
   return feature == "softcap" || feature == "alibi" || feature == "bias" ||
-         feature == "bias dtype" || feature == "dropout";
+         feature == "bias dtype" || feature == "dropout" || feature == "o dtype";
 }
 
 /// Draws everything that need not stay; then draws single features again, keeping what makes the

@@ -53,7 +53,7 @@ Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t)
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
-  Status status = check_aligned("o", t.o, p, true);
+  Status status = check_aligned("o", t.saved_o, p, true);
   if (status) status = check_aligned("dq", t.dq, p, true);
   if (status) status = check_aligned("dk", t.dk, p, false);
   if (status) status = check_aligned("dv", t.dv, p, false);
@@ -102,9 +102,9 @@ BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   const Problem& p = plan.problem;
   BackwardRowParams params;
   params.rows = row_memory_of(plan, layout);
-  params.o = source_of(t.o);
+  params.o = source_of(t.saved_o);
   params.dout = source_of(t.dout);
-  params.softmax_lse = t.softmax_lse;
+  params.softmax_lse = t.saved_softmax_lse;
   params.dsoftmax_lse = t.dsoftmax_lse;
   params.lse_head = lse_head_of(p);
   params.dq = t.dq.data;
