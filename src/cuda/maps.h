@@ -30,16 +30,16 @@ void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   params.head_dim_v = static_cast<int>(p.head_dim_v);
   params.work = plan.work;
   params.score = plan.score;
-  params.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
-  params.alibi_per_batch = p.alibi == PerHead::batch_heads;
+  params.extras.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
+  params.extras.alibi_batch = p.alibi == PerHead::batch_heads ? p.num_heads : 0;
   params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
   if (!p.bias) return;
-  params.bias = t.bias.data;
-  params.bias_dtype = p.bias->dtype;
-  params.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
-  params.bias_head = p.bias->heads ? t.bias.stride_head : 0;
-  params.bias_query = p.bias->queries ? t.bias.stride_query : 0;
-  params.bias_key = p.bias->keys ? t.bias.stride_key : 0;
+  params.extras.bias = t.bias.data;
+  params.extras.bias_dtype = p.bias->dtype;
+  params.extras.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
+  params.extras.bias_head = p.bias->heads ? t.bias.stride_head : 0;
+  params.extras.bias_query = p.bias->queries ? t.bias.stride_query : 0;
+  params.extras.bias_key = p.bias->keys ? t.bias.stride_key : 0;
 }
 
 }  // namespace tessera::cuda

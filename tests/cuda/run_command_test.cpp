@@ -93,7 +93,7 @@ TEST_F(RunOnAGpu, FilesGoThereAndResultsComeBack) {
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(std::memcmp(sources[i], inputs_[i].data(), 2 * kCount), 0) << i;
     }
-    EXPECT_EQ(std::memcmp(p.bias, bias_, sizeof bias_), 0);
+    EXPECT_EQ(std::memcmp(p.extras.bias, bias_, sizeof bias_), 0);
     EXPECT_EQ(std::memcmp(p.sink, sink_, sizeof sink_), 0);
     EXPECT_EQ(std::memcmp(p.sequences.cu_seqlens_q, offsets_, sizeof offsets_), 0);
     EXPECT_EQ(std::memcmp(p.sequences.cu_seqlens_k, offsets_, sizeof offsets_), 0);

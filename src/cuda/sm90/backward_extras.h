@@ -8,23 +8,10 @@
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/extras.h"
-#include "cuda/sm90/fragment.h"
+#include "cuda/tile/extras.h"
+#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
-
-/// Where a thread's accumulators lie in the scores of a query head. Accumulator i is at query
-/// first_query + i / 4 * 8 + i % 2 and key first_key + i / 2 % 2 * 8.
-struct ScorePlace {
-  int batch, head;
-  int first_query, first_key;
-  int seqlen_q, seqlen_k;
-
-  /// How many queries from first_query on exist where the half-th key does.
-  __device__ __forceinline__ int queries_left(int half) const {
-    return first_key + 8 * half < seqlen_k ? seqlen_q - first_query : 0;
-  }
-};
 
 /// Raw products become base-2 scores (S1). store_slopes(slopes) gets the softcap's derivatives,
 /// pairs of f16, before registers are needed for more; they lie between 0 and 1 and are as precise
@@ -52,21 +39,7 @@ __device__ __forceinline__ void transform_scores(const BackwardParams& p, const 
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] *= p.score.pre;
   }
-  if (p.bias != nullptr) {
-    const std::int64_t start = at.batch * p.bias_batch + at.head * p.bias_head +
-                               at.first_key * p.bias_key + at.first_query * p.bias_query;
-    add_bias({p.bias,
-              p.bias_dtype,
-              start,
-              p.bias_key,
-              p.bias_query,
-              {at.queries_left(0), at.queries_left(1)}},
-             s);
-  }
-  if (p.alibi_slopes != nullptr) {
-    const float slope = p.alibi_slopes[(p.alibi_per_batch ? at.batch * p.heads : 0) + at.head];
-    add_alibi<-1>(slope, at.first_query + at.seqlen_k - at.seqlen_q - at.first_key, s);
-  }
+  add_extras<Axis::columns>(p.extras, at, s);
 }
 
 /// The derivative of score i.
@@ -100,10 +73,11 @@ __device__ __forceinline__ void drop(const BackwardParams& p, const ScorePlace& 
 #pragma unroll
       for (std::uint32_t w = 0; w < 4; ++w) {
         const std::uint32_t other = __shfl_sync(~0U, random.word[w], from);
-        if (row / 2 == w) word = other;
+        if (core::dropout_word(row) == w) word = other;
       }
-      const std::uint32_t half = row % 2 != 0 ? word >> 16 : word & 0xFFFFU;
-      if (half >= p.dropout.threshold) bits |= 1U << i;
+      if (core::dropout_keeps(p.dropout, core::dropout_half(word, static_cast<int>(row)))) {
+        bits |= 1U << i;
+      }
     }
     kept |= bits << first;
   }
@@ -120,7 +94,7 @@ __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, con
   if (p.dbias == nullptr) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int left = at.queries_left(half);
+    const int left = at.columns_left<Axis::columns>(half);
     std::int64_t to = at.batch * p.dbias_batch + at.head * p.dbias_head +
                       at.first_query * p.dbias_query + (at.first_key + 8 * half) * p.dbias_key;
 #pragma unroll
@@ -132,7 +106,7 @@ __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, con
         if (p.dbias_adds) {
           atomicAdd(static_cast<float*>(p.dbias) + to + j * p.dbias_query, x);
         } else {
-          store_float(p.dbias, p.bias_dtype, to + j * p.dbias_query, x);
+          store_float(p.dbias, p.extras.bias_dtype, to + j * p.dbias_query, x);
         }
       }
     }

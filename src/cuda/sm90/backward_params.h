@@ -54,11 +54,8 @@ struct BackwardParams {
 
   core::Sequences sequences;
   core::Window window;
-  const float* alibi_slopes = nullptr;  ///< null: no ALiBi
-  const void* bias = nullptr;           ///< null: no bias
-  std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
-               bias_key = 0;  ///< strides, 0: broadcast
-  void* dbias = nullptr;      ///< null: not asked for
+  Extras extras;
+  void* dbias = nullptr;  ///< null: not asked for
   std::int64_t dbias_batch = 0, dbias_head = 0, dbias_query = 0, dbias_key = 0;
 
   core::Score score;
@@ -70,9 +67,7 @@ struct BackwardParams {
   int workers = 0;                    ///< blocks of threads: each looks after its share of row_work
   int heads = 0, group = 1;           ///< query heads; those that share keys
   int head_dim = 0, head_dim_v = 0;
-  Dtype bias_dtype = Dtype::f32;
   bool dbias_adds = false;  ///< dbias are fp32 sums: several scores share an element
-  bool alibi_per_batch = false;
 };
 
 /// Of the kernels before and after it, a block for every row block and head.

@@ -26,7 +26,7 @@
 #include "cuda/sm90/backward_extras.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
-#include "cuda/sm90/fragment.h"
+#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
 

@@ -8,30 +8,20 @@
 // not end with a tile: the first S of the next tile is issued beside the last O of this one. The
 // warpgroups take turns at issuing (a named barrier each), so that one multiplies while another is
 // at its exponentials.
-//
-// The softmax shift of a row is a reference, the greatest score of the first block with one. It is
-// raised only when weights turn out much larger than 1, so O is hardly ever rescaled
-// (FlashAttention-4's lazy rescaling), and later blocks are weighed without a look for their
-// maximum.
 #pragma once
 
 #include "core/softmax.h"
-#include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/buffers.h"
-#include "cuda/sm90/extras.h"
-#include "cuda/sm90/fragment.h"
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/producer.h"
+#include "cuda/tile/extras.h"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/softcap.h"
+#include "cuda/tile/softmax.h"
 
 namespace tessera::cuda::sm90 {
-
-/// What a thread's weights of a block and row may add up to before the reference is raised; 16-bit
-/// weights are as precise there as below 1.
-inline constexpr float kMostPart = 4096.0F;
-/// log2 of what a weight may reach before the same happens, where maxima are looked for.
-inline constexpr float kSlack = 8.0F;
 
 template <core::Kernel K>
 class Consumer {
@@ -55,10 +45,10 @@ class Consumer {
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         leads_(threadIdx.x % 128 == 0),
-        to_base2_(kAll       ? 1.0F
-                  : kSoftcap ? params.score.pre * params.score.post
-                             : params.score.pre),
-        q_item_(S::kShares == 1 ? ~0U : static_cast<std::uint32_t>(group - S::kShares)) {}
+        q_item_(S::kShares == 1 ? ~0U : static_cast<std::uint32_t>(group - S::kShares)),
+        w_(kAll       ? 1.0F
+           : kSoftcap ? params.score.pre * params.score.post
+                      : params.score.pre) {}
 
   __device__ __forceinline__ void run() {
     if (group_ == S::kGroups - 1) pass_turn();
@@ -75,7 +65,7 @@ class Consumer {
         cross(next, own);
       }
       finish_output();
-      write(tile_, reference_, sum_);
+      write(tile_, w_.reference, w_.sum);
     }
   }
 
@@ -98,9 +88,9 @@ class Consumer {
       const int chunk = i / 4, column = i % 4 * 32;
       const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
       if constexpr (S::kHoldsQueries) {
-        ScoreWgmma::registers(s_, queries_ + 4 * i, keys, i != 0);
+        ScoreWgmma::registers(w_.s, queries_ + 4 * i, keys, i != 0);
       } else {
-        ScoreWgmma::shared(s_,
+        ScoreWgmma::shared(w_.s,
                            ptx::descriptor(q_descriptor_ + (chunk * K.q_rows * 128 + column) / 16),
                            keys, i != 0);
       }
@@ -114,7 +104,7 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
-      OutputWgmma::registers_across(o_, operand_ + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16),
+      OutputWgmma::registers_across(o_, w_.operand + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16),
                                     1);
     }
     ptx::wgmma_commit();
@@ -187,7 +177,7 @@ class Consumer {
   /// S and P of its first block, with nothing beside them.
   __device__ __forceinline__ void start(const core::KeyBlocks& own) {
     clear_output();
-    reset_softmax();
+    w_.reset();
     const int skipped = tile_.blocks_end - own.seen.end;
     skip_keys(skipped);
     ++item_;
@@ -196,7 +186,7 @@ class Consumer {
     issue_scores();
     pass_turn();
     ptx::wgmma_wait<0>();
-    ptx::wgmma_results(s_);
+    ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
     weigh(tile_, own.seen.end - 1, own);
     make_operand();
@@ -223,9 +213,9 @@ class Consumer {
     skip_keys(skipped);
     begin_step();
     release_keys(own.seen.size() == 1);
-    const float reference[2] = {reference_[0], reference_[1]};
-    float sum[2] = {sum_[0], sum_[1]};
-    reset_softmax();
+    const float reference[2] = {w_.reference[0], w_.reference[1]};
+    float sum[2] = {w_.sum[0], w_.sum[1]};
+    w_.reset();
     weigh(next, own.seen.end - 1, own);
     finish_step();
     skip_values(skipped);
@@ -242,8 +232,8 @@ class Consumer {
   /// without rows, and with weights of 0 for a buffer of values that nobody waits for or releases.
   __device__ __forceinline__ void walk_with_extras() {
     clear_output();
-    reset_softmax();
-    clear_operand();
+    w_.reset();
+    w_.clear_operand();
     tile_.first_row = 0;
     core::KeyBlocks own;
     own.seen = {0, 0};
@@ -251,13 +241,13 @@ class Consumer {
       const bool crosses = agreed(n < own.seen.begin), begun = agreed(weighed_ != ~0U);
       bool more = true;
       Tile next = tile_;
-      const float reference[2] = {reference_[0], reference_[1]};
-      float sum[2] = {sum_[0], sum_[1]};
+      const float reference[2] = {w_.reference[0], w_.reference[1]};
+      float sum[2] = {w_.sum[0], w_.sum[1]};
       if (crosses) {
         if (begun) release_queries();
         more = next_tile(next, own);
         n = own.seen.end - 1;
-        reset_softmax();
+        w_.reset();
       }
       const int skipped = crosses ? next.blocks_end - own.seen.end : 0;
       if (more) {
@@ -306,7 +296,7 @@ class Consumer {
     issue_output();
     if constexpr (!kPassesLate) pass_turn();
     ptx::wgmma_wait<K.any_layout ? 0 : 1>();
-    ptx::wgmma_results(s_);
+    ptx::wgmma_results(w_.s);
   }
 
   /// Waits for O and makes P the next operand.
@@ -328,104 +318,48 @@ class Consumer {
     if constexpr (!kSoftcap) {
       if constexpr (kMasked) mask(tile_, n);
       take_output();
-      weigh_at_once();
+      weighed_ = item_;
+      w_.weigh_at_once([&] { rescale(); });
       return;
     }
     // Above head_dim 128 O takes so long that waiting for it first costs more than it saves.
     constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
     if constexpr (kNarrowFirst) {
       take_output();
-      if (weigh_narrow()) return;
+      if (w_.weigh_narrow(p.series)) {
+        weighed_ = item_;
+        return;
+      }
     }
     float top[2];
-    const Raw raw = cap(top);
+    const Uncapped raw = look(top);
     if constexpr (kMasked) {
       mask(tile_, n);
-      greatest_or_zero(top);
+      greatest_or_zero(w_.s, top);
     }
-    const bool rescales = soften(top, raw);
+    const bool rescales = w_.soften(top, raw, p.series);
     if constexpr (!kNarrowFirst) take_output();
     make_operand();
     if (rescales) rescale();
   }
 
-  /// P of S becomes the operand without a look for the greatest scores: references are raised only
-  /// if weights turn out too large, and then the weights are made anew.
-  __device__ __forceinline__ void weigh_at_once() {
-    weighed_ = item_;
-    float shift[2] = {reference_[0] * to_base2_, reference_[1] * to_base2_};
-#pragma unroll 1
-    for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
-      float part[2];
-      make_weights(shift, part, [&](float x, float y) { return fmaf(x, to_base2_, -y); });
-      if (!agreed(raised == 0 && too_large(part))) {
-        sum_[0] += part[0];
-        sum_[1] += part[1];
-        return;
-      }
-      float top[2];
-      greatest(top);
-      raise(top);
-      rescale();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        shift[half] = core::shift_of(reference_[half]) * to_base2_;
-      }
-    }
-  }
-
-  /// The same of raw products for which the softcap's short series is good. False: it is not, or
-  /// weights turn out too large; only the operand has changed.
-  __device__ __forceinline__ bool weigh_narrow() {
-    const float shift[2] = {reference_[0] * to_base2_, reference_[1] * to_base2_};
-    float part[2];
-    float farthest = 0.0F;  // square; NaNs are beyond all limits
-    make_weights(shift, part, [&](float x, float y) {
-      farthest = __int_as_float(max(__float_as_int(farthest), __float_as_int(x * x)));
-      return p.series.narrow(x) - y;
-    });
-    const float limit = p.series.narrow_limit;
-    const bool narrow = __float_as_int(farthest) <= __float_as_int(limit * limit) && limit > 0.0F;
-    if (agreed(!narrow || too_large(part))) return false;
-    weighed_ = item_;
-    sum_[0] += part[0];
-    sum_[1] += part[1];
-    return true;
-  }
-
-  /// exponent(score, shift): the operand becomes its powers of 2; part: their sums. A row without a
-  /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
-  template <class Exponent>
-  __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2],
-                                               const Exponent& exponent) {
-    part[0] = part[1] = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      float weight[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        weight[j] = ptx::ex2(exponent(s_[i + j], shift[i / 2 % 2]));
-        part[i / 2 % 2] += weight[j];
-      }
-      operand_[i / 2] = ptx::pack<S::kType>(weight[0], weight[1]);
-    }
-  }
-  __device__ __forceinline__ static bool too_large(const float (&part)[2]) {
-    return !(part[0] < kMostPart && part[1] < kMostPart);
-  }
-
   __device__ __forceinline__ void rescale() {
 #pragma unroll
-    for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= factor_[i / 2 % 2];
+    for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
   }
 
   /// S of the n-th block, any of those of tile t, becomes P. True: O must be rescaled.
   __device__ __forceinline__ bool weigh(const Tile& t, int n, const core::KeyBlocks& own) {
     float top[2];
-    const Raw raw = cap(top);
+    const Uncapped raw = look(top);
     if (agreed(n >= own.full.end || n < own.full.begin)) mask(t, n);
-    greatest_or_zero(top);
-    return soften(top, raw);
+    greatest_or_zero(w_.s, top);
+    return w_.soften(top, raw, p.series);
+  }
+  /// P is the next operand.
+  __device__ __forceinline__ void make_operand() {
+    weighed_ = item_;
+    w_.make_operand();
   }
 
   // ---- scores to weights; score i of a thread: query row_of(i), key key_of(n, i) ----
@@ -450,73 +384,31 @@ class Consumer {
     for (int half = 0; half < 2; ++half) {
       const core::Range keys = t.band.keys_of(query_of(t, half));
       const int first = n * kN + lane_ % 4 * 2;
-      mask_row(s_, half, {keys.begin - first, keys.end - first}, -core::kInfinity);
+      mask_row(w_.s, half, {keys.begin - first, keys.end - first}, -core::kInfinity);
     }
   }
 
-  /// The scores are still raw products, for which that series is good: both where `narrow` is.
-  /// Neither: they lack only to_base2_.
-  struct Raw {
-    bool narrow, wide;
-  };
-
-  /// Softcap: looks for the series that is good for all of the warp, and caps the scores at once if
-  /// there is none: tanh(pre x) / pre, which is no larger than x and still lacks to_base2_. The
-  /// greatest scores come with it, from the same bits.
-  __device__ __forceinline__ Raw cap(float (&top)[2]) {
-    if constexpr (!kSoftcap) return {false, false};
-    greatest_or_zero(top);
-    // Of negative floats the least has the greatest bits. NaNs are beyond all limits.
-    std::uint32_t low[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      std::uint32_t& x = low[i / 2 % 2];
-      x = __vimax3_u32(x, __float_as_uint(s_[i]), __float_as_uint(s_[i + 1]));
+  /// The rows' greatest scores, and the softcap where a series serves for it.
+  __device__ __forceinline__ Uncapped look(float (&top)[2]) {
+    if constexpr (kSoftcap) {
+      return cap(p.score, p.series, w_.s, top);
+    } else {
+      return {};
     }
-    const int least = static_cast<int>(core::max(low[0], low[1]) & 0x7FFFFFFF);
-    const int farthest = __vimax3_s32(__float_as_int(top[0]), __float_as_int(top[1]), least);
-    const bool narrow = !agreed(farthest > __float_as_int(p.series.narrow_limit));
-    const bool wide = !agreed(farthest > __float_as_int(p.series.wide_limit));
-    if (!wide) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] = tanh_of(s_[i]) * (1.0F / p.score.pre);
-      greatest_or_zero(top);
-    }
-    return {narrow, wide};
-  }
-
-  /// Of the softcap. tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-  __device__ __forceinline__ float tanh_of(float product) const {
-    const float e = ptx::ex2(2.0F * core::kLog2e * p.score.pre * product);
-    return 1.0F - 2.0F * ptx::rcp(e + 1.0F);
   }
 
   /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).
   __device__ __forceinline__ void transform(const Tile& t, int n) {
     if (p.score.capped) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] = tanh_of(s_[i]) * p.score.post;
+      for (int i = 0; i < kN / 2; ++i) w_.s[i] = capped_tanh(p.score.pre, w_.s[i]) * p.score.post;
     } else {
 #pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] *= p.score.pre;
+      for (int i = 0; i < kN / 2; ++i) w_.s[i] *= p.score.pre;
     }
-    const int query = row_of(t, 0), key = key_of(n, 0);
-    if (p.bias != nullptr) {
-      const int keys = t.band.seqlen_k - key, queries = t.band.seqlen_q - query;
-      const std::int64_t start =
-          t.batch * p.bias_batch + t.head * p.bias_head + query * p.bias_query + key * p.bias_key;
-      add_bias({p.bias,
-                p.bias_dtype,
-                start,
-                p.bias_query,
-                p.bias_key,
-                {0 < queries ? keys : 0, 8 < queries ? keys : 0}},
-               s_);
-    }
-    if (p.alibi_slopes != nullptr) {
-      const float slope = p.alibi_slopes[(p.alibi_per_batch ? t.batch * p.work.heads : 0) + t.head];
-      add_alibi<1>(slope, query + t.band.seqlen_k - t.band.seqlen_q - key, s_);
-    }
+    add_extras<Axis::rows>(
+        p.extras, {t.batch, t.head, row_of(t, 0), key_of(n, 0), t.band.seqlen_q, t.band.seqlen_k},
+        w_.s);
   }
 
   /// Dropout of P (S8); the sum has been taken. A quad's pairs of neighbouring keys share a call:
@@ -524,7 +416,7 @@ class Consumer {
   __device__ __forceinline__ void drop(const Tile& t, int n) {
     if (!p.dropout.active()) return;
     static_assert(kN <= 64);
-    std::uint32_t kept = 0;  // bit i: of s_[i]
+    std::uint32_t kept = 0;  // bit i: of w_.s[i]
 #pragma unroll 2
     for (int first = 0; first < kN / 4; first += 4) {
       const int pair = first + lane_ % 4;
@@ -534,119 +426,20 @@ class Consumer {
       std::uint32_t bits = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if ((random.word[i] & 0xFFFF) >= p.dropout.threshold) bits |= 1U << 2 * i;
-        if (random.word[i] >> 16 >= p.dropout.threshold) bits |= 2U << 2 * i;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const std::uint32_t half = core::dropout_half(random.word[i], 2 * i + j);
+          if (core::dropout_keeps(p.dropout, half)) bits |= 1U << (2 * i + j);
+        }
       }
       kept |= bits << 2 * first;
     }
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
-      s_[i] = (kept >> i & 1) != 0 ? s_[i] * p.dropout.keep_scale : 0.0F;
+      w_.s[i] = (kept >> i & 1) != 0 ? w_.s[i] * p.dropout.keep_scale : 0.0F;
     }
   }
 
-  /// S becomes P, and the softmax state follows. True: what O holds must be multiplied by factor_.
-  /// top: of greatest_or_zero(). Raw products serve as well there: they are no smaller than scores.
-  __device__ __forceinline__ bool soften(float (&top)[2], Raw raw) {
-    bool raises = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      raises |= (top[half] - reference_[half]) * to_base2_ > kSlack;
-    }
-    raises = agreed(raises);
-    if (raises) {
-      over_quad(top);
-      if (agreed(top[0] == 0.0F || top[1] == 0.0F)) greatest(top);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (raw.wide) top[half] = p.series.wide(top[half]) / to_base2_;
-      }
-      raise(top);
-    }
-    if (raw.narrow) {
-      weigh_by([this](float x, float shift) { return p.series.narrow(x) - shift; });
-    } else if (raw.wide) {
-      weigh_by([this](float x, float shift) { return p.series.wide(x) - shift; });
-    } else {
-      weigh_by([this](float x, float shift) { return fmaf(x, to_base2_, -shift); });
-    }
-    return raises;
-  }
-
-  /// References become the rows' greatest scores, where these are greater; what goes by them
-  /// follows, but for O.
-  __device__ __forceinline__ void raise(const float (&top)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float raised = fmaxf(top[half], reference_[half]);
-      factor_[half] =
-          raised == -core::kInfinity ? 1.0F : ptx::ex2((reference_[half] - raised) * to_base2_);
-      reference_[half] = raised;
-      sum_[half] *= factor_[half];
-    }
-  }
-
-  /// exponent: base-2 scores, less the shift, of S. A block's weights are added up apart: one long
-  /// sum of equal weights, as a softcap makes them, would err by more.
-  template <class Exponent>
-  __device__ __forceinline__ void weigh_by(const Exponent& exponent) {
-    float shift[2], part[2] = {0.0F, 0.0F};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference_[half]) * to_base2_;
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      s_[i] = ptx::ex2(exponent(s_[i], shift[i / 2 % 2]));
-      part[i / 2 % 2] += s_[i];
-    }
-    sum_[0] += part[0];
-    sum_[1] += part[1];
-  }
-
-  /// The greatest of the thread's scores in each row, or 0 if there is none above: floats that are
-  /// not negative have the order of their bits, and of three integers one instruction takes the
-  /// greatest.
-  __device__ __forceinline__ void greatest_or_zero(float (&top)[2]) const {
-    int bits[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
-      int& x = bits[i / 2 % 2];
-      x = __vimax3_s32(x, __float_as_int(s_[i]), __float_as_int(s_[i + 1]));
-    }
-    top[0] = __int_as_float(bits[0]);
-    top[1] = __int_as_float(bits[1]);
-  }
-
-  __device__ __forceinline__ void greatest(float (&top)[2]) const {
-    top[0] = s_[0];
-    top[1] = s_[2];
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s_[i]);
-    over_quad(top);
-  }
-
-  __device__ __forceinline__ static void over_quad(float (&top)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
-    }
-  }
-
-  /// P in the storage type is the A operand as it lies: neighbouring groups of columns in pairs.
-  __device__ __forceinline__ void make_operand() {
-    weighed_ = item_;
-#pragma unroll
-    for (int i = 0; i < kN / 4; ++i) operand_[i] = ptx::pack<S::kType>(s_[2 * i], s_[2 * i + 1]);
-  }
-
-  __device__ __forceinline__ void reset_softmax() {
-    reference_[0] = reference_[1] = -core::kInfinity;
-    sum_[0] = sum_[1] = 0.0F;
-  }
-  __device__ __forceinline__ void clear_operand() {
-#pragma unroll
-    for (int i = 0; i < kN / 4; ++i) operand_[i] = 0;
-  }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] = 0.0F;
@@ -736,7 +529,7 @@ class Consumer {
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0U, sum[half], 1);
       sum[half] += __shfl_xor_sync(~0U, sum[half], 2);
-      const core::Softmax<float> row = {reference[half] * to_base2_, sum[half]};
+      const core::Softmax<float> row = {reference[half] * w_.to_base2, sum[half]};
       core::Softmax<float> merged = row;
       float scale = core::inverse_sum(row);
       if (p.sink != nullptr) {
@@ -756,7 +549,6 @@ class Consumer {
   const int warp_;   ///< of the warpgroup
   const int lane_;
   const bool leads_;  ///< arrives at barriers for its warpgroup
-  const float to_base2_;
 
   Tile tile_;
   std::uint32_t q_item_;        ///< in the ring of Q
@@ -765,10 +557,8 @@ class Consumer {
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   std::uint32_t queries_[S::kHoldsQueries ? K.head_dim / 4 : 1];  ///< as operands, or unused
-  float s_[kN / 2];
+  Weights<S::kType, kN> w_;                                       ///< S, then P; the rows' softmax
   float o_[K.head_dim_v / 2];
-  std::uint32_t operand_[kN / 4];
-  float reference_[2], sum_[2], factor_[2];
 };
 
 /// The kernel of a catalog row.

@@ -22,11 +22,8 @@ struct ForwardParams {
 
   core::Sequences sequences;
   core::Window window;
-  const float* alibi_slopes = nullptr;  ///< null: no ALiBi
-  const float* sink = nullptr;          ///< null: no sink
-  const void* bias = nullptr;           ///< null: no bias
-  std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
-               bias_key = 0;  ///< strides, 0: broadcast
+  const float* sink = nullptr;  ///< null: no sink
+  Extras extras;
 
   core::Score score;
   core::SoftcapSeries series;
@@ -37,8 +34,6 @@ struct ForwardParams {
   core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's
   int group = 1;           ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
-  Dtype bias_dtype = Dtype::f32;
-  bool alibi_per_batch = false;
 };
 
 }  // namespace tessera::cuda::sm90

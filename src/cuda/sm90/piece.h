@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/fragment.h"
+#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
 

@@ -6,7 +6,7 @@
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 
-namespace tessera::cuda::sm90 {
+namespace tessera::cuda {
 
 /// A condition that is the same in all lanes: the compiler sees that of a vote, but not of what
 /// comes from memory, and after a branch that may diverge no descriptor stays in uniform registers.
@@ -134,4 +134,4 @@ __device__ __forceinline__ void store_row(const float (&x)[kCount], int half, fl
   }
 }
 
-}  // namespace tessera::cuda::sm90
+}  // namespace tessera::cuda

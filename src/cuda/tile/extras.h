@@ -1,0 +1,89 @@
+// What stands between a product and its score besides scale, softcap and mask: a bias and ALiBi
+// (S1). For accumulators of a warp (ptx/wgmma.h): a thread's i-th is
+// (i / 2 % 2) * 8 rows and i / 4 * 8 + i % 2 columns from its first one. Rows are queries and
+// columns keys in the forward pass; in the backward pass rows are keys.
+#pragma once
+
+#include "core/score.h"
+#include "cuda/source.h"
+#include "cuda/tile/fragment.h"
+
+namespace tessera::cuda {
+
+/// Which axis of the accumulators the queries are.
+enum class Axis : std::uint8_t { rows, columns };
+
+/// Where a thread's first accumulator lies in the scores of a query head.
+struct ScorePlace {
+  int batch, head;
+  int first_query, first_key;
+  int seqlen_q, seqlen_k;
+
+  /// How many columns exist from the first on in the half-th of the thread's two rows.
+  template <Axis kQueries>
+  __device__ __forceinline__ int columns_left(int half) const {
+    const int queries = seqlen_q - first_query, keys = seqlen_k - first_key;
+    if (kQueries == Axis::rows) return 8 * half < queries ? keys : 0;
+    return 8 * half < keys ? queries : 0;
+  }
+};
+
+template <Axis kQueries, class T, int kCount>
+__device__ __forceinline__ void add_bias_of(const Extras& x, const ScorePlace& at,
+                                            float (&s)[kCount]) {
+  constexpr int kAtOnce = 4;  // pairs of columns whose loads are under way together
+  constexpr bool kRows = kQueries == Axis::rows;
+  const std::int64_t row = kRows ? x.bias_query : x.bias_key;
+  const std::int64_t column = kRows ? x.bias_key : x.bias_query;
+  const std::int64_t start = at.batch * x.bias_batch + at.head * x.bias_head +
+                             at.first_query * x.bias_query + at.first_key * x.bias_key;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const T* from = static_cast<const T*>(x.bias) + start + 8 * half * row;
+    const int left = at.columns_left<kQueries>(half);
+#pragma unroll
+    for (int first = 0; first < kCount / 4; first += kAtOnce) {
+      T element[kAtOnce][2];
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c, from += 8 * column) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          element[c][j] = ptx::load_if(8 * (first + c) + j < left, from + j * column);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        float& score = s[4 * (first + i / 2) + 2 * half + i % 2];
+        const float bias2 = to_float(element[i / 2][i % 2], x.bias_dtype) * core::kLog2e;
+        score = core::add_to_score(score, true, bias2, false, 0.0F, 0.0F);
+      }
+    }
+  }
+}
+
+/// Scaled or capped products become base-2 scores before the mask: core::add_to_score of each.
+template <Axis kQueries, int kCount>
+__device__ __forceinline__ void add_extras(const Extras& x, const ScorePlace& at,
+                                           float (&s)[kCount]) {
+  if (x.bias != nullptr) {
+    if (x.bias_dtype == Dtype::f32) {
+      add_bias_of<kQueries, float>(x, at, s);
+    } else {
+      add_bias_of<kQueries, std::uint16_t>(x, at, s);
+    }
+  }
+  if (x.alibi_slopes != nullptr) {
+    const float slope = x.alibi_slopes[at.batch * x.alibi_batch + at.head];
+    // From the diagonal: one further a query, one less a key.
+    const auto first =
+        static_cast<float>(at.first_query + at.seqlen_k - at.seqlen_q - at.first_key);
+    constexpr int kByRow = kQueries == Axis::rows ? 1 : -1;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto further = static_cast<float>(kByRow * (i / 2 % 2 * 8 - i / 4 * 8 - i % 2));
+      s[i] = core::add_to_score(s[i], false, 0.0F, true, slope, fabsf(first + further));
+    }
+  }
+}
+
+}  // namespace tessera::cuda
