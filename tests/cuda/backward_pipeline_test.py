@@ -1,4 +1,4 @@
-"""The Hopper backward kernel's pipeline as a model, like the forward's (pipeline_test.py).
+"""The Hopper backward kernel's pipeline as a model, like the forward's (forward_pipeline_test.py).
 
 Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of two warps (backward.h), a thread for
 each of these that has its pieces of dQ added to memory (PieceAdder), and a warp that makes dQ from its sums

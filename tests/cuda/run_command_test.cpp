@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/fake_driver.h"
-#include "cuda/sm90/params.h"
+#include "cuda/sm90/forward_params.h"
 #include "files/tensor_file.h"
 #include "tessera/tessera.hpp"
 #include "tools/command.h"

@@ -43,7 +43,7 @@ class BackwardConsumer {
         leads_(threadIdx.x % 128 == 0) {}
 
   __device__ __forceinline__ void run() {
-    if (group_ == 1) pass_turn();
+    if (group_ == 1) end_issue();
     for (std::uint32_t item = 0;;) {
       buffers.k.wait_full(item);
       if (!agreed(tile().first_key >= 0)) break;
@@ -126,10 +126,10 @@ class BackwardConsumer {
 
   // ---- a block of rows ----
 
-  // The warpgroups take turns at issuing products: while one multiplies, the other is at its
+  // The warpgroups issue products one after the other: while one multiplies, the other is at its
   // exponentials.
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(4 + group_, 256); }
-  __device__ __forceinline__ void pass_turn() const { ptx::barrier_arrive(4 + (group_ ^ 1), 256); }
+  __device__ __forceinline__ void begin_issue() const { ptx::barrier_sync(4 + group_, 256); }
+  __device__ __forceinline__ void end_issue() const { ptx::barrier_arrive(4 + (group_ ^ 1), 256); }
 
   // A step's dQ is issued one step late: by then the other warpgroup has its half of dS there, and
   // nobody waits. It is on its way to memory yet a step later, when the tensor cores have dP to do.
@@ -150,7 +150,7 @@ class BackwardConsumer {
     make_scores<kMasked>(m);
     make_operands();
     store_scores();
-    take_turn();
+    begin_issue();
     issue_values();
     issue_keys();
     const bool more = --left_ > 0;
@@ -162,7 +162,7 @@ class BackwardConsumer {
     issue_queries(item_ - 1);
     if (more) buffers.q.wait_full(item_ + 1);
     issue_scores(s_, k_, buffers.q.buffer(item_ + 1), K.head_dim);
-    pass_turn();
+    end_issue();
     ptx::wgmma_wait<1>();
     if (leads_) {
       if (step_ > 0) buffers.scores.release(item_ - 1);

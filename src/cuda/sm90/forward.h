@@ -1,21 +1,21 @@
 // The forward pass on Hopper: FlashAttention-3's warp specialisation (Shah et al. 2024, section 3),
 // one tile of block_m query rows after another on a grid of one block per multiprocessor.
 //
-// Warpgroup 0 produces (producer.h): one thread describes each tile and asks the copy engine for
-// its Q and its blocks of keys and values, from the right (the diagonal) to the left, into rings.
-// The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O += P V of the
-// block before it, then P of the new block is made from S in registers. The stream of blocks does
-// not end with a tile: the first S of the next tile is issued beside the last O of this one. The
-// warpgroups take turns at issuing (a named barrier each), so that one multiplies while another is
-// at its exponentials.
+// Warpgroup 0 produces (forward_producer.h): one thread describes each tile and asks the copy
+// engine for its Q and its blocks of keys and values, from the right (the diagonal) to the left,
+// into rings. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
+// += P V of the block before it, then P of the new block is made from S in registers. The stream of
+// blocks does not end with a tile: the first S of the next tile is issued beside the last O of this
+// one. The warpgroups issue one after the other (a named barrier each), so that one multiplies
+// while another is at its exponentials.
 #pragma once
 
 #include "core/softmax.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/buffers.h"
-#include "cuda/sm90/params.h"
-#include "cuda/sm90/producer.h"
+#include "cuda/sm90/forward_buffers.h"
+#include "cuda/sm90/forward_params.h"
+#include "cuda/sm90/forward_producer.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softcap.h"
@@ -24,21 +24,21 @@
 namespace tessera::cuda::sm90 {
 
 template <core::Kernel K>
-class Consumer {
-  using S = Shape<K>;
+class ForwardConsumer {
+  using S = ForwardShape<K>;
   using ScoreWgmma = ptx::Wgmma<S::kType, K.block_n>;
   using OutputWgmma = ptx::Wgmma<S::kType, K.head_dim_v>;
   static constexpr int kN = K.block_n;
   static constexpr bool kAll = K.extra == core::Extra::all;
   static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
-  /// The turn is passed when O is there, not when it has been issued: faster where two warpgroups
-  /// take longer over weights than over products, slower where products are the limit.
-  static constexpr bool kPassesLate =
+  /// The next one may issue when O is there, not when it has been issued: faster where two
+  /// warpgroups take longer over weights than over products, slower where products are the limit.
+  static constexpr bool kEndsLate =
       K.extra == core::Extra::none && K.head_dim == 64 && S::kGroups == 2;
 
  public:
-  __device__ __forceinline__ Consumer(const ForwardParams& params, const Buffers<K>& shared,
-                                      int group)
+  __device__ __forceinline__ ForwardConsumer(const ForwardParams& params,
+                                             const ForwardBuffers<K>& shared, int group)
       : p(params),
         buffers(shared),
         group_(group),
@@ -51,7 +51,7 @@ class Consumer {
                       : params.score.pre) {}
 
   __device__ __forceinline__ void run() {
-    if (group_ == S::kGroups - 1) pass_turn();
+    if (group_ == S::kGroups - 1) end_issue();
     if constexpr (kAll) {
       walk_with_extras();
     } else {
@@ -70,10 +70,10 @@ class Consumer {
   }
 
  private:
-  // ---- turns ----
+  // ---- who issues ----
 
-  __device__ __forceinline__ void take_turn() const { ptx::barrier_sync(1 + group_, 256); }
-  __device__ __forceinline__ void pass_turn() const {
+  __device__ __forceinline__ void begin_issue() const { ptx::barrier_sync(1 + group_, 256); }
+  __device__ __forceinline__ void end_issue() const {
     ptx::barrier_arrive(1 + (group_ + 1) % S::kGroups, 256);
   }
 
@@ -130,15 +130,15 @@ class Consumer {
   // done with what lay there; and released only when the whole warpgroup has looked: whoever looks
   // after it has been filled anew waits for ever.
 
-  /// Lets keys pass by, and with them this warpgroup's turns.
+  /// Lets keys pass by, and with them this warpgroup's times to issue.
   __device__ __forceinline__ void skip_keys(int count) {
 #pragma unroll 1
     for (; agreed(count > 0); --count) {
       ++item_;
       buffers.k.wait_full(item_);
-      take_turn();
+      begin_issue();
       if (leads_) buffers.k.release(item_);
-      pass_turn();
+      end_issue();
     }
   }
   /// Lets the values of the `count` blocks before item_ pass by.
@@ -182,9 +182,9 @@ class Consumer {
     skip_keys(skipped);
     ++item_;
     buffers.k.wait_full(item_);
-    take_turn();
+    begin_issue();
     issue_scores();
-    pass_turn();
+    end_issue();
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
@@ -290,11 +290,11 @@ class Consumer {
   __device__ __forceinline__ void begin_step(bool begun = true) {
     ++item_;
     buffers.k.wait_full(item_);
-    take_turn();
+    begin_issue();
     issue_scores();
     if (begun) buffers.v.wait_full(weighed_);
     issue_output();
-    if constexpr (!kPassesLate) pass_turn();
+    if constexpr (!kEndsLate) end_issue();
     ptx::wgmma_wait<K.any_layout ? 0 : 1>();
     ptx::wgmma_results(w_.s);
   }
@@ -307,7 +307,7 @@ class Consumer {
   __device__ __forceinline__ void take_output(bool begun = true) {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(o_);
-    if constexpr (kPassesLate) pass_turn();
+    if constexpr (kEndsLate) end_issue();
     if (begun && leads_) buffers.v.release(weighed_);
   }
 
@@ -544,7 +544,7 @@ class Consumer {
   }
 
   const ForwardParams& p;
-  const Buffers<K>& buffers;
+  const ForwardBuffers<K>& buffers;
   const int group_;  ///< of the consumers
   const int warp_;   ///< of the warpgroup
   const int lane_;
@@ -564,18 +564,18 @@ class Consumer {
 /// The kernel of a catalog row.
 template <core::Kernel K>
 __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
-  using S = Shape<K>;
-  const Buffers<K> buffers(shared);
+  using S = ForwardShape<K>;
+  const ForwardBuffers<K> buffers(shared);
   // Told to be the same for the whole warp.
   const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) buffers.initialise();
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if (threadIdx.x < S::kProducers) Producer<K>(p, buffers).run();
+    if (threadIdx.x < S::kProducers) ForwardProducer<K>(p, buffers).run();
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
-    Consumer<K>(p, buffers, group - 1).run();
+    ForwardConsumer<K>(p, buffers, group - 1).run();
   }
 }
 

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "cuda/maps.h"
-#include "cuda/sm90/params.h"
+#include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
 

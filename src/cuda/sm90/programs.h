@@ -7,7 +7,7 @@ namespace tessera::cuda::sm90 {
 
 /// What the backward pass does before and after its main kernel (backward_rows.h), by its place in
 /// kAuxiliary.
-enum class RowsKernel : std::uint8_t {
+enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
   prepare_f16,

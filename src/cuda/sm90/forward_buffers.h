@@ -1,5 +1,5 @@
-// Shared memory of a block of the Hopper forward kernel: what the producer (producer.h) hands to
-// the consumers (forward.h).
+// Shared memory of a block of the Hopper forward kernel: what the producer (forward_producer.h)
+// hands to the consumers (forward.h).
 #pragma once
 
 #include "core/storage.h"
@@ -11,7 +11,7 @@ namespace tessera::cuda::sm90 {
 
 /// A row of the catalog as the kernel needs it.
 template <core::Kernel K>
-struct Shape {
+struct ForwardShape {
   static constexpr int kGroups = consumers(K);
   static constexpr int kThreads = threads(K);
   static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
@@ -58,13 +58,13 @@ struct Order {
 };
 
 template <core::Kernel K>
-struct Buffers {
+struct ForwardBuffers {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
   char* orders;  ///< one beside each buffer of q
 
-  __device__ __forceinline__ explicit Buffers(char* shared) {
-    using S = Shape<K>;
+  __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
+    using S = ForwardShape<K>;
     const std::uint32_t start = ptx::shared_address(shared);
     const std::uint32_t base = (start + 1023) / 1024 * 1024;
     q.data = base;
@@ -83,9 +83,9 @@ struct Buffers {
   }
 
   __device__ __forceinline__ void initialise() const {
-    q.initialise(Shape<K>::kProducers, Shape<K>::kGroups / Shape<K>::kShares);
-    k.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
-    v.initialise(Shape<K>::kProducers, Shape<K>::kGroups);
+    q.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
+    k.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups);
+    v.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups);
     ptx::fence_mbarrier_init();
   }
 

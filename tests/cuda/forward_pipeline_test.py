@@ -1,7 +1,7 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
-One producer (src/cuda/sm90/producer.h), two or three warpgroups (forward.h), rings of two for keys and values; the
-queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them, tiles
+One producer (src/cuda/sm90/forward_producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
+the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them, tiles
 without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
 block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
 somebody still multiplies what lies in it, or read before it is there. Dropping the waits of skip_keys() and
@@ -44,7 +44,7 @@ def produce(tiles, shares, q, k, v, late):
 
 def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
     """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?
-    turn_late: it passes its turn when O is there, not when it has been issued (kPassesLate)."""
+    turn_late: the next one may issue when O is there, not when it has been issued (kEndsLate)."""
     if group == len(turns) - 1:
         turns[0].arrive()
     item = weighed = -1

@@ -3,18 +3,19 @@
 // take any layout a warpgroup does it by itself, all threads on the same way.
 #pragma once
 
-#include "cuda/sm90/buffers.h"
+#include "cuda/sm90/forward_buffers.h"
+#include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/load.h"
-#include "cuda/sm90/params.h"
 
 namespace tessera::cuda::sm90 {
 
 template <core::Kernel K>
-class Producer {
-  using S = Shape<K>;
+class ForwardProducer {
+  using S = ForwardShape<K>;
 
  public:
-  __device__ __forceinline__ Producer(const ForwardParams& params, const Buffers<K>& shared)
+  __device__ __forceinline__ ForwardProducer(const ForwardParams& params,
+                                             const ForwardBuffers<K>& shared)
       : p(params), buffers(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -126,7 +127,7 @@ class Producer {
   __device__ __forceinline__ static bool leads() { return !K.any_layout || threadIdx.x == 0; }
 
   const ForwardParams& p;
-  const Buffers<K>& buffers;
+  const ForwardBuffers<K>& buffers;
   std::uint32_t q_item_ = 0;          ///< next in the ring of Q
   std::uint32_t item_ = 0;            ///< next in the ring of K
   LoadRows waiting_ = {-1, 0, 0, 0};  ///< keys whose values come next
