@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cpu/detect.h"
+#include "cpu/turns.h"
 #include "tessera/executor.hpp"
 
 namespace tessera {
@@ -26,14 +27,6 @@ namespace {
 /// Long enough to bridge the gap between the kernels of a model, short enough not to be noticed.
 constexpr std::chrono::microseconds kSpin{50};
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 /// Returns once `value` differs from `old`: spins first, then sleeps.
 std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
   constexpr int kLoadsPerClock = 64;
@@ -42,7 +35,7 @@ std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint
     for (int i = 0; i < kLoadsPerClock; ++i) {
       const std::uint32_t now = value.load(std::memory_order_acquire);
       if (now != old) return now;
-      relax();
+      cpu::relax();
     }
   } while (std::chrono::steady_clock::now() < deadline);
   value.wait(old, std::memory_order_acquire);

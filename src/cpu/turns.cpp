@@ -6,18 +6,6 @@
 
 namespace tessera::cpu {
 
-namespace {
-
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
-
 void wait_for_turn(const std::int32_t* turn, std::int32_t value) {
   constexpr int kSpins = 2000;
   for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != value; ++spins) {

@@ -1,10 +1,19 @@
 // Turns: work items that add to the same memory do so one after another in a fixed order, so that a
-// sum does not depend on who was fastest. Used by the backward's dQ.
+// sum does not depend on who was fastest. Used by the backward's dQ; relax() by whoever spins.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::cpu {
+
+/// What a thread does between two looks at memory that another one will write.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 /// Returns once *turn is `value`: soon, for the order of tasks sees to it that the item waited for
 /// runs or has run.

@@ -17,6 +17,7 @@
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_pieces.h"
 #include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/products.h"
 #include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
@@ -138,7 +139,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void begin_scores() {
     buffers.q.wait_full(item_);
     k_ = tile().k;
-    issue_scores(s_, k_, buffers.q.buffer(item_), K.head_dim);
+    issue_scores<K.head_dim>(s_, k_, buffers.q.buffer(item_));
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
   }
@@ -161,7 +162,7 @@ class BackwardConsumer {
     if (step_ > 0) buffers.scores.wait_full(item_ - 1);
     issue_queries(item_ - 1);
     if (more) buffers.q.wait_full(item_ + 1);
-    issue_scores(s_, k_, buffers.q.buffer(item_ + 1), K.head_dim);
+    issue_scores<K.head_dim>(s_, k_, buffers.q.buffer(item_ + 1));
     end_issue();
     ptx::wgmma_wait<1>();
     if (leads_) {
@@ -184,7 +185,7 @@ class BackwardConsumer {
     float x[kM / 4];
     if constexpr (kEarly) load_statistics(x, buffers.shifts_of(item_));
     buffers.dout.wait_full(item_);
-    issue_scores(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_), K.head_dim_v);
+    issue_scores<K.head_dim_v>(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_));
     if constexpr (!kEarly) load_statistics(x, buffers.shifts_of(item_));
     weigh(x);
     if constexpr (kMasked) mask(m);
@@ -210,41 +211,23 @@ class BackwardConsumer {
   }
 
   /// D = A B^T of this warpgroup's 64 keys and a block of rows.
+  template <int kDim>
   __device__ __forceinline__ void issue_scores(float (&d)[kM / 2], std::uint32_t keys,
-                                               std::uint32_t rows, int dim) const {
-    const std::uint32_t a = ptx::descriptor_along(keys + group_ * kRows * 128);
-    const std::uint32_t b = ptx::descriptor_along(rows);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < dim / 16; ++i) {
-      const int chunk = i / 4, column = i % 4 * 32;
-      ScoreWgmma::shared(d, ptx::descriptor(a + (chunk * kN * 128 + column) / 16),
-                         ptx::descriptor(b + (chunk * kM * 128 + column) / 16), i != 0);
-    }
-    ptx::wgmma_commit();
+                                               std::uint32_t rows) const {
+    multiply_along<ScoreWgmma, kN, kM, kDim>(d, ptx::descriptor_along(keys + group_ * kRows * 128),
+                                             ptx::descriptor_along(rows));
   }
 
   /// dV += P^T dO.
   __device__ __forceinline__ void issue_values() {
-    const std::uint32_t b = ptx::descriptor_across(buffers.dout.buffer(item_), kM * 128);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kM / 16; ++i) {
-      ValueWgmma::registers_across(dv_, weights_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16),
-                                   1);
-    }
-    ptx::wgmma_commit();
+    add_across<ValueWgmma, kM>(dv_, weights_,
+                               ptx::descriptor_across(buffers.dout.buffer(item_), kM * 128));
   }
 
   /// dK += dS^T Q.
   __device__ __forceinline__ void issue_keys() {
-    const std::uint32_t b = ptx::descriptor_across(buffers.q.buffer(item_), kM * 128);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kM / 16; ++i) {
-      KeyWgmma::registers_across(dk_, dscores_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
-    }
-    ptx::wgmma_commit();
+    add_across<KeyWgmma, kM>(dk_, dscores_,
+                             ptx::descriptor_across(buffers.q.buffer(item_), kM * 128));
   }
 
   /// A piece of dQ = dS K: 64 columns of 64 rows, or all 64 of half of 128 rows.

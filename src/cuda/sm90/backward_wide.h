@@ -26,6 +26,7 @@
 #include "cuda/sm90/backward_extras.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/products.h"
 #include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
@@ -298,27 +299,15 @@ class WideConsumer {
   /// S^T = K Q^T or dP^T = V dO^T.
   __device__ __forceinline__ void issue_scores(std::uint32_t item) {
     scored().wait_full(item);
-    const std::uint32_t a = ptx::descriptor_along(kValues ? tile().k : tile().v);
-    const std::uint32_t b = ptx::descriptor_along(scored().buffer(item));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kScoreDim / 16; ++i) {
-      const int chunk = i / 4, column = i % 4 * 32;
-      ScoreWgmma::shared(scores_, ptx::descriptor(a + (chunk * kN * 128 + column) / 16),
-                         ptx::descriptor(b + (chunk * kM * 128 + column) / 16), i != 0);
-    }
-    ptx::wgmma_commit();
+    multiply_along<ScoreWgmma, kN, kM, kScoreDim>(
+        scores_, ptx::descriptor_along(kValues ? tile().k : tile().v),
+        ptx::descriptor_along(scored().buffer(item)));
   }
 
   /// dV += P^T dO or dK += dS^T Q.
   __device__ __forceinline__ void issue_sum() {
-    const std::uint32_t b = ptx::descriptor_across(summed().buffer(item_), kM * 128);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kM / 16; ++i) {
-      SumWgmma::registers_across(sum_, operand_ + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
-    }
-    ptx::wgmma_commit();
+    add_across<SumWgmma, kM>(sum_, operand_,
+                             ptx::descriptor_across(summed().buffer(item_), kM * 128));
   }
 
   /// A piece of dQ = dS K.

@@ -16,6 +16,7 @@
 #include "cuda/sm90/forward_buffers.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/forward_producer.h"
+#include "cuda/sm90/products.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softcap.h"
@@ -100,14 +101,8 @@ class ForwardConsumer {
 
   /// O += P V of the item whose weights are the operand.
   __device__ __forceinline__ void issue_output() {
-    const std::uint32_t v = ptx::descriptor_across(buffers.v.buffer(weighed_), kN * 128);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kN / 16; ++i) {
-      OutputWgmma::registers_across(o_, w_.operand + 4 * i, ptx::descriptor(v + i * 16 * 128 / 16),
-                                    1);
-    }
-    ptx::wgmma_commit();
+    add_across<OutputWgmma, kN>(o_, w_.operand,
+                                ptx::descriptor_across(buffers.v.buffer(weighed_), kN * 128));
   }
 
   /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
