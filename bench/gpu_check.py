@@ -143,7 +143,8 @@ def run(library, case, seed):
     extra["philox_seed"] = seed
     plan = library.plan(case.problem(sum(lq), sum(lk)), "gpu")
     tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse, **extra)
-    plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+    plan.memory = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream, plan.memory)
     torch.cuda.synchronize()
     return plan, tensors, (q, k, v, o, lse, bias, extra, lq, lk), (o_intact(), lse_intact())
 
@@ -330,12 +331,25 @@ def long_cases():
                          {"causal": True}, {"packed": True, "causal": True}):
             yield Case(**{"b": 2, "sq": 1200, "sk": 9200, "h": 8, "hk": 8, "d": d, "dtype": dtype, "row": ".q1"}
                        | features)
-        yield Case(b=40, sq=1, sk=8300, h=8, hk=8, d=d, dtype=dtype, row=".q1")
+        yield Case(b=40, sq=20, sk=8300, h=8, hk=8, d=d, dtype=dtype, row=".q1")
     for d, dtype, scores in itertools.product((64, 40), ("bf16", "f16"), ("normal", "rising", "falling", "large")):
         for features in ({}, {"causal": True}, {"packed": True, "b": 4, "poisoned": True}, {"left": 2300, "right": 50},
                          {"softcap": 4.0}, {"sink": True, "hk": 1}):
             yield Case(**{"sq": 4200, "sk": 4500, "h": 8, "hk": 8, "d": d, "dtype": dtype, "scores": scores,
                           "softcap": 30.0, "row": ".192x96.softcap"} | features)
+
+
+def decode_cases():
+    """Few rows against many keys: one split and several, every group, queries and heads in any mixture."""
+    for d, dtype in ((64, "bf16"), (128, "bf16"), (256, "f16"), (40, "f16"), (104, "bf16"), (72, "f16")):
+        for features in ({}, {"causal": True}, {"dv": 64}, {"sink": True}, {"alibi": True}, {"bias": "hk"}, {"bias": "bhqk"},
+                         {"softcap": 5.0}, {"left": 700, "right": 0}, {"left": 3, "right": 2}, {"heads_outside": True},
+                         {"scores": "rising"}, {"scores": "falling"}, {"scores": "large"}, {"top_left": True, "causal": True},
+                         {"packed": True, "b": 5, "poisoned": True}, {"packed": True, "b": 4, "causal": True, "sink": True},
+                         {"batch_invariant": True}):
+            for sq, h, hk, sk in ((1, 7, 1, 3000), (3, 10, 2, 700), (1, 32, 2, 20000), (16, 2, 2, 1), (4, 4, 1, 270)):
+                yield Case(**{"b": 2, "sq": sq, "sk": sk, "h": h, "hk": hk, "d": d, "dtype": dtype, "row": ".decode."}
+                           | features)
 
 
 def reduced_cases():
@@ -351,6 +365,9 @@ def reduced_cases():
         yield Case(sq=140, sk=150, d=d, dv=dv, softcap=30.0)
     for d, unaligned in itertools.product((64, 128, 256), (False, True)):
         yield Case(sq=140, sk=150, d=d, dropout=0.1, alibi=True, bias="hk", unaligned=unaligned)
+    for d in (64, 128, 256):
+        yield Case(b=2, sq=3, sk=3000, h=10, hk=2, d=d, causal=True, alibi=True, bias="hk", sink=True, row=".decode.")
+        yield Case(b=3, sq=1, sk=1500, h=4, hk=1, d=d, packed=True, poisoned=True, row=".decode.")
 
 
 def random_case(generator):
@@ -379,7 +396,7 @@ def repeats(library, count):
     first = (o.clone(), lse.clone())
     for _ in range(count):
         o.fill_(float("nan"))
-        plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+        plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream, plan.memory)
         if not (torch.equal(o, first[0]) and torch.equal(lse, first[1])):
             return False
     return True
@@ -394,7 +411,7 @@ def in_graph(library, count):
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(3):
-            plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream)
+            plan.enqueue(tensors, torch.cuda.current_stream().cuda_stream, plan.memory)
     for _ in range(count):
         o.fill_(float("nan"))
         lse.fill_(float("nan"))

@@ -172,10 +172,10 @@ class Library:
     def plan(self, text, device=None):
         return Plan(self, text, device)
 
-    def peaks(self, seconds):
+    def peaks(self, seconds, device=None):
         """f32_flops, bf16_flops and read_bytes a second that this machine reaches right now."""
         peaks = _Peaks(ctypes.sizeof(_Peaks))
-        self.call(self.c.tessera_measure_peaks, None, seconds, None, ctypes.byref(peaks))
+        self.call(self.c.tessera_measure_peaks, device.encode() if device else None, seconds, None, ctypes.byref(peaks))
         return peaks
 
     def attention(self, q, k, v, cu_seqlens):

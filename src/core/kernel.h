@@ -11,7 +11,8 @@ namespace tessera::core {
 /// The loop structure.
 enum class Form : std::uint8_t {
   tile,    ///< a block of query rows walks over blocks of keys (backward: the other way round)
-  decode,  ///< few query rows: head_dim lies along the lanes, every key and value is read once
+  decode,  ///< few query rows: every key and value is read once (CPU: head_dim lies along the
+           ///< lanes)
 };
 
 /// What the multiply-add instructions take.
@@ -38,14 +39,15 @@ struct Kernel {
                      ///< time (backward)
   int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
                      ///< GPU: of a warpgroup); divides block_m
-  int block_n = 0;   ///< keys a step takes (forward), or a work item owns (backward)
+  int block_n = 0;   ///< keys a step takes (forward; GPU decode: of all warps), or a work item
+                     ///< owns (backward)
   int split_n = 0;   ///< keys after which the forward may split; 0: never splits
   int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
   int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
   int head_dim_v = 0;  ///< GPU: the same of values
   int q_rows = 0;      ///< GPU: rows of a buffer of queries: block_m, or tile_m (forward: one for
                        ///< each warpgroup, so that the next tile's come while others are read)
-  int q_stages = 0;    ///< GPU: such buffers
+  int q_stages = 0;    ///< GPU: such buffers; decode: 0
   Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too

@@ -86,7 +86,7 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
   if (!context.status()) return context.status();
   const Queue queue = {target->architecture, context.device(),
                        static_cast<CuStream>(execution.stream)};
-  return plan.problem.pass == Pass::forward ? target->run_forward(plan, tensors, queue)
+  return plan.problem.pass == Pass::forward ? target->run_forward(plan, tensors, workspace, queue)
                                             : target->run_backward(plan, tensors, workspace, queue);
 }
 

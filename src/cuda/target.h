@@ -13,7 +13,8 @@ struct Target {
   const Architecture* architecture;
   const char* devices;  ///< in words, for errors
   bool (*runs_on)(int compute_major, int compute_minor);
-  Status (*run_forward)(const PlanData& plan, const Tensors& tensors, const Queue& queue);
+  Status (*run_forward)(const PlanData& plan, const Tensors& tensors, void* workspace,
+                        const Queue& queue);
   Status (*run_backward)(const PlanData& plan, const Tensors& tensors, void* workspace,
                          const Queue& queue);
 };

@@ -23,6 +23,9 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
+  if (row.form == core::Form::decode) {
+    return tiles * keys / row.block_n * costs.decode_step + 1000.0;
+  }
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double ease = !crowded ? 1.0 : rows < costs.few_rows ? costs.crowded_of_few : costs.crowded;
   // At the row's own head dims and on whole tiles.

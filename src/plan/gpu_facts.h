@@ -15,6 +15,7 @@ struct GpuCosts {
   /// latencies. And where they go through two warpgroups (core::splits_roles).
   double latency, latency_of_roles;
   double extras, any_layout;  ///< times as long, each
+  double decode_step;         ///< all of a step of a decoding row
   double tile_row;            ///< from tile to tile, a row
   /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
   double wait, waiting_step;
@@ -51,6 +52,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .latency_of_roles = 1600.0,
                 .extras = 4.0,
                 .any_layout = 4.0,
+                .decode_step = 300.0,
                 .tile_row = 8.0,
                 .wait = 1430.0,
                 .waiting_step = 0.99,

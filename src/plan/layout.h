@@ -20,9 +20,11 @@ struct PlanLayout {
 inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
   if (is_gpu(plan.kernel.arch)) {
-    // Shared memory and registers are all that the forward needs.
+    // Shared memory and registers are all that the forward needs, unless it splits the keys.
     if (plan.problem.pass == Pass::backward) {
       result.gpu_backward = layout_gpu_backward(workspace, plan);
+    } else {
+      result.splits = layout_splits(workspace, plan);
     }
     return result;
   }

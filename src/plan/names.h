@@ -27,10 +27,12 @@ inline std::string name_of(const core::Kernel& kernel) {
     return std::string("cpu.") + to_string(kernel.arch) + pass +
            (kernel.form == core::Form::tile ? ".tile" : ".decode") + operand;
   }
-  std::string name =
-      to_string(kernel.arch) + pass + operand + ".d" + std::to_string(kernel.head_dim);
+  std::string name = to_string(kernel.arch) + pass +
+                     (kernel.form == core::Form::decode ? ".decode" : "") + operand + ".d" +
+                     std::to_string(kernel.head_dim);
   if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
   name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
+  if (kernel.form == core::Form::decode) return name;
   if (kernel.pass == Pass::forward && kernel.q_stages == 1) name += ".q1";
   if (kernel.any_layout) return name + ".any";
   switch (kernel.extra) {

@@ -8,6 +8,21 @@
 namespace tessera {
 namespace {
 
+/// A row that decodes: few query rows.
+std::string refused_rows(const core::Kernel& row, const Problem& problem) {
+  const std::int64_t rows = rows_per_head_k(problem);
+  if (rows > row.block_m) {
+    return "takes at most " + std::to_string(row.block_m) +
+           " query rows per key/value head; seqlen_q * num_heads / num_heads_k = " +
+           std::to_string(rows);
+  }
+  if (problem.packed && problem.batch_invariant) {
+    return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
+           "use a dense problem";
+  }
+  return {};
+}
+
 /// A row whose o has the type of its inputs.
 std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
   if (problem.stored_o() == problem.dtype) return {};
@@ -85,18 +100,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
   }
   if (row.pass == Pass::backward) return refused_output_type(row, problem);
-  if (row.form == core::Form::decode) {
-    const std::int64_t rows = rows_per_head_k(problem);
-    if (rows > row.block_m) {
-      return "takes at most " + std::to_string(row.block_m) +
-             " query rows per key/value head; seqlen_q * num_heads / num_heads_k = " +
-             std::to_string(rows);
-    }
-    if (problem.packed && problem.batch_invariant) {
-      return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
-             "use a dense problem";
-    }
-  }
+  if (row.form == core::Form::decode) return refused_rows(row, problem);
   return {};
 }
 

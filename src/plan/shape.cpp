@@ -36,10 +36,38 @@ std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
   return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
 }
 
+/// Keys of a split of a GPU's decoding row; 0: no splits. Blocks of threads take equally long, and
+/// so many are on the device at once: as few rounds as possible, each with a fixed part beside its
+/// keys, and parts that somebody merges. Where bits must not depend on the batch (S9), the row's
+/// own.
+int gpu_split_size(const core::Kernel& row, const Problem& p, const Device& device) {
+  constexpr int kUnit = 64, kFixed = 96, kMerged = 8;  // all in keys: of a round; of a part
+  const std::int64_t keys = longest_keys(p, p.seqlen_q);
+  if (keys <= row.split_n) return 0;
+  if (p.batch_invariant) return 2 * row.split_n;
+  const std::int64_t resident = std::int64_t{device.threads} * (row.head_dim <= 128 ? 2 : 1);
+  const std::int64_t items = core::max<std::int64_t>(1, p.batch * p.num_heads_k);
+  std::int64_t best = 0, least = core::ceil_div(items, resident) * (keys + kFixed);
+  for (std::int64_t splits = 2; splits <= core::ceil_div<std::int64_t>(keys, row.split_n);
+       ++splits) {
+    const std::int64_t split_n = core::round_up<std::int64_t>(core::ceil_div(keys, splits), kUnit);
+    const std::int64_t cost =
+        core::ceil_div(items * core::ceil_div(keys, split_n), resident) * (split_n + kFixed) +
+        kFixed + splits * kMerged;
+    if (cost < least) {
+      least = cost;
+      best = split_n;
+    }
+    if (splits > 512) break;
+  }
+  return static_cast<int>(best);
+}
+
 /// Splits pay only where one block of rows faces many keys. They depend on nothing but the shape of
 /// a sequence, never on threads or batch, so they change neither repeatability nor batch invariance
 /// (S9).
-int split_size(const core::Kernel& row, const Problem& p) {
+int split_size(const core::Kernel& row, const Problem& p, const Device& device) {
+  if (is_gpu(row.arch)) return row.form == core::Form::decode ? gpu_split_size(row, p, device) : 0;
   if (row.split_n == 0 || row.pass != Pass::forward) return 0;
   if (rows_per_head_k(p) > row.block_m) return 0;
   if (p.packed && p.batch_invariant) return 0;
@@ -100,7 +128,8 @@ std::int64_t section_of(const PlanData& plan) {
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
 /// queries leave most of a tile empty. What loads them then fetches boxes of group x queries.
 bool shares_rows(const core::Kernel& row, const Problem& p) {
-  if (!is_gpu(row.arch) || row.pass == Pass::backward) return true;
+  if (!is_gpu(row.arch) || row.pass == Pass::backward || row.form == core::Form::decode)
+    return true;
   const std::int64_t group = p.group();
   const bool power_of_two = group > 0 && (group & (group - 1)) == 0;
   const GpuFacts& facts = facts_of(row.arch);
@@ -121,7 +150,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.kernel = row;
   plan.kernel_name = name_of(row);
   plan.score = core::make_score(problem.scale(), problem.softcap);
-  plan.split_n = split_size(row, problem);
+  plan.split_n = split_size(row, problem, device);
   plan.row_heads = shares_rows(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
   const std::int64_t rows = problem.seqlen_q * plan.row_heads;

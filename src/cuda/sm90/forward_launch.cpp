@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "cuda/maps.h"
+#include "cuda/mma/decode_launch.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
@@ -45,7 +46,11 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
 
 }  // namespace
 
-Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
+Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
+                   const Queue& queue) {
+  if (plan.kernel.form == core::Form::decode) {
+    return mma::run_decode(plan, tensors, workspace, kTarget.combine, queue);
+  }
   if (plan.work.count() == 0) return {};
   ForwardParams params;
   if (Status s = make_params(params, plan, tensors); !s) return s;

@@ -1,5 +1,6 @@
 #include "cuda/sm90/programs.h"
 
+#include "cuda/mma/decode_program.h"
 #include "cuda/sm90/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -8,6 +9,7 @@ namespace {
 /// The kernel of a row: forward<row>(p, shared), backward<row>(p, shared) or, where its roles are
 /// split, backward_wide<row>(p, shared).
 std::string row_program(const core::Kernel& row, const std::string& name) {
+  if (row.form == core::Form::decode) return mma::decode_program(row, name);
   const bool forward = row.pass == Pass::forward;
   const std::string kernel = forward ? "forward" : splits_roles(row) ? "backward_wide" : "backward";
   return "#include \"cuda/sm90/" + kernel +

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "cuda/mma/decode_params.h"
 
 namespace tessera::cuda::sm90 {
 
@@ -29,7 +30,10 @@ TESSERA_HD constexpr int consumers(const core::Kernel& row) {
   if (splits_roles(row)) return 2;
   return (row.pass == Pass::forward ? row.block_m : row.block_n) / kRows;
 }
-TESSERA_HD constexpr int threads(const core::Kernel& row) { return (consumers(row) + 1) * 128; }
+TESSERA_HD constexpr int threads(const core::Kernel& row) {
+  if (row.form == core::Form::decode) return mma::decode_threads(row);
+  return (consumers(row) + 1) * 128;
+}
 
 /// Bytes of one buffer: chunks of columns one after another.
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
@@ -73,6 +77,7 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
          kWordBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
+  if (row.form == core::Form::decode) return mma::decode_bytes(row);
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
 }
 

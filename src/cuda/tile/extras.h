@@ -61,6 +61,33 @@ __device__ __forceinline__ void add_bias_of(const Extras& x, const ScorePlace& a
   }
 }
 
+/// The same as add_extras(), of the half-th of the thread's two rows alone: where rows that share a
+/// tile belong to several heads. Queries are rows; `at` is of that row.
+template <int kCount>
+__device__ __forceinline__ void add_extras_of_row(const Extras& x, const ScorePlace& at, int half,
+                                                  float (&s)[kCount]) {
+  const bool biased = x.bias != nullptr, sloped = x.alibi_slopes != nullptr;
+  const std::int64_t start = at.batch * x.bias_batch + at.head * x.bias_head +
+                             at.first_query * x.bias_query + at.first_key * x.bias_key;
+  const float slope = sloped ? x.alibi_slopes[at.batch * x.alibi_batch + at.head] : 0.0F;
+  const auto diagonal =
+      static_cast<float>(at.first_query + at.seqlen_k - at.seqlen_q - at.first_key);
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const int column = i / 2 * 8 + i % 2;
+    float& score = s[i / 2 * 4 + 2 * half + i % 2];
+    float bias = 0.0F;
+    if (biased && column < at.seqlen_k - at.first_key) {
+      const std::int64_t from = start + column * x.bias_key;
+      bias = x.bias_dtype == Dtype::f32
+                 ? static_cast<const float*>(x.bias)[from]
+                 : to_float(static_cast<const std::uint16_t*>(x.bias)[from], x.bias_dtype);
+    }
+    score = core::add_to_score(score, biased, bias * core::kLog2e, sloped, slope,
+                               fabsf(diagonal - static_cast<float>(column)));
+  }
+}
+
 /// Scaled or capped products become base-2 scores before the mask: core::add_to_score of each.
 template <Axis kQueries, int kCount>
 __device__ __forceinline__ void add_extras(const Extras& x, const ScorePlace& at,

@@ -1,0 +1,63 @@
+// What the decoding kernel is given, and what follows from its row of the catalog: threads, shared
+// memory. Filled in by an architecture's launch, read by decode.h.
+#pragma once
+
+#include "core/kernel.h"
+#include "core/score.h"
+#include "core/sequences.h"
+#include "core/work.h"
+#include "cuda/source.h"
+
+namespace tessera::cuda::mma {
+
+struct DecodeParams {
+  Source q, k, v;
+  void* o = nullptr;
+  core::Strides o_strides;
+  float* softmax_lse = nullptr;  ///< may be null
+  std::int64_t lse_head = 0;     ///< elements of softmax_lse from one head to the next
+
+  core::Sequences sequences;
+  core::Window window;
+  const float* sink = nullptr;  ///< null: no sink
+  Extras extras;
+  core::Score score;
+
+  core::WorkOrder work;
+  int split_n = 0;             ///< keys of a split; 0: one split
+  float* part_o = nullptr;     ///< [splits][rows of all sequences][num_heads][head_dim_v]
+  float* part_lse = nullptr;   ///< [splits][rows of all sequences][num_heads]
+  std::int64_t part_rows = 0;  ///< rows of all sequences x num_heads
+
+  int num_heads = 0, group = 1;
+  int head_dim = 0, head_dim_v = 0;
+};
+
+inline constexpr int kTileKeys = 16;  ///< keys that a warp multiplies at a time
+inline constexpr int kColumns = 64;   ///< of a chunk of shared memory: 128 bytes, swizzled
+
+/// Warps of a block, each with keys of its own.
+TESSERA_HD constexpr int decode_warps(const core::Kernel& row) { return row.block_n / kTileKeys; }
+TESSERA_HD constexpr int decode_threads(const core::Kernel& row) { return decode_warps(row) * 32; }
+TESSERA_HD constexpr int chunk_bytes(int dim) {
+  return core::ceil_div(dim, kColumns) * kTileKeys * kColumns * 2;
+}
+/// Tiles of keys and values that a warp has under way: memory answers after some 0.8 us, in which a
+/// multiprocessor takes 30 KB.
+TESSERA_HD constexpr int decode_stages(const core::Kernel& row) {
+  return row.head_dim <= 64 ? 5 : 3;
+}
+TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
+  return decode_warps(row) * decode_stages(row) *
+         (chunk_bytes(row.head_dim) + chunk_bytes(row.head_dim_v));
+}
+/// Queries, and the ring; then, in the ring's place, what the warps merge: outputs and states.
+TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
+  return chunk_bytes(row.head_dim) + decode_ring_bytes(row) + 128;
+}
+/// Blocks of a multiprocessor.
+TESSERA_HD constexpr int decode_blocks(const core::Kernel& row) {
+  return row.head_dim <= 128 ? 2 : 1;
+}
+
+}  // namespace tessera::cuda::mma

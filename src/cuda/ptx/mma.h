@@ -1,0 +1,59 @@
+// mma.sync: D (16 x 8, fp32, registers of a warp) += A (16 x 16) B (16 x 8), from registers; and
+// how operands get there: cp.async and ldmatrix. PTX ISA, "Matrix Fragments for mma.m16n8k16".
+//
+// D of lane t: row t / 4 in d[0] and d[1], row t / 4 + 8 in d[2] and d[3], columns 2 (t % 4) and
+// the next one: the layout of wgmma's accumulators (wgmma.h), so what works on those works on
+// these.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/types.hpp"
+
+namespace tessera::cuda::ptx {
+
+template <Dtype kType>
+__device__ __forceinline__ void mma(float* d, const std::uint32_t* a, std::uint32_t b0,
+                                    std::uint32_t b1) {
+  if constexpr (kType == Dtype::bf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(kType == Dtype::f16);
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// Four matrices of 8 x 8 16-bit elements, each transposed; lane 8 i + r gives the address of the
+/// i-th one's row r and gets rows 2 (lane % 4) and the next of column lane / 4 of each.
+__device__ __forceinline__ void load_matrices_across(std::uint32_t* words, std::uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+
+/// Copies 16 bytes to shared memory, or zeros if not `exists`. Part of the thread's group of
+/// copies.
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool exists) {
+  const int bytes = exists ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until this thread's groups of copies are done, but for the last kPending.
+template <int kPending>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace tessera::cuda::ptx
