@@ -41,7 +41,8 @@ class Case:
     def __init__(self, dtype="bf16", b=1, h=2, hk=1, sq=64, sk=64, d=64, dv=None, causal=False,
                  left=-1, right=-1, top_left=False, packed=False, softcap=0.0, alibi=False,
                  bias=None, sink=False, dropout=0.0, scale=None, heads_outside=False, scores="normal",
-                 unaligned=False, poisoned=False, last_only=False, deterministic=False, row=""):
+                 unaligned=False, poisoned=False, last_only=False, deterministic=False, batch_invariant=False,
+                 row=""):
         self.__dict__.update(locals())
         self.dv = dv or d
         if causal:
@@ -70,8 +71,9 @@ class Case:
             words.append("unaligned")
         if self.scale:
             words.append(f"scale={self.scale}")
-        if self.deterministic:
-            words.append("deterministic")
+        for order in ("deterministic", "batch_invariant"):
+            if getattr(self, order):
+                words.append(order)
         return " ".join(words)
 
 
@@ -308,6 +310,7 @@ def edge_cases():
         for mask in ({}, {"causal": True}, {"left": 100, "right": 50}):
             yield Case(b=8, sq=s, sk=s, h=32, hk=8, d=d, **mask)
     yield from long_cases()
+    yield from decode_cases()
     # More than 2^31 elements in each tensor; the last sequence is looked at.
     yield Case(b=70, sq=1024, sk=1024, h=256, hk=256, d=128, causal=True, last_only=True)
     yield Case(b=70000, sq=3, sk=5, h=1, hk=1, d=64)

@@ -93,7 +93,8 @@ class Decoder {
   __device__ __forceinline__ static std::uint32_t place(int row, int unit) {
     return unit / 8 * (kTileKeys * 128) + row * 128 + (unit % 8 ^ row % 8) * 16;
   }
-  /// Where the i-th two units after those at `first` are, a multiple of two units from a row's start.
+  /// Where the i-th two units after those at `first` are, a multiple of two units from a row's
+  /// start.
   __device__ __forceinline__ static std::uint32_t columns(std::uint32_t first, int i) {
     return (first ^ i % 4 * 32) + i / 4 * (kTileKeys * 128);
   }
@@ -270,20 +271,16 @@ class Decoder {
     const bool whole = p.work.splits <= 1;
     core::Softmax<float> merged;
     for (int w = 0; w < kWarps; ++w) merged = core::combine(merged, state_of(states, w, row));
-    const float inverse = core::inverse_sum(merged);
+    // A row's sink enters with its first split.
+    const bool has_sink = p.sink != nullptr && work_.split == 0;
+    const core::FinishedRow<float> end =
+        core::finish(merged, has_sink, has_sink ? p.sink[head] : 0.0F);
     float scale[kWarps];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      scale[w] = ptx::ex2(state_of(states, w, row).max - core::shift_of(merged.max)) * inverse;
+      scale[w] = ptx::ex2(state_of(states, w, row).max - core::shift_of(merged.max)) * end.factor;
     }
-    if (whole && p.sink != nullptr) {
-      const core::Softmax<float> with = core::combine(merged, {p.sink[head] * core::kLog2e, 1.0F});
-      const float share = core::weight_of(merged, with);
-#pragma unroll
-      for (float& x : scale) x *= share;
-      merged = with;
-    }
-    const float lse = core::lse_of(merged);
+    const float lse = core::lse_of(end.state);
     const int part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
     const std::int64_t part_row =
         work_.split * p.part_rows +

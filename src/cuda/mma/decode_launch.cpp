@@ -4,6 +4,7 @@
 #include "cuda/combine.h"
 #include "cuda/maps.h"
 #include "cuda/mma/decode_params.h"
+#include "plan/alignment.h"
 #include "plan/layout.h"
 
 namespace tessera::cuda::mma {
@@ -56,7 +57,7 @@ PartialTensors tensors_of(const PlanData& plan, const Tensors& t, const SplitLay
   return tensors;
 }
 
-Status check_copyable_all(const PlanData& plan, const Tensors& t) {
+Status check_all(const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   Status status = check_aligned("q", t.q, p, true);
   if (status) status = check_aligned("k", t.k, p, false);
@@ -70,7 +71,7 @@ Status check_copyable_all(const PlanData& plan, const Tensors& t) {
 Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
                   std::size_t combine_kernel, const Queue& queue) {
   if (plan.work.count() == 0) return {};
-  if (Status s = check_copyable_all(plan, tensors); !s) return s;
+  if (Status s = check_all(plan, tensors); !s) return s;
   Workspace memory(workspace);
   const SplitLayout parts = layout_splits(memory, plan);
   const DecodeParams params = make_params(plan, tensors, parts);

@@ -6,7 +6,8 @@
 
 namespace tessera::cuda::sm90 {
 
-Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue);
+Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
+                   const Queue& queue);
 Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
                     const Queue& queue);
 
@@ -17,6 +18,7 @@ inline constexpr Target kTarget = {
     [](int compute_major, int compute_minor) { return compute_major == 9 && compute_minor == 0; },
     run_forward,
     run_backward,
+    static_cast<std::size_t>(AuxiliaryKernel::combine_f32),
 };
 
 }  // namespace tessera::cuda::sm90
