@@ -32,7 +32,9 @@ void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   params.score = plan.score;
   params.extras.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
   params.extras.alibi_batch = p.alibi == PerHead::batch_heads ? p.num_heads : 0;
-  params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
+  if constexpr (requires { params.dropout; }) {
+    params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
+  }
   if (!p.bias) return;
   params.extras.bias = t.bias.data;
   params.extras.bias_dtype = p.bias->dtype;

@@ -38,6 +38,10 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
            to_string(problem.dtype);
   }
   if (std::string other = refused_output_type(row, problem); !other.empty()) return other;
+  if (row.form == core::Form::decode) {
+    if (problem.dropout_p > 0.0F) return "takes no dropout";
+    if (std::string other = refused_rows(row, problem); !other.empty()) return other;
+  }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
   const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
                     problem.dropout_p > 0.0F ||
