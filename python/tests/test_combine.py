@@ -85,22 +85,22 @@ def test_there_are_no_gradients() -> None:
         tensor.requires_grad_(False)
 
 
-O, LSE = torch.zeros(2, 1, 3, 2, 8), torch.zeros(2, 1, 2, 3)
+PARTS, LSE = torch.zeros(2, 1, 3, 2, 8), torch.zeros(2, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("o_parts", "lse_parts", "dtype", "error", "text"),
     [
         (3, LSE, None, TypeError, "o_parts is of type 'int': must be a torch tensor"),
-        (O, 3, None, TypeError, "lse_parts is of type 'int', but o_parts is a torch tensor"),
-        (O[0, 0], LSE, None, ValueError, "o_parts has shape (3, 2, 8): must be (num_splits, batch, seqlen"),
-        (O[0, 0, 0, 0, 0], LSE, None, ValueError, "o_parts has shape ()"),
-        (O, LSE.transpose(2, 3), None, ValueError, "lse_parts has shape (2, 1, 3, 2): must be (2, 1, 2, 3)"),
-        (O, LSE.double(), None, ValueError, "lse_parts.dtype = float64: must be float32"),
-        (O.double(), LSE, None, ValueError, "o_parts.dtype = float64: must be float32, bfloat16 or float16"),
-        (O.to(torch.uint16), LSE, None, ValueError, "o_parts.dtype = uint16: must be float32, bfloat16 or float16"),
-        (O, LSE, torch.float64, ValueError, "o.dtype = float64: must be float32, bfloat16 or float16"),
-        (O[:0], LSE[:0], None, ValueError, "num_splits = 0: must lie in [1, 65536]"),
+        (PARTS, 3, None, TypeError, "lse_parts is of type 'int', but o_parts is a torch tensor"),
+        (PARTS[0, 0], LSE, None, ValueError, "o_parts has shape (3, 2, 8): must be (num_splits, batch, seqlen"),
+        (PARTS[0, 0, 0, 0, 0], LSE, None, ValueError, "o_parts has shape ()"),
+        (PARTS, LSE.transpose(2, 3), None, ValueError, "lse_parts has shape (2, 1, 3, 2): must be (2, 1, 2, 3)"),
+        (PARTS, LSE.double(), None, ValueError, "lse_parts.dtype = float64: must be float32"),
+        (PARTS.double(), LSE, None, ValueError, "o_parts.dtype = float64: must be float32, bfloat16 or float16"),
+        (PARTS.to(torch.uint16), LSE, None, ValueError, "o_parts.dtype = uint16: must be float32, bfloat16 or float16"),
+        (PARTS, LSE, torch.float64, ValueError, "o.dtype = float64: must be float32, bfloat16 or float16"),
+        (PARTS[:0], LSE[:0], None, ValueError, "num_splits = 0: must lie in [1, 65536]"),
     ],
 )
 def test_wrong_arguments(o_parts: Any, lse_parts: Any, dtype: Any, error: type[Exception], text: str) -> None:
