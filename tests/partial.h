@@ -5,13 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "files/convert.h"
+#include "reference/storage.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -25,15 +23,8 @@ class Elements {
       : dtype_(dtype), bytes_(static_cast<std::size_t>(count * size_of(dtype)), 0xFF) {}
 
   void* data() { return bytes_.data(); }
-  double at(std::int64_t i) const {
-    if (dtype_ == Dtype::f32) return read<float>(i);
-    const auto bits = read<std::uint16_t>(i);
-    return dtype_ == Dtype::bf16 ? tools::from_bf16(bits) : tools::from_f16(bits);
-  }
-  void set(std::int64_t i, double x) {
-    if (dtype_ == Dtype::f32) return write(i, static_cast<float>(x));
-    write(i, dtype_ == Dtype::bf16 ? tools::to_bf16(x) : tools::to_f16(x));
-  }
+  double at(std::int64_t i) const { return reference::load(dtype_, bytes_.data(), i); }
+  void set(std::int64_t i, double x) { reference::store(dtype_, bytes_.data(), i, x); }
   std::int64_t count() const { return static_cast<std::int64_t>(bytes_.size()) / size_of(dtype_); }
   bool untouched(std::int64_t i) const {
     for (std::int64_t b = i * size_of(dtype_); b < (i + 1) * size_of(dtype_); ++b) {
@@ -44,17 +35,6 @@ class Elements {
   friend bool operator==(const Elements&, const Elements&) = default;
 
  private:
-  template <class T>
-  T read(std::int64_t i) const {
-    T x;
-    std::memcpy(&x, bytes_.data() + static_cast<std::size_t>(i) * sizeof x, sizeof x);
-    return x;
-  }
-  template <class T>
-  void write(std::int64_t i, T x) {
-    std::memcpy(bytes_.data() + static_cast<std::size_t>(i) * sizeof x, &x, sizeof x);
-  }
-
   Dtype dtype_ = Dtype::f32;
   std::vector<unsigned char> bytes_;
 };
@@ -125,9 +105,7 @@ struct Partial {
 
   /// Rows are the merge of their parts, and nothing else has been written.
   void check(const std::string& what) const {
-    const double rounding = sizes.dtype_o == Dtype::bf16  ? 0x1p-8
-                            : sizes.dtype_o == Dtype::f16 ? 0x1p-11
-                                                          : 0x1p-24;
+    const double rounding = reference::unit_roundoff(sizes.dtype_o);
     std::int64_t written = 0, numbers = 0;
     for (std::int64_t i = 0; i < o.count(); ++i) written += o.untouched(i) ? 0 : 1;
     for (std::int64_t i = 0; i < lse.count(); ++i) numbers += lse.untouched(i) ? 0 : 1;
@@ -152,8 +130,8 @@ struct Partial {
           scale += weight * std::abs(o_parts.at(part(s, b, q, h) + c));
         }
         const double x = o.at(row(tensors.o, b, q, h) + c);
-        // fp16's smallest numbers are 2^-24 apart.
-        const double allowed = rounding * std::abs(expected) + 1e-5 * scale + 0x1p-25;
+        const double allowed = rounding * std::abs(expected) + 1e-5 * scale +
+                               reference::subnormal_roundoff(sizes.dtype_o);
         ASSERT_NEAR(x, expected, allowed)
             << what << ", row " << b << " " << q << " " << h << ", column " << c;
       }

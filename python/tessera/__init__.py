@@ -1,8 +1,9 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
-`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `tessera.torch` has what only PyTorch needs (custom ops, SDPA),
-`tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the
-`flash_attn` and `xformers` packages. Importing `tessera` imports none of these frameworks.
+`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `tessera.torch` has what only
+PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
+`tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
+frameworks.
 """
 
 import os as _os
@@ -204,9 +205,9 @@ def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple
     Every part is what `attention(..., return_lse=True)` gives for some of the keys, for the same queries.
 
     Args:
-        o_parts: (num_splits, batch, seqlen, heads, head_dim) or packed (num_splits, total, heads, head_dim): the parts'
-            o, stacked. float32, bfloat16 or float16, on a CPU or a GPU. Any strides, the last one 1.
-        lse_parts: float32 (num_splits, batch, heads, seqlen) or (num_splits, heads, total): the parts' lse, stacked. Any
+        o_parts: (num_splits, batch, seqlen, heads, head_dim) or packed (num_splits, total, heads, head_dim): the o of
+            all parts, stacked. float32, bfloat16 or float16, on a CPU or a GPU. Any strides, the last one 1.
+        lse_parts: float32 (num_splits, batch, heads, seqlen) or (num_splits, heads, total): their lse, stacked. Any
             strides. -inf: the part saw no key; its o is not looked at and may hold anything.
         dtype: of o, a type of the framework's; None is o_parts' own.
 

@@ -9,8 +9,9 @@ it is optional. options: the ten of `tessera.arguments.Options`. rng: seed and o
 gradients: dout, dlse, dq, dk, dv, dbias, dsink. `stream` is a CUDA stream's handle and `allocate(bytes, q)` returns a
 tensor of that many bytes on the GPU of q; both are ignored on a CPU.
 
-combine merges o_parts (num_splits, batch, seqlen, heads, head_dim) and lse_parts (num_splits, batch, heads, seqlen) into
-o (batch, seqlen, heads, head_dim) and lse (batch, heads, seqlen) or None; packed: without batch, and total for seqlen.
+combine merges o_parts (num_splits, batch, seqlen, heads, head_dim) and lse_parts (num_splits, batch, heads, seqlen)
+into o (batch, seqlen, heads, head_dim) and lse (batch, heads, seqlen) or None; packed: without batch, and total for
+seqlen.
 
 dropout_mask writes 1 for every weight that is kept into keep, contiguous uint8 (batch, num_heads, seqlen_q, seqlen_k)
 on the CPU.

@@ -22,9 +22,9 @@ bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std
 
 /// The fewest lanes that hold a row.
 int lanes_of(std::int64_t head_dim) {
-  int lanes = 4;
+  std::int64_t lanes = 4;
   while (lanes < 32 && lanes * aux::kLaneColumns < head_dim) lanes *= 2;
-  return lanes;
+  return static_cast<int>(lanes);
 }
 
 }  // namespace

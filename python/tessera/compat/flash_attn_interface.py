@@ -36,6 +36,7 @@ from tessera.compat._attention import (
 )
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
+from tessera.torch import ops
 from tessera.torch.tensors import rows
 
 
