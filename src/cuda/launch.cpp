@@ -24,7 +24,8 @@ struct Loaded {
 };
 
 Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared_bytes,
-               CuStream stream, const void* params) {
+               CuStream stream, const void* params, bool overlaps = false) {
+  CuLaunchAttribute overlap = {kLaunchOverlaps, 0, {1}};
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,
                                  1,
@@ -33,8 +34,8 @@ Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared
                                  1,
                                  static_cast<unsigned>(shared_bytes),
                                  stream,
-                                 nullptr,
-                                 0};
+                                 overlaps ? &overlap : nullptr,
+                                 overlaps ? 1U : 0U};
   void* arguments[] = {const_cast<void*>(params)};
   const Driver& d = driver();
   return d.check(d.launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
@@ -59,7 +60,8 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params);
 }
 
-Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
+Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params,
+                               bool overlaps) const {
   constexpr std::size_t kMost = 16;  // of an architecture
   static std::array<std::array<std::array<Loaded, kMost>, kMostDevices>, kArchs> all;
   if (number >= architecture->auxiliary.size() || number >= kMost) {
@@ -72,7 +74,8 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
                          architecture->auxiliary[number].name, 0);
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params);
+  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params,
+                 overlaps);
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,

@@ -6,6 +6,7 @@
 
 #include "core/softmax.h"
 #include "cuda/aux/combine_params.h"
+#include "cuda/ptx/grid.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/tile/fragment.h"
@@ -200,6 +201,7 @@ class CombinedRow {
 template <Dtype kPart>
 __device__ __forceinline__ void combine(const CombineParams& p) {
   const int thread = static_cast<int>(threadIdx.x);
+  ptx::wait_for_launches_before();
 #pragma unroll 1
   for (std::int64_t block = blockIdx.x; block < p.blocks(); block += gridDim.x) {
     const std::int64_t row = block * p.rows_of_block() + thread / p.lanes;
