@@ -43,7 +43,8 @@ function(tessera_add_device_code result)
   set(folder ${PROJECT_BINARY_DIR}/cubins)
   file(MAKE_DIRECTORY ${folder})
   file(GLOB device_sources CONFIGURE_DEPENDS
-    ${source_folder}/*.h ${source_folder}/ptx/*.h ${source_folder}/sm90/*.h
+    ${source_folder}/*.h ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h
+    ${source_folder}/sm90/*.h
     ${source_folder}/compiler/*.h ${source_folder}/compiler/include/*
     ${PROJECT_SOURCE_DIR}/src/core/*.h ${PROJECT_SOURCE_DIR}/src/plan/catalog.h
     ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)

@@ -1,97 +1,40 @@
 // attend: on which device the tensors lie, a plan for it, a workspace.
+#include <array>
 #include <new>
 #include <string>
 
 #include "cuda/memory.h"
+#include "places.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
 namespace {
 
-/// A tensor of the run, if it has elements.
-struct Given {
-  const char* name;
-  const void* data;
-};
-
-/// Calls visit(Given) for the tensors that the pass uses, q first, until one fails. Memory of no
-/// bytes may be anywhere.
-template <class Visit>
-Status for_each_given(const Problem& p, const Tensors& t, const Visit& visit) {
+/// The tensors that the pass uses, q first.
+std::array<Given, 17> given_of(const Problem& p, const Tensors& t) {
   const bool rows_q = p.rows_q() > 0, rows_k = p.rows_k() > 0, backward = p.pass == Pass::backward;
-  const struct {
-    Given tensor;
-    bool used;
-  } all[] = {
-      {{"q", t.q.data}, rows_q},
-      {{"k", t.k.data}, rows_k},
-      {{"v", t.v.data}, rows_k},
-      {{"o", t.o.data}, rows_q},
-      {{"softmax_lse", t.softmax_lse}, rows_q},
-      {{"bias", t.bias.data}, rows_q && rows_k},
-      {{"alibi_slopes", t.alibi_slopes}, rows_q && rows_k},
-      {{"sink", t.sink}, rows_q},
-      {{"cu_seqlens_q", t.cu_seqlens_q}, p.packed},
-      {{"cu_seqlens_k", t.cu_seqlens_k}, p.packed},
-      {{"dout", t.dout.data}, backward && rows_q},
-      {{"dsoftmax_lse", t.dsoftmax_lse}, backward && rows_q},
-      {{"dq", t.dq.data}, backward && rows_q},
-      {{"dk", t.dk.data}, backward && rows_k},
-      {{"dv", t.dv.data}, backward && rows_k},
-      {{"dbias", t.dbias.data}, backward && rows_q && rows_k},
-      {{"dsink", t.dsink}, backward},
+  const auto given = [](const char* name, const void* data, bool used) {
+    return Given{name, used ? data : nullptr};
   };
-  for (const auto& one : all) {
-    if (!one.used || one.tensor.data == nullptr) continue;
-    if (Status s = visit(one.tensor); !s) return s;
-  }
-  return {};
-}
-
-std::string text_of(const cuda::Place& place) {
-  const std::string gpu = "gpu:" + std::to_string(place.ordinal);
-  switch (place.kind) {
-    case cuda::Place::Kind::host: return "host memory";
-    case cuda::Place::Kind::pinned: return "pinned host memory";
-    case cuda::Place::Kind::managed: return "managed memory of " + gpu;
-    case cuda::Place::Kind::device: return "memory of " + gpu;
-  }
-  return "?";
-}
-
-/// The GPU on which the first tensor lies, or this CPU.
-Result<Device> device_of(const Problem& problem, const Tensors& tensors) {
-  using Kind = cuda::Place::Kind;
-  bool found = false;
-  cuda::Place first;
-  const Status status = for_each_given(problem, tensors, [&](const Given& tensor) -> Status {
-    if (found) return {};
-    const Result<cuda::Place> place = cuda::place_of(tensor.data);
-    if (!place) return place.status();
-    found = true;
-    first = *place;
-    return {};
-  });
-  if (!status) return status;
-  const bool on_gpu = first.kind == Kind::device || first.kind == Kind::managed;
-  return on_gpu ? this_gpu(first.ordinal) : this_cpu();
-}
-
-/// Every tensor must lie where the device may read and write it.
-Status check_places(const Problem& problem, const Tensors& tensors, const Device& device) {
-  using Kind = cuda::Place::Kind;
-  const bool on_gpu = is_gpu(device.arch);
-  return for_each_given(problem, tensors, [&](const Given& tensor) -> Status {
-    const Result<cuda::Place> place = cuda::place_of(tensor.data);
-    if (!place) return place.status();
-    const bool on_host = place->kind == Kind::host || place->kind == Kind::pinned;
-    if (place->kind == Kind::managed) return {};
-    if (on_gpu ? !on_host && place->ordinal == device.ordinal : on_host) return {};
-    const std::string here = on_gpu ? "gpu:" + std::to_string(device.ordinal) : "this CPU";
-    return Status::invalid(std::string(tensor.name) + ": lies in " + text_of(*place) +
-                           "; attention on " + here + " takes " +
-                           (on_gpu ? "its own" : "the host's") + " and managed memory");
-  });
+  return {
+      given("q", t.q.data, rows_q),
+      given("k", t.k.data, rows_k),
+      given("v", t.v.data, rows_k),
+      given("o", t.o.data, rows_q),
+      given("softmax_lse", t.softmax_lse, rows_q),
+      given("bias", t.bias.data, rows_q && rows_k),
+      given("alibi_slopes", t.alibi_slopes, rows_q && rows_k),
+      given("sink", t.sink, rows_q),
+      given("cu_seqlens_q", t.cu_seqlens_q, p.packed),
+      given("cu_seqlens_k", t.cu_seqlens_k, p.packed),
+      given("dout", t.dout.data, backward && rows_q),
+      given("dsoftmax_lse", t.dsoftmax_lse, backward && rows_q),
+      given("dq", t.dq.data, backward && rows_q),
+      given("dk", t.dk.data, backward && rows_k),
+      given("dv", t.dv.data, backward && rows_k),
+      given("dbias", t.dbias.data, backward && rows_q && rows_k),
+      given("dsink", t.dsink, backward),
+  };
 }
 
 Status attend_on_gpu(const Plan& plan, const Tensors& tensors, const Execution& execution) {
@@ -122,7 +65,7 @@ Status attend_on_cpu(const Plan& plan, const Tensors& tensors, const Execution& 
 
 Status attend(const Problem& problem, const Tensors& tensors, const Execution& execution) {
   if (Status s = validate(problem); !s) return s;
-  const Result<Device> device = device_of(problem, tensors);
+  const Result<Device> device = device_of(given_of(problem, tensors));
   if (!device) return device.status();
   return attend(problem, tensors, *device, execution);
 }
@@ -133,7 +76,7 @@ Status attend(const Problem& problem, const Tensors& tensors, const Device& devi
   if (is_gpu(device.arch) && needs_unaligned(problem, tensors)) placed.unaligned = true;
   const Result<Plan> planned = plan(placed, device);
   if (!planned) return planned.status();
-  if (Status s = check_places(problem, tensors, device); !s) return s;
+  if (Status s = check_places(given_of(problem, tensors), device, "attention"); !s) return s;
   return is_gpu(device.arch) ? attend_on_gpu(*planned, tensors, execution)
                              : attend_on_cpu(*planned, tensors, execution);
 }

@@ -243,6 +243,36 @@ class Executed {
   tessera::Execution execution_;
 };
 
+Result<tessera::PartialResults> to_cpp(const tessera_partial_results* from) {
+  tessera_partial_results c;
+  tessera_partial_results_init(&c, sizeof c);
+  if (Status s = read_struct("results", from, c); !s) return s;
+  tessera::PartialResults r;
+  if (Status s = read_enum("dtype", c.dtype, tessera::Dtype::f16, r.dtype); !s) return s;
+  if (Status s = read_enum("dtype_o", c.dtype_o, tessera::Dtype::f16, r.dtype_o); !s) return s;
+  r.num_splits = c.num_splits;
+  r.batch = c.batch;
+  r.seqlen_q = c.seqlen_q;
+  r.num_heads = c.num_heads;
+  r.head_dim_v = c.head_dim_v;
+  return r;
+}
+
+Result<tessera::PartialTensors> to_cpp(const tessera_partial_tensors* from) {
+  tessera_partial_tensors c{};
+  if (Status s = read_struct("tensors", from, c); !s) return s;
+  tessera::PartialTensors t;
+  const auto& o = c.o_parts;
+  t.o_parts = {o.data, o.stride_split, o.stride_batch, o.stride_seqlen, o.stride_head};
+  const auto& parts = c.lse_parts;
+  t.lse_parts = {parts.data, parts.stride_split, parts.stride_batch, parts.stride_seqlen,
+                 parts.stride_head};
+  t.o = to_cpp(c.o);
+  const auto& lse = c.softmax_lse;
+  t.softmax_lse = {lse.data, lse.stride_batch, lse.stride_seqlen, lse.stride_head};
+  return t;
+}
+
 Result<tessera::Device> to_device(const char* name) {
   return tessera::named_device(name == nullptr ? "cpu" : name);
 }
@@ -348,6 +378,45 @@ tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensor
     const auto where = to_device(device);
     if (!where) return where.status();
     return tessera::attend(*p, *t, *where, *executed);
+  });
+}
+
+void tessera_partial_results_init(tessera_partial_results* results, size_t size) {
+  if (results == nullptr || size < sizeof results->size) return;
+  const tessera::PartialResults defaults;
+  tessera_partial_results c{};
+  c.dtype = static_cast<std::int32_t>(defaults.dtype);
+  c.dtype_o = static_cast<std::int32_t>(defaults.dtype_o);
+  c.num_splits = defaults.num_splits;
+  c.batch = defaults.batch;
+  c.seqlen_q = defaults.seqlen_q;
+  c.num_heads = defaults.num_heads;
+  c.head_dim_v = defaults.head_dim_v;
+  std::memset(results, 0, size);
+  std::memcpy(results, &c, std::min(size, sizeof c));
+  results->size = size;
+}
+
+void tessera_partial_tensors_init(tessera_partial_tensors* tensors, size_t size) {
+  if (tensors == nullptr || size < sizeof tensors->size) return;
+  std::memset(tensors, 0, size);
+  tensors->size = size;
+}
+
+tessera_code tessera_combine(const tessera_partial_results* results,
+                             const tessera_partial_tensors* tensors, const char* device,
+                             const tessera_execution* execution, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    const auto r = to_cpp(results);
+    if (!r) return r.status();
+    const auto t = to_cpp(tensors);
+    if (!t) return t.status();
+    Executed executed;
+    if (Status s = executed.read(execution); !s) return s;
+    if (device == nullptr) return tessera::combine(*r, *t, *executed);
+    const auto where = to_device(device);
+    if (!where) return where.status();
+    return tessera::combine(*r, *t, *where, *executed);
   });
 }
 

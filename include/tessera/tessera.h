@@ -218,6 +218,74 @@ TESSERA_API tessera_code tessera_attend(const tessera_problem* problem,
                                         const tessera_execution* execution, char* error,
                                         size_t error_size);
 
+/** The sizes of partial results: tessera::PartialResults in partial.hpp describes each field.
+ * Initialise with tessera_partial_results_init. */
+typedef struct tessera_partial_results {
+  size_t size;        /**< set by tessera_partial_results_init */
+  int32_t dtype;      /**< tessera_dtype of the parts' outputs */
+  int32_t dtype_o;    /**< tessera_dtype of the merged output */
+  int64_t num_splits; /**< parts of a row */
+  int64_t batch;      /**< sequences; packed: 1 */
+  int64_t seqlen_q;   /**< packed: total_q */
+  int64_t num_heads;  /**< of queries */
+  int64_t head_dim_v; /**< of o */
+} tessera_partial_results;
+
+/** (num_splits, batch, seqlen_q, num_heads, head_dim_v) parts; the stride of the last dimension
+ * is 1.
+ */
+typedef struct tessera_const_partial_rows {
+  const void* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_split;
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_const_partial_rows;
+
+/** An fp32 number for each of their rows. */
+typedef struct tessera_const_partial_lse {
+  const float* data; /**< the first element */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_split;
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_const_partial_lse;
+
+/** The merged softmax_lse. */
+typedef struct tessera_lse {
+  float* data; /**< the first element; NULL: not written */
+  /** From one element of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_seqlen;
+  int64_t stride_head;
+  /** @} */
+} tessera_lse;
+
+/** What tessera_combine reads and writes, as in tessera::PartialTensors. */
+typedef struct tessera_partial_tensors {
+  size_t size;                         /**< set by tessera_partial_tensors_init */
+  tessera_const_partial_rows o_parts;  /**< of type dtype */
+  tessera_const_partial_lse lse_parts; /**< -inf: the part gives nothing */
+  tessera_tensor o;                    /**< of type dtype_o */
+  tessera_lse softmax_lse;             /**< optional */
+} tessera_partial_tensors;
+
+/** Sets every field to its default, and `size`. */
+TESSERA_API void tessera_partial_results_init(tessera_partial_results* results, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_partial_tensors_init(tessera_partial_tensors* tensors, size_t size);
+
+/** Merges partial results; tessera::combine in tessera.hpp says how. `device`: a name as in
+ * `tessera info`; NULL is the device that o_parts lies on. `execution`: NULL is all defaults. */
+TESSERA_API tessera_code tessera_combine(const tessera_partial_results* results,
+                                         const tessera_partial_tensors* tensors, const char* device,
+                                         const tessera_execution* execution, char* error,
+                                         size_t error_size);
+
 /** Whether a GPU needs the problem to be `unaligned` for these tensors; tessera::needs_unaligned in
  * tensors.hpp says when. *unaligned gets 0 or 1. */
 TESSERA_API tessera_code tessera_needs_unaligned(const tessera_problem* problem,

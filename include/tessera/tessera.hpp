@@ -18,6 +18,7 @@
 #include "tessera/device.hpp"
 #include "tessera/executor.hpp"
 #include "tessera/export.h"
+#include "tessera/partial.hpp"
 #include "tessera/problem.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensors.hpp"
@@ -108,6 +109,20 @@ TESSERA_API Status attend(const Problem& problem, const Tensors& tensors, const 
                           const Execution& execution = {});
 TESSERA_API Status attend(const Problem& problem, const Tensors& tensors,
                           const Execution& execution = {});
+/// @}
+
+/// Merges partial results (S7): o = sum over the splits of exp(lse_part - lse) * o_part, with lse
+/// the logarithm of the sum of exp(lse_part); o = 0 and lse = -inf where every part has -inf (S4).
+/// NaN in a part's lse makes its row NaN. A row's parts are added in the order of the splits: the
+/// same call gives the same bits, on a CPU with any number of threads. Without a device it is the
+/// one that o_parts lies on; as in attend() tensors must lie where the device can reach them.
+/// Allocates nothing; on a GPU the work is enqueued and not waited for. Errors: invalid (a size, a
+/// tensor), device.
+/// @{
+TESSERA_API Status combine(const PartialResults& results, const PartialTensors& tensors,
+                           const Device& device, const Execution& execution = {});
+TESSERA_API Status combine(const PartialResults& results, const PartialTensors& tensors,
+                           const Execution& execution = {});
 /// @}
 
 /// Which weights dropout keeps in every run of the problem with this philox_seed and philox_offset,

@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -24,11 +25,12 @@ constexpr DLType kInt32 = {kDLInt, 32, 1};
 /// gets here.
 constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
 
-Dtype storage_type(const View& q) {
+Dtype storage_type(const View& q, const char* name = "q") {
   if (same(q.dtype, kFloat32)) return Dtype::f32;
   if (same(q.dtype, kBfloat16) || same(q.dtype, kBfloat16Bits)) return Dtype::bf16;
   if (same(q.dtype, kFloat16)) return Dtype::f16;
-  invalid("q.dtype = " + name_of(q.dtype) + ": must be float32, bfloat16 or float16");
+  invalid(std::string(name) + ".dtype = " + name_of(q.dtype) +
+          ": must be float32, bfloat16 or float16");
 }
 
 /// Where the numbers of (batch, seqlen, heads, head_dim) stand in a shape; packed tensors have no
@@ -38,12 +40,20 @@ struct Axes {
   explicit Axes(bool packed) : rows(packed ? 0 : 1), heads(rows + 1), dim(rows + 2) {}
 };
 
-void check_device(const char* name, const View& view, const View& q) {
+void check_device(const char* name, const View& view, const View& q, const char* first = "q") {
   const bool same_place =
       view.on_gpu() == q.on_gpu() && (!q.on_gpu() || view.device.id == q.device.id);
   if (!same_place) {
-    invalid(std::string(name) + " is on " + name_of(view.device) + ", but q is on " +
+    invalid(std::string(name) + " is on " + name_of(view.device) + ", but " + first + " is on " +
             name_of(q.device) + ": all tensors must be on one device");
+  }
+}
+
+void check_last_stride(const char* name, const View& view) {
+  const auto last = static_cast<std::size_t>(view.ndim - 1);
+  if (view.strides[last] != 1 && view.shape[last] > 1 && view.size() > 0) {
+    invalid(value(name, ": stride of the last dimension", view.strides[last]) +
+            ": must be 1; .contiguous() makes it so, np.ascontiguousarray for NumPy");
   }
 }
 
@@ -72,11 +82,7 @@ void check_rows(const char* name, const View& view, const View& q,
       expected += (j > first ? ", " : "") + std::to_string(shape[j]);
     invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + expected + ")");
   }
-  const auto last = static_cast<std::size_t>(ndim - 1);
-  if (view.strides[last] != 1 && view.shape[last] > 1 && view.size() > 0) {
-    invalid(value(name, ": stride of the last dimension", view.strides[last]) +
-            ": must be 1; .contiguous() makes it so, np.ascontiguousarray for NumPy");
-  }
+  check_last_stride(name, view);
 }
 
 /// A contiguous array of one type.
@@ -247,6 +253,26 @@ void check_dbias(const Inputs& in) {
   check_device("dbias", in.dbias, in.q);
 }
 
+/// A tensor of a merge: its device and its dimensions.
+void check_partial(const char* name, const View& view, const View& o_parts,
+                   std::initializer_list<std::int64_t> shape) {
+  if (!view) invalid(std::string(name) + " is None: a tensor is required");
+  check_device(name, view, o_parts, "o_parts");
+  std::string expected;
+  for (const std::int64_t size : shape) {
+    expected += (expected.empty() ? "" : ", ") + std::to_string(size);
+  }
+  if (view.ndim != static_cast<int>(shape.size()) ||
+      !std::equal(shape.begin(), shape.end(), view.shape.begin())) {
+    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be (" + expected + ")");
+  }
+}
+
+void check_partial_lse(const char* name, const View& view) {
+  if (same(view.dtype, kFloat32)) return;
+  invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be float32");
+}
+
 void check_window(const char* name, std::int64_t keys) {
   if (keys < -1) invalid(value(name, "", keys) + ": must be 0 or more, or -1 for unbounded");
 }
@@ -335,6 +361,64 @@ Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   return t;
 }
 
+PartialResults results_of(const PartialInputs& in) {
+  const View& parts = in.o_parts;
+  if (!parts) invalid("o_parts is None: a tensor is required");
+  if (parts.ndim != 4 && parts.ndim != 5) {
+    invalid("o_parts has shape " + shape_text(parts) +
+            ": must be (num_splits, batch, seqlen, heads, head_dim) or (num_splits, total, heads, "
+            "head_dim)");
+  }
+  const bool packed = parts.ndim == 4;
+  const std::int64_t* const sizes = parts.shape.data() + (packed ? 0 : 1);
+  PartialResults r;
+  r.dtype = storage_type(parts, "o_parts");
+  r.num_splits = parts.shape[0];
+  r.batch = packed ? 1 : parts.shape[1];
+  r.seqlen_q = sizes[1];
+  r.num_heads = sizes[2];
+  r.head_dim_v = sizes[3];
+  const std::int64_t n = r.num_splits, b = r.batch, q = r.seqlen_q, h = r.num_heads,
+                     d = r.head_dim_v;
+  check_last_stride("o_parts", parts);
+  if (packed) {
+    check_partial("lse_parts", in.lse_parts, parts, {n, h, q});
+    check_partial("o", in.o, parts, {q, h, d});
+    if (in.lse) check_partial("lse", in.lse, parts, {h, q});
+  } else {
+    check_partial("lse_parts", in.lse_parts, parts, {n, b, h, q});
+    check_partial("o", in.o, parts, {b, q, h, d});
+    if (in.lse) check_partial("lse", in.lse, parts, {b, h, q});
+  }
+  check_partial_lse("lse_parts", in.lse_parts);
+  if (in.lse) check_partial_lse("lse", in.lse);
+  check_last_stride("o", in.o);
+  r.dtype_o = storage_type(in.o, "o");
+  return r;
+}
+
+PartialTensors tensors_of(const PartialInputs& in) {
+  const bool packed = in.o_parts.ndim == 4;
+  // Strides of heads and rows, from the end; of the batch where there is one.
+  const auto stride = [](const View& view, int from_end) {
+    return view.strides[static_cast<std::size_t>(view.ndim - from_end)];
+  };
+  const auto batch = [&](const View& view, int from_end) {
+    return packed ? 0 : stride(view, from_end);
+  };
+  PartialTensors t;
+  t.o_parts = {in.o_parts.data, in.o_parts.strides[0], batch(in.o_parts, 4), stride(in.o_parts, 3),
+               stride(in.o_parts, 2)};
+  t.lse_parts = {pointer<const float>(in.lse_parts), in.lse_parts.strides[0],
+                 batch(in.lse_parts, 3), stride(in.lse_parts, 1), stride(in.lse_parts, 2)};
+  t.o = {in.o.data, batch(in.o, 4), stride(in.o, 3), stride(in.o, 2)};
+  if (in.lse) {
+    t.softmax_lse = {pointer<float>(in.lse), batch(in.lse, 3), stride(in.lse, 1),
+                     stride(in.lse, 2)};
+  }
+  return t;
+}
+
 void check(const Status& status) {
   switch (status.code) {
     case Code::ok: return;
@@ -346,10 +430,11 @@ void check(const Status& status) {
   throw Raise{PyExc_RuntimeError, status.text};
 }
 
-Device device_of(const View& q) {
+Device device_of(const View& q, const char* name) {
   if (!q.on_gpu()) {
     if (q.device.type != kDLCPU && q.device.type != kDLCUDAHost) {
-      invalid("q is on " + name_of(q.device) + ": must be on the CPU or a CUDA device");
+      invalid(std::string(name) + " is on " + name_of(q.device) +
+              ": must be on the CPU or a CUDA device");
     }
     static const Device cpu = this_cpu();
     return cpu;

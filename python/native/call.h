@@ -38,8 +38,18 @@ Tensors tensors_of(const Inputs& inputs, const Options& options, const Problem& 
 /// What `keep` is the dropout mask of. Throws Raise(ValueError) if it cannot hold one.
 Problem problem_of_mask(const View& keep, float dropout_p);
 
-/// The processor that the tensors lie on. Throws Raise(RuntimeError: no driver, no kernels for it).
-Device device_of(const View& q);
+/// The tensors of a merge of partial results. The names are those of `tessera.combine`.
+struct PartialInputs {
+  View o_parts, lse_parts, o, lse;
+};
+
+/// Throw Raise(ValueError) if shapes, types or devices do not go together.
+PartialResults results_of(const PartialInputs& inputs);
+PartialTensors tensors_of(const PartialInputs& inputs);
+
+/// The processor that the tensors lie on, told by the first one. Throws Raise(RuntimeError: no
+/// driver, no kernels for it).
+Device device_of(const View& q, const char* name = "q");
 
 /// The plan for a problem there, made once. Throws as `check`.
 Plan plan_for(const Problem& problem, const Device& device);

@@ -1,6 +1,6 @@
-// The module tessera._native: two calls that compute, one that explains, the dropout mask, and the
-// threads. Written against CPython's limited API, so that one binary serves every Python from 3.10
-// on, and DLPack, so that it serves every framework.
+// The module tessera._native: two calls that compute, one that explains, the merge of partial
+// results, the dropout mask, and the threads. Written against CPython's limited API, so that one
+// binary serves every Python from 3.10 on, and DLPack, so that it serves every framework.
 //
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
@@ -321,6 +321,32 @@ PyObject* write_dropout_mask(PyObject*, PyObject* const* objects, Py_ssize_t cou
   });
 }
 
+/// Partial results, merged into tensors of the caller's.
+PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("combine", objects, count, 5);
+    Views views;
+    PartialInputs in;
+    in.o_parts = views.view("o_parts", arguments.next());
+    in.lse_parts = views.view("lse_parts", arguments.next());
+    in.o = views.view("o", arguments.next(), true);
+    in.lse = views.view("lse", arguments.next(), true);
+    void* const stream = arguments.address("stream");
+    const PartialResults results = results_of(in);
+    const PartialTensors tensors = tensors_of(in);
+    const Device device = device_of(in.o_parts, "o_parts");
+    const std::shared_ptr<ThreadPool> own = pool();
+    Status status;
+    {
+      const WithoutLock unlocked;
+      const Executor executor = own ? own->executor() : default_executor();
+      status = combine(results, tensors, device, {.executor = &executor, .stream = stream});
+    }
+    check(status);
+    return none();
+  });
+}
+
 PyObject* set_num_threads(PyObject*, PyObject* number) {
   return guarded([&] {
     const std::int64_t threads = integer_of("num_threads", number);
@@ -374,6 +400,7 @@ PyMethodDef* methods() {
       {"forward", fast(forward), METH_FASTCALL, nullptr},
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
+      {"combine", fast(combine_parts), METH_FASTCALL, nullptr},
       {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},
       {"set_num_threads", set_num_threads, METH_O, nullptr},
       {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},

@@ -1,8 +1,9 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
-`attention` computes, `explain` says how. `tessera.torch` has what only PyTorch needs (custom ops, SDPA),
-`tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the
-`flash_attn` and `xformers` packages. Importing `tessera` imports none of these frameworks.
+`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `tessera.torch` has what only
+PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
+`tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
+frameworks.
 """
 
 import os as _os
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .arguments import Keywords
 
-__all__ = ["__version__", "attention", "explain", "get_num_threads", "gpu", "set_num_threads"]
+__all__ = ["__version__", "attention", "combine", "explain", "get_num_threads", "gpu", "set_num_threads"]
 
 __version__: str = _native.version()
 
@@ -43,19 +44,19 @@ def _bind_torch() -> None:
     _Tensor, _torch_ops = Tensor, ops
 
 
-def _framework_of(tensor: Any) -> Any:
+def _framework_of(tensor: Any, name: str = "q") -> Any:
     """The module that serves a tensor's framework."""
     if isinstance(tensor, _Tensor):
         return _torch_ops
     if "torch" in _sys.modules and _torch_ops is None:
         _bind_torch()
-        return _framework_of(tensor)
+        return _framework_of(tensor, name)
     if hasattr(tensor, "__dlpack__"):
         from . import arrays
 
         return arrays
     raise TypeError(
-        f"q is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
+        f"{name} is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
     )
 
 
@@ -196,6 +197,30 @@ def explain(
     )  # fmt: skip
     tensors, options = framework.prepare(q, k, v, arguments)
     return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, 0, 0, backward, device)
+
+
+def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple[_ArrayT, _ArrayT]:
+    """Merges attention over parts of the keys into attention over all of them; outside autograd.
+
+    Every part is what `attention(..., return_lse=True)` gives for some of the keys, for the same queries.
+
+    Args:
+        o_parts: (num_splits, batch, seqlen, heads, head_dim) or packed (num_splits, total, heads, head_dim): the o of
+            all parts, stacked. float32, bfloat16 or float16, on a CPU or a GPU. Any strides, the last one 1.
+        lse_parts: float32 (num_splits, batch, heads, seqlen) or (num_splits, heads, total): their lse, stacked. Any
+            strides. -inf: the part saw no key; its o is not looked at and may hold anything.
+        dtype: of o, a type of the framework's; None is o_parts' own.
+
+    Returns:
+        (o, lse): o (batch, seqlen, heads, head_dim) or (total, heads, head_dim), lse float32 (batch, heads, seqlen) or
+        (heads, total). Where no part saw a key o = 0 and lse = -inf. A row's parts are added in their order: the same
+        call gives the same bits.
+
+    Raises: as `attention`; NotImplementedError also for torch tensors that require a gradient, outside torch.no_grad():
+        there is none.
+    """
+    results: tuple[_ArrayT, _ArrayT] = _framework_of(o_parts, "o_parts").combine(o_parts, lse_parts, dtype)
+    return results
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -40,14 +40,16 @@ def _from_jax(name: str, array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def to_native(name: str, array: Any) -> np.ndarray | None:
+def to_native(name: str, array: Any, first: str = "q") -> np.ndarray | None:
     """An array whose memory `_native` can read: NumPy exports no bfloat16, which travels as uint16."""
     if array is None:
         return None
     if _is_jax(array):
         array = _from_jax(name, array)
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is of type {type(array).__name__!r}, but q is an array: they must be of one framework")
+        raise TypeError(
+            f"{name} is of type {type(array).__name__!r}, but {first} is an array: they must be of one framework"
+        )
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
     if array.dtype == np.uint16:
@@ -131,6 +133,22 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
         lse = np.empty((*batch, heads, rows), np.float32)
     _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), 0, None)
     return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+
+
+def combine(o_parts: Any, lse_parts: Any, dtype: Any) -> Any:
+    """As `tessera.combine`. JAX arrays in, JAX arrays out."""
+    if is_traced(o_parts) or is_traced(lse_parts):
+        raise NotImplementedError("o_parts is traced by JAX: combine takes arrays whose values are there")
+    parts, lse_in = to_native("o_parts", o_parts, "o_parts"), to_native("lse_parts", lse_parts, "o_parts")
+    if parts is None or lse_in is None:
+        raise ValueError(f"{'o_parts' if parts is None else 'lse_parts'} is None: an array is required")
+    o = np.empty(parts.shape[1:], o_parts.dtype if dtype is None else dtype)
+    lse = np.empty(lse_in.shape[1:], np.float32)
+    _native.combine(parts, lse_in, to_native("dtype", o), lse, 0)
+    if not _is_jax(o_parts):
+        return o, lse
+    asarray = sys.modules["jax"].numpy.asarray
+    return asarray(o), asarray(lse)
 
 
 def from_native(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -157,3 +157,27 @@ def test_explain() -> None:
     assert "sm90.forward.f16" in tessera.explain(*half, device="h200")
     with pytest.raises(ValueError, match="device = 'abacus': unknown"):
         tessera.explain(q, k, v, device="abacus")
+
+
+# ---- combine
+
+
+def test_combine() -> None:
+    q, k, v = arrays(np.float32, keys=30)
+    parts = [tessera.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 4), (4, 29), (29, 30))]
+    o_parts, lse_parts = (np.stack(x) for x in zip(*parts, strict=True))
+    o, lse = tessera.combine(o_parts, lse_parts)
+    exact, exact_lse = three_steps(q, k, v)
+    assert isinstance(o, np.ndarray) and o.dtype == np.float32
+    np.testing.assert_allclose(o, exact, atol=5e-6)
+    np.testing.assert_allclose(lse, exact_lse, atol=5e-6)
+    low, _ = tessera.combine(o_parts, lse_parts, dtype=np.float16)
+    assert low.dtype == np.float16
+    np.testing.assert_array_equal(low, o.astype(np.float16))
+    packed, packed_lse = tessera.combine(o_parts[:, 0], lse_parts[:, 0])
+    np.testing.assert_array_equal(packed, o[0])
+    np.testing.assert_array_equal(packed_lse, lse[0])
+    with pytest.raises(TypeError, match="lse_parts is of type 'list', but o_parts is an array"):
+        tessera.combine(o_parts, [1.0])  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="o.dtype = int32"):
+        tessera.combine(o_parts, lse_parts, dtype=np.int32)

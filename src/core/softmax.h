@@ -37,23 +37,42 @@ TESSERA_HD Softmax<T> from_lse(T lse) {
   return {lse * T(kLog2e), select(lse == T(-kInfinity), T(0.0F), T(1.0F))};
 }
 
-/// Factor by which a part's normalised output enters the merged one.
-template <class T>
-TESSERA_HD T weight_of(const Softmax<T>& part, const Softmax<T>& merged) {
-  const T inverse = select(merged.sum == T(0.0F), T(0.0F), T(1.0F) / merged.sum);
-  return part.sum * exp2(part.max - shift_of(merged.max)) * inverse;
-}
-
 /// 1 / sum, or 0 for a row that saw no key: its output is 0 (S4).
 template <class T>
 TESSERA_HD T inverse_sum(const Softmax<T>& row) {
   return select(row.sum == T(0.0F), T(0.0F), T(1.0F) / row.sum);
 }
 
+/// Factor by which a part's normalised output enters the merged one. 0: the part's output must not
+/// be looked at, as it may be anything where no key was seen.
+template <class T>
+TESSERA_HD T weight_of(const Softmax<T>& part, const Softmax<T>& merged) {
+  return part.sum * exp2(part.max - shift_of(merged.max)) * inverse_sum(merged);
+}
+
 /// Natural logarithm of the sum of exponentials; -inf for a row that saw no key (S4, S5).
 template <class T>
 TESSERA_HD T lse_of(const Softmax<T>& row) {
   return select(row.sum == T(0.0F), T(-kInfinity), (row.max + log2(row.sum)) * T(kLn2));
+}
+
+/// A row all of whose keys were seen: the factor that makes its sum of weight * value its output,
+/// and the state of which lse is told.
+template <class T>
+struct FinishedRow {
+  T factor;
+  Softmax<T> state;
+};
+
+/// The end of a row: its sink, a natural-log logit, enters the denominator once, if it has one.
+template <class T>
+TESSERA_HD FinishedRow<T> finish(const Softmax<T>& row, bool has_sink, T sink) {
+  FinishedRow<T> end = {inverse_sum(row), row};
+  if (has_sink) {
+    end.state = combine(row, Softmax<T>{sink * T(kLog2e), T(1.0F)});
+    end.factor = weight_of(Softmax<T>{row.max, T(1.0F)}, end.state);
+  }
+  return end;
 }
 
 /// What the backward subtracts from base-2 scores: lse in base 2, or +inf for an empty row, so that

@@ -4,6 +4,16 @@
 #include "cpu/isa.h"
 
 namespace tessera::cpu {
+namespace {
+
+/// The caller's, or the library's own.
+Result<Executor> executor_of(const Execution& execution) {
+  if (execution.executor == nullptr) return default_executor();
+  if (execution.executor->run == nullptr) return Status::invalid("executor.run = null");
+  return *execution.executor;
+}
+
+}  // namespace
 
 const Isa* isa_of(Arch arch) {
   switch (arch) {
@@ -36,14 +46,26 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
     return Status::device(std::string("the plan's kernel ") + plan.kernel_name +
                           " is not part of this build");
   }
-  if (execution.executor != nullptr && execution.executor->run == nullptr) {
-    return Status::invalid("executor.run = null");
-  }
+  const Result<Executor> executor = executor_of(execution);
+  if (!executor) return executor.status();
   Workspace memory(workspace);
   const PlanLayout memory_layout = layout(memory, plan);
-  const Executor executor =
-      execution.executor != nullptr ? *execution.executor : default_executor();
-  kernel({plan, tensors, memory_layout, executor, execution.progress, execution.progress_context});
+  kernel({plan, tensors, memory_layout, *executor, execution.progress, execution.progress_context});
+  return {};
+}
+
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
+               const Execution& execution) {
+  const Isa* const isa = runs(best_arch(), device.arch) ? isa_of(device.arch) : nullptr;
+  if (isa == nullptr) {
+    return Status::device(std::string("combine for ") + to_string(device.arch) +
+                          ": this machine, with this build, runs " + to_string(best_arch()) +
+                          " at most");
+  }
+  const Result<Executor> executor = executor_of(execution);
+  if (!executor) return executor.status();
+  isa->combine({results, tensors, device.threads, *executor, execution.progress,
+                execution.progress_context});
   return {};
 }
 

@@ -11,6 +11,11 @@ namespace tessera::cpu {
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution);
 
+/// Merges partial results, which have been validated, with the device's instruction set. Errors:
+/// invalid (the executor), device (this machine does not have it).
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
+               const Execution& execution);
+
 /// As tessera::measure_peaks.
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor);
 

@@ -19,6 +19,19 @@ struct Call {
 
   /// Scratch memory of a worker.
   std::byte* scratch(int worker) const { return layout.workers + worker * layout.worker_bytes; }
+  int most_workers() const { return plan.device.threads; }
+};
+
+/// A merge of partial results.
+struct CombineCall {
+  const PartialResults& results;
+  const PartialTensors& tensors;
+  int threads;  ///< of the device
+  Executor executor;
+  void (*progress)(void* context, std::int64_t done, std::int64_t total);
+  void* progress_context;
+
+  int most_workers() const { return threads; }
 };
 
 /// A kernel: a whole pass, all its phases.
@@ -26,12 +39,12 @@ using KernelFunction = void (*)(const Call& call);
 
 /// Calls task(index, worker) for every index in [0, count). Indices are handed out in increasing
 /// order, so a task may wait for one with a smaller index: that one has been started and will
-/// finish.
-template <class Task>
-inline __attribute__((always_inline)) void for_each_task(const Call& call, std::int64_t count,
+/// finish. AnyCall: Call or CombineCall.
+template <class AnyCall, class Task>
+inline __attribute__((always_inline)) void for_each_task(const AnyCall& call, std::int64_t count,
                                                          const Task& task) {
   struct Shared {
-    const Call& call;
+    const AnyCall& call;
     const Task& task;
     std::int64_t count;
     std::atomic<std::int64_t> next;
@@ -47,7 +60,7 @@ inline __attribute__((always_inline)) void for_each_task(const Call& call, std::
       }
     }
   };
-  const int limit = call.plan.device.threads;
+  const int limit = call.most_workers();
   int workers = call.executor.num_threads < limit ? call.executor.num_threads : limit;
   if (count < workers) workers = static_cast<int>(count);
   if (workers <= 1) {

@@ -437,12 +437,9 @@ class DecodeItem {
     const std::int64_t part = split_ * map_.split_rows();
     for (int r = 0; r < num_rows(); ++r) {
       const RowState& row = rows_[r];
-      core::Softmax<float> merged = row.softmax;
-      float factor = core::inverse_sum(row.softmax);
-      if (whole && problem_.sink) {
-        merged = core::combine(merged, {tensors_.sink[row.head] * core::kLog2e, 1.0F});
-        factor = core::weight_of({row.softmax.max, 1.0F}, merged);
-      }
+      const bool with_sink = whole && problem_.sink;
+      const core::FinishedRow<float> end =
+          core::finish(row.softmax, with_sink, with_sink ? tensors_.sink[row.head] : 0.0F);
       float* o = output(r);
       if constexpr (kPairs) {
         for (std::int64_t i = 0; i < output_stride(); i += kStep) {
@@ -454,14 +451,14 @@ class DecodeItem {
       }
       if (!whole) {
         const std::int64_t at = part + map_.split_row(row.query, row.head);
-        splits_.lse[at] = core::lse_of(merged);
-        write_row(o, factor, splits_.o + at * problem_.head_dim_v);
+        splits_.lse[at] = core::lse_of(end.state);
+        write_row(o, end.factor, splits_.o + at * problem_.head_dim_v);
         continue;
       }
       if (tensors_.softmax_lse != nullptr) {
-        tensors_.softmax_lse[map_.lse_index(row.query, row.head)] = core::lse_of(merged);
+        tensors_.softmax_lse[map_.lse_index(row.query, row.head)] = core::lse_of(end.state);
       }
-      write_row(o, factor,
+      write_row(o, end.factor,
                 static_cast<T*>(tensors_.o.data) + map_.offset(tensors_.o, row.query, row.head));
     }
   }

@@ -157,14 +157,9 @@ class ForwardRows {
     for (int n = 0; n < kTile; n += kLanes) {
       const core::Softmax<F32> row = {load(scratch.max + tile.first + n),
                                       load(scratch.sum + tile.first + n)};
-      core::Softmax<F32> merged = row;
-      F32 f = core::inverse_sum(row);
-      if (with_sink) {
-        merged = core::combine(row, {load(sink + n) * F32(core::kLog2e), F32(1.0F)});
-        f = core::weight_of({row.max, F32(1.0F)}, merged);
-      }
-      store(factor + n, f);
-      store(lse + n, core::lse_of(merged));
+      const core::FinishedRow<F32> end = core::finish(row, with_sink, load(sink + n));
+      store(factor + n, end.factor);
+      store(lse + n, core::lse_of(end.state));
     }
     if (whole) {
       with_storage(problem.stored_o(), [&](auto storage) {

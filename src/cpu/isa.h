@@ -12,6 +12,8 @@ namespace tessera::cpu {
 struct Isa {
   /// The kernel of a catalog row, or null if this instruction set has none for it.
   KernelFunction (*find_kernel)(const core::Kernel& row);
+  /// Merges partial results.
+  void (*combine)(const CombineCall& call);
   /// Yardsticks (peak.h). A burst runs `rounds` rounds of register arithmetic and returns the
   /// floating point operations done, 0 if there is no such instruction; the sweep reads memory as
   /// fast as it can.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cpu/backward.h"
+#include "cpu/combine.h"
 #include "cpu/decode.h"
 #include "cpu/forward.h"
 #include "cpu/isa.h"
@@ -53,6 +54,6 @@ KernelFunction find_kernel(const core::Kernel& row) {
 
 }  // namespace
 
-extern const Isa kIsa = {find_kernel, f32_burst, bf16_burst, read_sweep};
+extern const Isa kIsa = {find_kernel, combine_partial, f32_burst, bf16_burst, read_sweep};
 
 }  // namespace tessera::cpu::TESSERA_ISA

@@ -12,8 +12,9 @@ namespace tessera::cuda {
 /// A kernel that is not a row of the catalog: what a pass does before and after its main kernel.
 struct Auxiliary {
   const char* name;    ///< of its function in the cubin
-  const char* call;    ///< the device function
+  const char* call;    ///< the device function, in tessera::cuda
   const char* params;  ///< its parameter's type
+  int resident = 8;    ///< blocks of a multiprocessor that registers must suffice for
 };
 
 /// What measure_peaks runs: a program with two kernels, launched with `threads` a block.

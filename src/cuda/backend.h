@@ -22,6 +22,11 @@ bool has_code(const core::Kernel& row);
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution);
 
+/// Enqueues the merge of partial results, which have been validated, on execution.stream of the
+/// device. Errors: device.
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
+               const Execution& execution);
+
 /// As tessera::measure_peaks; fp32 is not measured. Errors: device.
 Result<Peaks> measure_peaks(const Device& device, double seconds);
 

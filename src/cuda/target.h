@@ -2,6 +2,7 @@
 // pass is launched.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "cuda/architecture.h"
@@ -16,6 +17,9 @@ struct Target {
   Status (*run_forward)(const PlanData& plan, const Tensors& tensors, const Queue& queue);
   Status (*run_backward)(const PlanData& plan, const Tensors& tensors, void* workspace,
                          const Queue& queue);
+  /// Number of the first auxiliary kernel that merges partial results (aux/combine.h): one for
+  /// parts of every type, in the order of Dtype.
+  std::size_t combine;
 };
 
 std::span<const Target> targets();

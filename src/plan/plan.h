@@ -53,4 +53,7 @@ enum class Memory : std::uint8_t { host, device };
 /// read.
 Status validate(const Problem& problem, const Tensors& tensors, Memory memory);
 
+/// Whether the sizes make sense and the tensors fit them.
+Status validate(const PartialResults& results, const PartialTensors& tensors);
+
 }  // namespace tessera

@@ -122,17 +122,17 @@ Status check_output_type(const Problem& p) {
 
 /// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
 /// spare.
+bool fits_offsets(std::initializer_list<std::int64_t> sizes) {
+  std::int64_t product = 8;  // the widest element, and the sign bit's distance
+  for (const std::int64_t size : sizes) {
+    if (__builtin_mul_overflow(product, core::max<std::int64_t>(size, 1), &product)) return false;
+  }
+  return true;
+}
+
 Status check_products(const Problem& p) {
-  const auto fits = [](std::initializer_list<std::int64_t> factors) {
-    std::int64_t product = 8;  // the widest element, and the sign bit's distance
-    for (const std::int64_t factor : factors) {
-      if (__builtin_mul_overflow(product, core::max<std::int64_t>(factor, 1), &product))
-        return false;
-    }
-    return true;
-  };
   const std::int64_t dim = core::max(p.head_dim, p.head_dim_v);
-  if (!fits({p.batch, core::max(p.seqlen_q, p.seqlen_k), p.num_heads, dim})) {
+  if (!fits_offsets({p.batch, core::max(p.seqlen_q, p.seqlen_k), p.num_heads, dim})) {
     return Status::invalid("batch * seqlen * num_heads * head_dim: " + std::to_string(p.batch) +
                            " * " + std::to_string(core::max(p.seqlen_q, p.seqlen_k)) + " * " +
                            std::to_string(p.num_heads) + " * " + std::to_string(dim) +
@@ -335,6 +335,47 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
     }
   }
   return p.pass == Pass::backward ? check_backward(p, t, q, k, v, o) : Status{};
+}
+
+Status validate(const PartialResults& r, const PartialTensors& t) {
+  const struct {
+    const char* name;
+    std::int64_t value, low, high;
+  } ranges[] = {
+      {"dtype", static_cast<int>(r.dtype), 0, kDtypes - 1},
+      {"dtype_o", static_cast<int>(r.dtype_o), 0, kDtypes - 1},
+      {"num_splits", r.num_splits, 1, kMaxSplits},
+      {"batch", r.batch, 0, kMaxBatch},
+      {"seqlen_q", r.seqlen_q, 0, INT32_MAX},
+      {"num_heads", r.num_heads, 1, kMaxHeads},
+      {"head_dim_v", r.head_dim_v, 1, kMaxHeadDim},
+  };
+  for (const auto& range : ranges) {
+    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
+  }
+  if (!fits_offsets({r.num_splits, r.batch, r.seqlen_q, r.num_heads, r.head_dim_v})) {
+    return Status::invalid(
+        "num_splits * batch * seqlen_q * num_heads * head_dim_v: elements do not "
+        "fit 64-bit offsets");
+  }
+  const Shape o{r.batch, r.seqlen_q, r.num_heads, r.head_dim_v};
+  if (r.rows() == 0) return {};
+  const auto check_parts = [&](const char* name, const auto& parts) -> Status {
+    if (parts.data == nullptr) return missing(name, "must point to the tensor");
+    const Axis axes[] = {{".stride_split", parts.stride_split, r.num_splits},
+                         {".stride_batch", parts.stride_batch, r.batch},
+                         {".stride_seqlen", parts.stride_seqlen, r.seqlen_q},
+                         {".stride_head", parts.stride_head, r.num_heads}};
+    return check_strides(name, axes);
+  };
+  if (Status s = check_parts("o_parts", t.o_parts); !s) return s;
+  if (Status s = check_parts("lse_parts", t.lse_parts); !s) return s;
+  if (Status s = check_output("o", t.o, o, false); !s) return s;
+  if (t.softmax_lse.data == nullptr) return {};
+  const Lse& lse = t.softmax_lse;
+  return check_output("softmax_lse",
+                      {lse.data, lse.stride_batch, lse.stride_seqlen, lse.stride_head},
+                      {r.batch, r.seqlen_q, r.num_heads, 1}, false);
 }
 
 }  // namespace tessera

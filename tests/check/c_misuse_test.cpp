@@ -2,6 +2,7 @@
 // where tessera.h says so, a default.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -216,6 +217,74 @@ TEST(Buffers, CopiesToAndFromNowhereAreErrors) {
   EXPECT_EQ(buffer->read(nullptr, 8).text, "to = null: must point to the bytes");
   EXPECT_TRUE(buffer->write(nullptr, 0).ok());
   EXPECT_EQ(Buffer().read(&buffer, 1).code, Code::invalid);
+}
+
+/// Two parts of a row of four columns.
+class CCombine : public testing::Test {
+ protected:
+  void SetUp() override {
+    tessera_partial_results_init(&results_, sizeof results_);
+    results_.num_splits = 2;
+    results_.seqlen_q = 1;
+    results_.head_dim_v = 4;
+    tessera_partial_tensors_init(&tensors_, sizeof tensors_);
+    tensors_.o_parts = {parts_, 4, 8, 4, 4};
+    tensors_.lse_parts = {lse_parts_, 1, 2, 1, 1};
+    tensors_.o = {o_, 4, 4, 4};
+    tensors_.softmax_lse = {&lse_, 1, 1, 1};
+  }
+
+  tessera_code combine(const char* device = nullptr) {
+    return tessera_combine(&results_, &tensors_, device, nullptr, error_, sizeof error_);
+  }
+
+  tessera_partial_results results_;
+  tessera_partial_tensors tensors_;
+  float parts_[8] = {1.0F, 2.0F, 3.0F, 4.0F, 3.0F, 4.0F, 5.0F, 6.0F};
+  float lse_parts_[2] = {0.0F, 0.0F};
+  float o_[4] = {}, lse_ = 0.0F;
+  char error_[256] = "";
+};
+
+TEST_F(CCombine, EqualPartsGiveTheirMean) {
+  for (const char* device : {static_cast<const char*>(nullptr), "cpu"}) {
+    o_[0] = 7.0F;
+    ASSERT_EQ(combine(device), TESSERA_OK) << error_;
+    for (int i = 0; i < 4; ++i) EXPECT_FLOAT_EQ(o_[i], static_cast<float>(i) + 2.0F);
+    EXPECT_FLOAT_EQ(lse_, std::log(2.0F));
+  }
+}
+
+TEST_F(CCombine, WrongArgumentsAreNamed) {
+  char* const e = error_;
+  constexpr std::size_t n = sizeof error_;
+  EXPECT_EQ(tessera_combine(nullptr, &tensors_, nullptr, nullptr, e, n), TESSERA_INVALID);
+  EXPECT_STREQ(e, "results = null");
+  EXPECT_EQ(tessera_combine(&results_, nullptr, nullptr, nullptr, e, n), TESSERA_INVALID);
+  EXPECT_STREQ(e, "tensors = null");
+  EXPECT_EQ(combine("abacus"), TESSERA_INVALID);
+  results_.dtype_o = 3;
+  EXPECT_EQ(combine(), TESSERA_INVALID);
+  EXPECT_EQ(std::string(error_).find("dtype_o = 3"), 0U) << error_;
+  results_.dtype_o = TESSERA_F32;
+  tensors_.o.data = nullptr;
+  EXPECT_EQ(combine(), TESSERA_INVALID);
+  EXPECT_EQ(std::string(error_).find("o = null"), 0U) << error_;
+  results_.size = 0;
+  EXPECT_EQ(combine(), TESSERA_INVALID);
+  EXPECT_EQ(std::string(error_).find("results.size = 0"), 0U) << error_;
+}
+
+TEST_F(CCombine, AnOlderCallersStructuresAreShorter) {
+  results_.size = offsetof(tessera_partial_results, head_dim_v);
+  EXPECT_EQ(combine(), TESSERA_INVALID);  // its default, 0
+  EXPECT_EQ(std::string(error_).find("head_dim_v = 0"), 0U) << error_;
+  SetUp();
+  tensors_.size = offsetof(tessera_partial_tensors, softmax_lse);
+  EXPECT_EQ(combine(), TESSERA_OK) << error_;
+  EXPECT_EQ(lse_, 0.0F);
+  tessera_partial_results_init(nullptr, sizeof results_);
+  tessera_partial_tensors_init(nullptr, sizeof tensors_);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -163,6 +164,52 @@ TEST(Score, GradientIsTheDerivative_S1) {
 TEST(Score, AlibiFallsWithDistance_S6) {
   EXPECT_NEAR(alibi2(0.5F, 8.0F), -0.5 * 8.0 * 1.4426950408889634, 1e-5);
   EXPECT_EQ(alibi2(0.5F, 0.0F), 0.0F);
+}
+
+// What a row's sum of weight * value becomes is its softmax over keys and sink; the same where the
+// sink is merged as a part of its own, which gives no value.
+TEST(Softmax, FinishIsTheEndOfARow_S4_S5) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, 5.0F);
+  for (int trial = 0; trial < 200; ++trial) {
+    const float score = normal(random), sink = normal(random);
+    const Row row = row_of({score, score + 1.0F});
+    const double keys = std::exp2(double{score}) + std::exp2(double{score} + 1.0);
+    for (const bool has_sink : {false, true}) {
+      const FinishedRow<float> end = finish(row, has_sink, sink);
+      const double sum = keys + (has_sink ? std::exp(double{sink}) : 0.0);
+      // The unnormalised weights are exp2(score - max).
+      EXPECT_NEAR(end.factor * std::exp2(-double{row.max}) * sum, 1.0, 1e-5) << has_sink;
+      EXPECT_NEAR(lse_of(end.state), std::log(sum), 1e-5 * (1.0 + std::abs(std::log(sum))));
+    }
+    // A row without keys has only its sink.
+    const FinishedRow<float> end = finish(Row{}, true, sink);
+    EXPECT_NEAR(lse_of(end.state), sink, 1e-5 * (1.0 + std::abs(double{sink})));
+  }
+  EXPECT_EQ(finish(Row{}, false, 0.0F).factor, 0.0F);
+  EXPECT_EQ(lse_of(finish(Row{}, false, 0.0F).state), -kInfinity);
+}
+
+// S7: parts known by their lse weigh what their keys weigh together; those without keys nothing;
+// and NaN is not lost.
+TEST(Softmax, PartsWeighTheirShare_S7) {
+  const float lses[] = {2.0F, -kInfinity, -3.0F, 2.5F};
+  Row merged;
+  double sum = 0.0;
+  for (const float lse : lses) merged = combine(merged, from_lse(lse));
+  for (const float lse : lses) sum += std::exp(double{lse});
+  for (const float lse : lses) {
+    EXPECT_NEAR(weight_of(from_lse(lse), merged), std::exp(double{lse}) / sum, 1e-6);
+  }
+  EXPECT_EQ(weight_of(from_lse(-kInfinity), merged), 0.0F);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Row& row : {combine(merged, from_lse(nan)), combine(from_lse(nan), merged),
+                         combine(combine(from_lse(-kInfinity), from_lse(nan)), from_lse(1.0F))}) {
+    EXPECT_TRUE(std::isnan(lse_of(row)));
+    EXPECT_TRUE(std::isnan(weight_of(from_lse(2.0F), row)));
+  }
 }
 
 }  // namespace

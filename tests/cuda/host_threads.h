@@ -63,6 +63,18 @@ T __shfl_xor_sync(unsigned /*mask*/, T x, int lanes) {
   warp.arrive_and_wait();
   return other;
 }
+/// Of the warp's parts of `width` threads: the value of its lane-th.
+template <class T>
+T __shfl_sync(unsigned /*mask*/, T x, int lane, int width) {
+  using namespace tessera::host;
+  std::barrier<>& warp = meetings().warps[threadIdx.x / kWarp];
+  slot(threadIdx.x, x) = x;
+  warp.arrive_and_wait();
+  const unsigned parts = static_cast<unsigned>(width);
+  const T other = slot(threadIdx.x / parts * parts + static_cast<unsigned>(lane) % parts, x);
+  warp.arrive_and_wait();
+  return other;
+}
 inline bool __any_sync(unsigned mask, bool x) {
   std::uint32_t any = x;
   for (int lanes = 1; lanes < tessera::host::kWarp; lanes *= 2) {

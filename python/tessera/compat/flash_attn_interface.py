@@ -36,6 +36,7 @@ from tessera.compat._attention import (
 )
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
+from tessera.torch import ops
 from tessera.torch.tensors import rows
 
 
@@ -168,7 +169,8 @@ def flash_attn_combine(
     Mirrors ``flash_attn_interface.flash_attn_combine``.
 
     Args:
-        out_partial: float32 (parts, batch, seqlen, heads, head_dim) or (parts, total, heads, head_dim).
+        out_partial: float32, bfloat16 or float16 (parts, batch, seqlen, heads, head_dim) or (parts, total, heads,
+            head_dim).
         lse_partial: float32 (parts, batch, seqlen, heads) or (parts, total, heads). A part whose lse is -inf has no
             weight, whatever its values.
         out: where to write the result, or None.
@@ -178,14 +180,9 @@ def flash_attn_combine(
         o (batch, seqlen, heads, head_dim) or (total, heads, head_dim), and lse of o's shape without the last dimension;
         0 and -inf where every part has -inf.
     """
-    lse = torch.logsumexp(lse_partial, dim=0)
-    weights = (lse_partial - lse).exp()[..., None]
-    # The condition also leaves out parts of no weight, which may hold anything, and rows where all parts have -inf,
-    # whose weights are NaN.
-    combined = torch.where(weights > 0.0, weights * out_partial, 0.0).sum(dim=0)
-    if out is not None:
-        return out.copy_(combined), lse
-    return combined.to(torch.float32 if out_dtype is None else out_dtype), lse
+    dtype = torch.float32 if out_dtype is None else out_dtype
+    combined, lse = ops.combine(out_partial, lse_partial.transpose(-1, -2), dtype, out)
+    return combined, lse.transpose(-1, -2)
 
 
 def flash_attn_with_kvcache(

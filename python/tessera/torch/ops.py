@@ -490,6 +490,58 @@ def attention(
     return (o, lse) if return_lse else o
 
 
+# ---- partial results
+
+_library.define(
+    "combine(Tensor o_parts, Tensor lse_parts, ScalarType dtype) -> (Tensor, Tensor)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+
+def _combine_into(o_parts: Tensor, lse_parts: Tensor, o: Tensor) -> Tensor:
+    """Writes o and returns lse."""
+    if o_parts.dtype is _uint16:
+        raise ValueError("o_parts.dtype = uint16: must be float32, bfloat16 or float16")
+    lse = lse_parts.new_empty(lse_parts.shape[1:])
+    _native.combine(rows(o_parts.resolve_neg()), lse_parts.resolve_neg(), o, lse, _stream(o_parts))
+    return lse
+
+
+@torch.library.impl(_library, "combine", "CompositeExplicitAutograd")
+def _combine_op(o_parts: Tensor, lse_parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    o = o_parts.new_empty(o_parts.shape[1:], dtype=dtype)
+    return o, _combine_into(o_parts, lse_parts, o)
+
+
+@torch.library.register_fake("tessera::combine", lib=_library)
+def _combine_fake(o_parts: Tensor, lse_parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return o_parts.new_empty(o_parts.shape[1:], dtype=dtype), lse_parts.new_empty(lse_parts.shape[1:])
+
+
+def combine(
+    o_parts: Tensor, lse_parts: Tensor, dtype: torch.dtype | None, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`tessera.combine` for torch tensors. `out`: where o is written, instead of `dtype`."""
+    if not isinstance(lse_parts, Tensor):
+        raise TypeError(f"lse_parts is of type {type(lse_parts).__name__!r}, but o_parts is a torch tensor")
+    for name, x in (("o_parts", o_parts), ("lse_parts", lse_parts)):
+        if x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{name} requires a gradient: combine has none; call it under torch.no_grad()")
+        if x.dim() == 0:
+            raise ValueError(f"{name} has shape (): its first dimension must be that of the parts")
+    if out is not None:
+        dtype = out.dtype
+    elif dtype is None:
+        dtype = o_parts.dtype
+    if is_watched(o_parts) or is_transformed():
+        o, lse = torch.ops.tessera.combine(o_parts, lse_parts, dtype)
+    elif out is not None and out.dim() > 0 and out.stride(-1) == 1 and out.device == o_parts.device:
+        return out, _combine_into(o_parts, lse_parts, out)
+    else:
+        o, lse = _combine_op(o_parts, lse_parts, dtype)
+    return (o if out is None else out.copy_(o)), lse
+
+
 # ---- without autograd
 
 

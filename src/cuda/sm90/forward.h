@@ -525,15 +525,10 @@ class ForwardConsumer {
       sum[half] += __shfl_xor_sync(~0U, sum[half], 1);
       sum[half] += __shfl_xor_sync(~0U, sum[half], 2);
       const core::Softmax<float> row = {reference[half] * w_.to_base2, sum[half]};
-      core::Softmax<float> merged = row;
-      float scale = core::inverse_sum(row);
-      if (p.sink != nullptr) {
-        merged = core::combine(row, {sink * core::kLog2e, 1.0F});
-        scale = core::weight_of({row.max, 1.0F}, merged);
-      }
+      const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink);
       const bool exists = row_exists(t, half);
-      store_lse(t, half, exists, core::lse_of(merged));
-      store_row<S::kType, K.any_layout>(o_, half, scale, exists, lane_, p.head_dim_v,
+      store_lse(t, half, exists, core::lse_of(end.state));
+      store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, p.head_dim_v,
                                         output_of(t, half));
     }
   }

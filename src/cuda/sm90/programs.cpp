@@ -27,14 +27,17 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
 
 std::string auxiliary_program() {
   std::string text =
+      "#include \"cuda/aux/combine.h\"\n"
       "#include \"cuda/sm90/backward_rows.h\"\n"
+      "static_assert(tessera::cuda::aux::kCombineThreads == tessera::cuda::sm90::kRowThreads);\n"
       "using namespace tessera;\n"
+      "using namespace tessera::cuda;\n"
       "using namespace tessera::cuda::sm90;\n";
   for (const Auxiliary& kernel : kAuxiliary) {
-    // With room for 64 registers: left to itself, ptxas takes 56 and spills one.
-    text += std::string("extern \"C\" __global__ void __launch_bounds__(kRowThreads, 8)\n") +
-            kernel.name + "(const __grid_constant__ " + kernel.params +
-            " p) { cuda::sm90::" + kernel.call + "(p); }\n";
+    // With room for 64 registers (8 blocks): left to itself, ptxas takes 56 and spills one.
+    text += "extern \"C\" __global__ void __launch_bounds__(kRowThreads, " +
+            std::to_string(kernel.resident) + ")\n" + kernel.name + "(const __grid_constant__ " +
+            kernel.params + " p) { cuda::" + kernel.call + "(p); }\n";
   }
   return text;
 }

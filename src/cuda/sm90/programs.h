@@ -5,8 +5,8 @@
 
 namespace tessera::cuda::sm90 {
 
-/// What the backward pass does before and after its main kernel (backward_rows.h), by its place in
-/// kAuxiliary.
+/// What the backward pass does before and after its main kernel (backward_rows.h), and the merge of
+/// partial results (aux/combine.h), by its place in kAuxiliary.
 enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
@@ -15,16 +15,22 @@ enum class AuxiliaryKernel : std::uint8_t {
   sum_sinks,
   begin_bias,
   finish_bias,
+  combine_f32,
+  combine_bf16,
+  combine_f16,
 };
 
 inline constexpr Auxiliary kAuxiliary[] = {
-    {"prepare_rows_bf16", "prepare_rows<Dtype::bf16>", "BackwardRowParams"},
-    {"finish_rows_bf16", "finish_rows<Dtype::bf16>", "BackwardRowParams"},
-    {"prepare_rows_f16", "prepare_rows<Dtype::f16>", "BackwardRowParams"},
-    {"finish_rows_f16", "finish_rows<Dtype::f16>", "BackwardRowParams"},
-    {"sum_sinks", "sum_sinks", "BackwardRowParams"},
-    {"begin_bias", "begin_bias", "BackwardBiasParams"},
-    {"finish_bias", "finish_bias", "BackwardBiasParams"},
+    {"prepare_rows_bf16", "sm90::prepare_rows<Dtype::bf16>", "BackwardRowParams"},
+    {"finish_rows_bf16", "sm90::finish_rows<Dtype::bf16>", "BackwardRowParams"},
+    {"prepare_rows_f16", "sm90::prepare_rows<Dtype::f16>", "BackwardRowParams"},
+    {"finish_rows_f16", "sm90::finish_rows<Dtype::f16>", "BackwardRowParams"},
+    {"sum_sinks", "sm90::sum_sinks", "BackwardRowParams"},
+    {"begin_bias", "sm90::begin_bias", "BackwardBiasParams"},
+    {"finish_bias", "sm90::finish_bias", "BackwardBiasParams"},
+    {"combine_f32", "aux::combine<Dtype::f32>", "aux::CombineParams", 4},
+    {"combine_bf16", "aux::combine<Dtype::bf16>", "aux::CombineParams", 4},
+    {"combine_f16", "aux::combine<Dtype::f16>", "aux::CombineParams", 4},
 };
 
 extern const Architecture kArchitecture;

@@ -17,6 +17,7 @@ inline constexpr Target kTarget = {
     [](int compute_major, int compute_minor) { return compute_major == 9 && compute_minor == 0; },
     run_forward,
     run_backward,
+    static_cast<std::size_t>(AuxiliaryKernel::combine_f32),
 };
 
 }  // namespace tessera::cuda::sm90

@@ -1,0 +1,87 @@
+// Merging partial results on a GPU: the launch of aux/combine.h. Allocates nothing and waits for
+// nothing.
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/backend.h"
+#include "cuda/combine.h"
+#include "cuda/context.h"
+#include "cuda/driver.h"
+#include "cuda/target.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// Whether every row begins and ends at a multiple of so many bytes.
+bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std::int64_t> strides,
+                  std::uint64_t bytes) {
+  auto all = reinterpret_cast<std::uintptr_t>(data);
+  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride * size);
+  return all % bytes == 0;
+}
+
+/// The fewest lanes that hold a row.
+int lanes_of(std::int64_t head_dim) {
+  std::int64_t lanes = 4;
+  while (lanes < 32 && lanes * aux::kLaneColumns < head_dim) lanes *= 2;
+  return static_cast<int>(lanes);
+}
+
+}  // namespace
+
+aux::CombineParams combine_params(const PartialResults& results, const PartialTensors& t) {
+  // Strides of dimensions of one element may be anything.
+  const auto stride = [](std::int64_t size, std::int64_t given) { return size > 1 ? given : 0; };
+  const auto strides_of = [&](const auto& tensor) {
+    return core::Strides{stride(results.batch, tensor.stride_batch),
+                         stride(results.seqlen_q, tensor.stride_seqlen),
+                         stride(results.num_heads, tensor.stride_head)};
+  };
+  aux::CombineParams p;
+  p.o_parts = {t.o_parts.data, strides_of(t.o_parts)};
+  p.lse_parts = {t.lse_parts.data, strides_of(t.lse_parts)};
+  p.o_split = stride(results.num_splits, t.o_parts.stride_split);
+  p.lse_split = stride(results.num_splits, t.lse_parts.stride_split);
+  p.o = t.o.data;
+  p.o_strides = strides_of(t.o);
+  p.softmax_lse = t.softmax_lse.data;
+  p.lse_strides = strides_of(t.softmax_lse);
+  p.rows = results.rows();
+  p.seqlen = results.seqlen_q;
+  p.heads = static_cast<int>(results.num_heads);
+  p.splits = static_cast<int>(results.num_splits);
+  p.head_dim = static_cast<int>(results.head_dim_v);
+  p.lanes = lanes_of(results.head_dim_v);
+  p.dtype_o = results.dtype_o;
+  const core::Strides& from = p.o_parts.strides;
+  p.parts_aligned =
+      rows_aligned(p.o_parts.data, size_of(results.dtype),
+                   {p.o_split, from.batch, from.seqlen, from.head, results.head_dim_v}, 16);
+  const core::Strides& to = p.o_strides;
+  const std::int64_t size = size_of(results.dtype_o);
+  p.o_aligned = rows_aligned(p.o, size, {to.batch, to.seqlen, to.head, results.head_dim_v},
+                             4 * static_cast<std::uint64_t>(size));
+  return p;
+}
+
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
+               const Execution& execution) {
+  if (!driver().available()) return Status::device(driver().missing);
+  const Target* const target = target_of(device.arch);
+  if (target == nullptr) {
+    return Status::device(std::string("combine: nothing here launches it for ") +
+                          to_string(device.arch));
+  }
+  const aux::CombineParams params = combine_params(results, tensors);
+  if (params.rows == 0) return {};
+  const CurrentContext context(device.ordinal);
+  if (!context.status()) return context.status();
+  const Queue queue = {target->architecture, context.device(),
+                       static_cast<CuStream>(execution.stream)};
+  static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
+  const std::size_t kernel = target->combine + static_cast<std::size_t>(results.dtype);
+  return queue.launch_auxiliary(kernel, std::min<std::int64_t>(params.blocks(), INT32_MAX),
+                                &params);
+}
+
+}  // namespace tessera::cuda
