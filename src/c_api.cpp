@@ -215,12 +215,15 @@ Result<tessera::Executor> to_cpp(const tessera_executor* from) {
   return tessera::Executor{c.num_threads, c.self, c.run};
 }
 
-/// What a caller's execution says. Not copyable: the execution points to the executor.
+/// What a caller's execution says. Stays where it is: the execution points to the executor.
 class Executed {
  public:
   Executed() = default;
+  ~Executed() = default;
   Executed(const Executed&) = delete;
+  Executed(Executed&&) = delete;
   Executed& operator=(const Executed&) = delete;
+  Executed& operator=(Executed&&) = delete;
 
   Status read(const tessera_execution* from) {
     if (from == nullptr) return {};
