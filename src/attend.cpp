@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/memory.h"
+#include "plan/layout_gpu.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -38,7 +39,7 @@ Status for_each_given(const Problem& p, const Tensors& t, const Visit& visit) {
       {{"dq", t.dq.data}, backward && rows_q},
       {{"dk", t.dk.data}, backward && rows_k},
       {{"dv", t.dv.data}, backward && rows_k},
-      {{"dbias", t.dbias.data}, backward && rows_q && rows_k},
+      {{"dbias", t.dbias.data}, backward && bias_elements(p) > 0},  // zeros where no score is
       {{"dsink", t.dsink}, backward},
   };
   for (const auto& one : all) {
