@@ -171,10 +171,10 @@ TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
   return core::max<std::int64_t>(1, core::min<std::int64_t>(plan.device.threads, tasks));
 }
 
-/// What all workers of the backward share. Rows are grouped per (batch, head_k) as core/work.h says;
-/// each sequence starts at a multiple of tile_m, and the rows up to the next multiple repeat its
-/// last. What is large is kept only for the heads in flight, each in a slot of S rows, enough for
-/// any sequence. A word is an f32, or a pair of bf16 for bf16 rows.
+/// What all workers of the backward share. Rows are grouped per (batch, head_k) as core/work.h
+/// says; each sequence starts at a multiple of tile_m, and the rows up to the next multiple repeat
+/// its last. What is large is kept only for the heads in flight, each in a slot of S rows, enough
+/// for any sequence. A word is an f32, or a pair of bf16 for bf16 rows.
 struct BackwardLayout {
   std::int64_t rows = 0;             ///< of one head_k, all sequences: R
   std::int64_t slot_rows = 0;        ///< S
