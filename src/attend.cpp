@@ -5,6 +5,7 @@
 
 #include "cuda/memory.h"
 #include "places.h"
+#include "plan/layout_gpu.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -32,7 +33,8 @@ std::array<Given, 17> given_of(const Problem& p, const Tensors& t) {
       given("dq", t.dq.data, backward && rows_q),
       given("dk", t.dk.data, backward && rows_k),
       given("dv", t.dv.data, backward && rows_k),
-      given("dbias", t.dbias.data, backward && rows_q && rows_k),
+      // Zeros where no score is.
+      given("dbias", t.dbias.data, backward && bias_elements(p) > 0),
       given("dsink", t.dsink, backward),
   };
 }

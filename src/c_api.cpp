@@ -1,6 +1,7 @@
 // The C ABI: converts to the C++ types and back; no logic of its own.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -23,6 +24,9 @@ static_assert(static_cast<int>(Code::device) == TESSERA_DEVICE);
 static_assert(static_cast<int>(tessera::Dtype::f16) == TESSERA_F16);
 static_assert(static_cast<int>(tessera::PerHead::batch_heads) == TESSERA_PER_HEAD_BATCH_HEADS);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
+// read_struct() tells an older caller by the size, which a field added in padding would not change.
+static_assert(sizeof(tessera_problem) ==
+              offsetof(tessera_problem, dtype_o) + sizeof(tessera_problem::dtype_o));
 
 /// Copies text like snprintf and returns its whole length.
 std::size_t copy_text(const std::string& text, char* out, std::size_t out_size) {
@@ -215,12 +219,15 @@ Result<tessera::Executor> to_cpp(const tessera_executor* from) {
   return tessera::Executor{c.num_threads, c.self, c.run};
 }
 
-/// What a caller's execution says. Not copyable: the execution points to the executor.
+/// What a caller's execution says. Stays where it is: the execution points to the executor.
 class Executed {
  public:
   Executed() = default;
+  ~Executed() = default;
   Executed(const Executed&) = delete;
+  Executed(Executed&&) = delete;
   Executed& operator=(const Executed&) = delete;
+  Executed& operator=(Executed&&) = delete;
 
   Status read(const tessera_execution* from) {
     if (from == nullptr) return {};

@@ -2,7 +2,9 @@
  * functions set, so that later versions may append fields; enumerators keep their values.
  *
  * Functions that can fail return a code and write one sentence to `error` (always terminated, cut
- * to error_size; may be NULL). Nothing throws, exits, or keeps pointers after returning. */
+ * to error_size; may be NULL). Nothing throws, exits, or keeps pointers after returning.
+ *
+ * C11 (a structure has unnamed unions) or C++. */
 #ifndef TESSERA_TESSERA_H_
 #define TESSERA_TESSERA_H_
 

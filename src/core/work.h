@@ -61,8 +61,7 @@ struct Work {
 /// surplus pieces empty.
 struct WorkOrder {
   int batch = 1;
-  int heads =
-      1;  ///< of a sequence that have work of their own: PlanData::row_heads query heads each
+  int heads = 1;  ///< of a sequence: PlanData::row_heads query heads each
   int blocks = 1;
   int splits = 1;
   int block_m = 0;           ///< forward: rows of a block

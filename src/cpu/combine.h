@@ -28,37 +28,47 @@ struct PartRows {
   }
 };
 
-/// out[j] = sum over the splits of weight * part[j], j < n. What has no weight is not read.
+/// `count` columns of a row, as kVectors vectors; only a single one may be partial.
+template <int kVectors, class P, class T>
+TESSERA_INLINE void combine_columns(const PartRows<P>& parts, std::int64_t first,
+                                    [[maybe_unused]] std::int64_t count,
+                                    const core::Softmax<float>& merged, T* out) {
+  F32 sum[kVectors] = {};
+  for (int s = 0; s < parts.splits; ++s) {
+    const float weight = core::weight_of(parts.state(s), merged);
+    if (weight == 0.0F) continue;
+    const P* const part = parts.o + s * parts.o_stride + first;
+    if constexpr (kVectors == 1) {
+      sum[0] = fma(load_n(part, count), F32(weight), sum[0]);
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        sum[v] = fma(load(part + v * kLanes), F32(weight), sum[v]);
+      }
+    }
+  }
+  if constexpr (kVectors == 1) {
+    store_n(out + first, sum[0], count);
+  } else {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) store(out + first + v * kLanes, sum[v]);
+  }
+}
+
+/// out[j] = sum over the splits of weight * part[j], j < n. What has no weight is not read. As many
+/// columns at a time as registers hold: so often is a weight made anew.
 template <class P, class T>
 TESSERA_INLINE void combine_row(const PartRows<P>& parts, std::int64_t n,
                                 const core::Softmax<float>& merged, T* out) {
-  constexpr int kVectors = 8;  // of sums in registers: so often is a weight made anew
-  for (std::int64_t first = 0; first < n; first += kVectors * kLanes) {
-    const std::int64_t left = core::min<std::int64_t>(n - first, kVectors * kLanes);
-    const bool whole = left == kVectors * kLanes;
-    F32 sum[kVectors] = {};
-    for (int s = 0; s < parts.splits; ++s) {
-      const float weight = core::weight_of(parts.state(s), merged);
-      if (weight == 0.0F) continue;
-      const P* const part = parts.o + s * parts.o_stride + first;
-      if (whole) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          sum[v] = fma(load(part + v * kLanes), F32(weight), sum[v]);
-        }
-        continue;
-      }
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const std::int64_t count = core::min<std::int64_t>(left - v * kLanes, kLanes);
-        if (count > 0) sum[v] = fma(load_n(part + v * kLanes, count), F32(weight), sum[v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const std::int64_t count = core::min<std::int64_t>(left - v * kLanes, kLanes);
-      if (count > 0) store_n(out + first + v * kLanes, sum[v], count);
-    }
+  constexpr std::int64_t kMany = 8 * kLanes, kSome = 4 * kLanes;
+  std::int64_t j = 0;
+  for (; n - j >= kMany; j += kMany) combine_columns<8>(parts, j, kMany, merged, out);
+  if (n - j >= kSome) {
+    combine_columns<4>(parts, j, kSome, merged, out);
+    j += kSome;
+  }
+  for (; j < n; j += kLanes) {
+    combine_columns<1>(parts, j, core::min<std::int64_t>(n - j, kLanes), merged, out);
   }
 }
 

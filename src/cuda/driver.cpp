@@ -2,6 +2,9 @@
 #include "cuda/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
+
+#include <atomic>
 
 namespace tessera::cuda {
 namespace {
@@ -54,6 +57,18 @@ Driver open_driver() {
   return d;
 }
 
+/// How many libraries this process has loaded since it began.
+unsigned long long libraries_loaded() {
+  unsigned long long count = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* to) {
+        *static_cast<unsigned long long*>(to) = info->dlpi_adds;
+        return 1;  // the first one knows
+      },
+      &count);
+  return count;
+}
+
 }  // namespace
 
 Status Driver::check(CuResult result, const char* what) const {
@@ -72,9 +87,19 @@ const Driver& driver() {
 }
 
 bool driver_is_open() {
+  // attend() asks for every tensor, and of a library that is not there dlopen looks for the file:
+  // 20 us. So it looks again only when the process has loaded something since.
+  static std::atomic<bool> open = false;
+  static std::atomic<unsigned long long> looked_at = 0;
+  if (open) return true;
+  const unsigned long long loaded = libraries_loaded();
+  if (looked_at == loaded) return false;
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-  if (library == nullptr) return false;
-  dlclose(library);  // counted once more by dlopen
+  if (library == nullptr) {
+    looked_at = loaded;
+    return false;
+  }
+  open = true;  // and it stays: this handle is never closed
   return true;
 }
 

@@ -1,5 +1,5 @@
 // Workspace: one body of code both counts the bytes a kernel needs (at plan time) and hands out the
-// pointers (at run time), so the two can never disagree. Called by layout.h.
+// pointers (at run time), so the two can never disagree. Called by layout_cpu.h and layout_gpu.h.
 #pragma once
 
 #include <cstddef>

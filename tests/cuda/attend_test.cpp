@@ -198,7 +198,7 @@ TEST_F(Attend, HostMemoryIsTheCpus) {
   const Tensors tensors = tensors_of(problem);
   auto* const v = static_cast<float*>(block(2));
   const auto* const o = static_cast<const float*>(block(3));
-  for (int i = 0; i < 4; ++i) v[i * 64] = static_cast<float>(i);
+  for (std::size_t i = 0; i < 4; ++i) v[i * 64] = static_cast<float>(i);
   for (const unsigned pinned : {0U, kHost}) {
     fake::state() = {};
     place_all(pinned, 0);
@@ -266,6 +266,24 @@ TEST_F(Attend, ATensorThatLiesElsewhereIsNamed) {
                                  "host's and managed memory");
       EXPECT_TRUE(fake::state().enqueued.empty());
     }
+  }
+}
+
+// A bias has elements where no score is; its gradient there is zero, and is written.
+TEST_F(Attend, ABiasGradientWithoutScoresLiesOnTheDevice) {
+  for (const char* sizes : {" h=1 q=4 k=0 d=64 bias=1", " h=1 q=0 k=4 d=64 bias=k"}) {
+    const Problem problem = problem_of(std::string("bwd f32") + sizes);
+    Tensors tensors = tensors_of(problem);
+    tensors.dbias.stride_key = 1;
+    fake::state() = {};
+    memory_[15 * kBytes] = std::byte{1};
+    ASSERT_TRUE(attend(problem, tensors, this_cpu()));
+    EXPECT_EQ(memory_[15 * kBytes], std::byte{0}) << sizes;
+    place(15, kDevice, 1);
+    EXPECT_EQ(attend(problem, tensors, this_cpu()).text,
+              "dbias: lies in memory of gpu:1; attention on this CPU takes the host's and managed "
+              "memory")
+        << sizes;
   }
 }
 

@@ -1,5 +1,5 @@
 // NVRTC, opened at run time by path or by name; declared here from its documentation, so that no
-// CUDA header is needed to build. Called by compiler.cpp.
+// CUDA header is needed to build. Called by compiler.cpp and main.cpp.
 #pragma once
 
 #include <string>
