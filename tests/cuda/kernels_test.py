@@ -76,7 +76,7 @@ def instructions(nvdisasm, symbol):
 def block_loops(names, labels, branches):
     """Loops over blocks of keys or rows: they multiply, and no loop inside them does."""
     loops = [(labels[target], end) for end, target in branches if labels.get(target, end + 1) <= end]
-    loops = [loop for loop in loops if any(n.startswith("HGMMA") for n in names[loop[0]:loop[1] + 1])]
+    loops = [loop for loop in loops if any(n.startswith(("HGMMA", "HMMA")) for n in names[loop[0]:loop[1] + 1])]
     return [loop for loop in loops
             if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
 

@@ -98,7 +98,8 @@ class CombinedRow {
 
  private:
   static constexpr int kColumns = kPartColumns<kPart>;  ///< of a load
-  static constexpr int kInFlight = 4;                   ///< splits
+  static constexpr int kInFlight =
+      4;  ///< splits; no more than the fewest lanes, which have weights
 
   __device__ __forceinline__ core::Softmax<float> state_of(int split) const {
     return core::from_lse(lse_[split * p.lse_split]);
