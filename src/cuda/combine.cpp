@@ -85,7 +85,7 @@ Status combine(const PartialResults& results, const PartialTensors& tensors, std
   if (params.rows == 0) return {};
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
   return queue.launch_auxiliary(kernels + static_cast<std::size_t>(results.dtype),
-                                std::min<std::int64_t>(params.blocks(), INT32_MAX), &params, true);
+                                std::min<std::int64_t>(params.blocks(), INT32_MAX), &params);
 }
 
 }  // namespace tessera::cuda

@@ -38,22 +38,10 @@ inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To
                      kMapFillZero = 0;
 
 /// CUlaunchConfig.
-/// An attribute of a launch, in the driver's layout.
-struct CuLaunchAttribute {
-  int id;
-  int padding;
-  union {
-    int value;
-    char room[64];
-  };
-};
-/// The launch may begin before the one before it in the stream is done: its kernel waits.
-inline constexpr int kLaunchOverlaps = 6;
-
 struct CuLaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
   CuStream stream;
-  CuLaunchAttribute* attributes;
+  void* attributes;
   unsigned num_attributes;
 };
 

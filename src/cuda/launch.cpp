@@ -24,8 +24,7 @@ struct Loaded {
 };
 
 Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared_bytes,
-               CuStream stream, const void* params, bool overlaps = false) {
-  CuLaunchAttribute overlap = {kLaunchOverlaps, 0, {1}};
+               CuStream stream, const void* params) {
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,
                                  1,
@@ -34,8 +33,8 @@ Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared
                                  1,
                                  static_cast<unsigned>(shared_bytes),
                                  stream,
-                                 overlaps ? &overlap : nullptr,
-                                 overlaps ? 1U : 0U};
+                                 nullptr,
+                                 0};
   void* arguments[] = {const_cast<void*>(params)};
   const Driver& d = driver();
   return d.check(d.launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
@@ -60,8 +59,7 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params);
 }
 
-Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params,
-                               bool overlaps) const {
+Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
   constexpr std::size_t kMost = 16;  // of an architecture
   static std::array<std::array<std::array<Loaded, kMost>, kMostDevices>, kArchs> all;
   if (number >= architecture->auxiliary.size() || number >= kMost) {
@@ -74,8 +72,7 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
                          architecture->auxiliary[number].name, 0);
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params,
-                 overlaps);
+  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params);
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,

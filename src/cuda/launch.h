@@ -21,9 +21,7 @@ struct Queue {
   /// kernel's only parameter, copied. What could not be loaded is tried again by the next launch.
   /// Errors: device.
   Status launch(const core::Kernel& row, std::int64_t blocks, const void* params) const;
-  /// overlaps: the kernel waits by itself for what was launched before, and may begin earlier.
-  Status launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params,
-                          bool overlaps = false) const;
+  Status launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const;
 };
 
 }  // namespace tessera::cuda

@@ -44,7 +44,7 @@ int gpu_split_size(const core::Kernel& row, const Problem& p, const Device& devi
   constexpr int kUnit = 64, kFixed = 96, kMerged = 8;  // all in keys: of a round; of a part
   const std::int64_t keys = longest_keys(p, p.seqlen_q);
   if (keys <= row.split_n) return 0;
-  if (p.batch_invariant) return 4 * row.split_n;
+  if (p.batch_invariant) return 2 * row.split_n;
   const std::int64_t resident = std::int64_t{device.threads} * (row.head_dim <= 128 ? 2 : 1);
   const std::int64_t items = core::max<std::int64_t>(1, p.batch * p.num_heads_k);
   std::int64_t best = 0, least = core::ceil_div(items, resident) * (keys + kFixed);

@@ -1,5 +1,6 @@
 // What a run on a GPU asks of the driver, with a fake one. What a kernel computes is
 // bench/gpu_check.py's business.
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -7,8 +8,10 @@
 
 #include "check/check.h"
 #include "check/inputs.h"
+#include "cuda/aux/combine_params.h"
 #include "cuda/backend.h"
 #include "cuda/launches.h"
+#include "cuda/mma/decode_params.h"
 #include "cuda/target.h"
 #include "plan/plan.h"
 
@@ -160,6 +163,52 @@ TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
     EXPECT_EQ(status.text.substr(0, 16), "o.stride_seqlen ") << status.text;
   }
   EXPECT_EQ(launched(), "");
+}
+
+// A row that decodes has a block of threads for every piece of work, and its splits are merged by a
+// second launch, from the plan's workspace to the caller's tensors. One split is written at once.
+TEST_F(Launches, SplitKeysAreMerged) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64 sink");
+  const Result<Plan> planned = plan(problem, gpu_);
+  ASSERT_TRUE(planned.ok()) << planned.status().text;
+  const int splits = planned->data().work.splits;
+  ASSERT_GT(splits, 1);
+  Tensors tensors = tensors_of(problem);
+  tensors.softmax_lse = numbers_.data();
+  cuda::mma::DecodeParams decode;
+  cuda::aux::CombineParams combine;
+  fake::state().on_launch = [&](const fake::Launch& launch, const void* parameters) {
+    if (launch.kernel.find("decode") != std::string::npos) {
+      decode = *static_cast<const cuda::mma::DecodeParams*>(parameters);
+    } else {
+      combine = *static_cast<const cuda::aux::CombineParams*>(parameters);
+    }
+  };
+  const Status status = enqueue(problem, tensors);
+  ASSERT_TRUE(status) << status.text;
+  EXPECT_EQ(
+      launched(), "tessera_" +
+                      [&] {
+                        std::string symbol(planned->kernel());
+                        std::replace(symbol.begin(), symbol.end(), '.', '_');
+                        return symbol;
+                      }() +
+                      " " + std::to_string(4 * splits) + "\ncombine_f32 " +
+                      std::to_string(combine.blocks()) + "\n");
+  EXPECT_EQ(decode.group, 3);
+  EXPECT_EQ(decode.split_n, planned->data().split_n);
+  EXPECT_EQ(decode.sink, tensors.sink);
+  EXPECT_EQ(decode.part_rows, 2 * 2 * 6);
+  EXPECT_EQ(decode.part_o, combine.o_parts.data);
+  EXPECT_EQ(decode.part_lse, combine.lse_parts.data);
+  EXPECT_EQ(combine.splits, splits);
+  EXPECT_EQ(combine.rows, 2 * 2 * 6);
+  EXPECT_EQ(combine.o, tensors.o.data);
+  EXPECT_EQ(combine.softmax_lse, tensors.softmax_lse);
+  EXPECT_EQ(combine.lse_strides.head, problem.seqlen_q);
+  fake::state().on_launch = nullptr;
+  EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6/2 q=2 k=100 d=64"));
+  EXPECT_EQ(launched().find("combine"), std::string::npos);
 }
 
 // Memory of no bytes may have no address, or any.

@@ -6,7 +6,6 @@
 
 #include "core/softmax.h"
 #include "cuda/aux/combine_params.h"
-#include "cuda/ptx/grid.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/tile/fragment.h"
@@ -98,8 +97,8 @@ class CombinedRow {
 
  private:
   static constexpr int kColumns = kPartColumns<kPart>;  ///< of a load
-  static constexpr int kInFlight =
-      4;  ///< splits; no more than the fewest lanes, which have weights
+  /// Splits; no more than the fewest lanes, as each has the weight of one.
+  static constexpr int kInFlight = 4;
 
   __device__ __forceinline__ core::Softmax<float> state_of(int split) const {
     return core::from_lse(lse_[split * p.lse_split]);
@@ -202,7 +201,6 @@ class CombinedRow {
 template <Dtype kPart>
 __device__ __forceinline__ void combine(const CombineParams& p) {
   const int thread = static_cast<int>(threadIdx.x);
-  ptx::wait_for_launches_before();
 #pragma unroll 1
   for (std::int64_t block = blockIdx.x; block < p.blocks(); block += gridDim.x) {
     const std::int64_t row = block * p.rows_of_block() + thread / p.lanes;

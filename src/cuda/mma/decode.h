@@ -11,7 +11,6 @@
 #include "core/storage.h"
 #include "cuda/mma/decode_params.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/grid.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/tile/extras.h"
@@ -51,7 +50,6 @@ class Decoder {
     rows_ = {sequence_.seqlen_q, p.group};
     first_row_ = work_.block * kRows;
     count_ = core::min(kRows, static_cast<int>(rows_.count()) - first_row_);
-    ptx::let_next_launch_begin();
     if (count_ <= 0) return;
     band_ = p.window.band_of(sequence_);
     queries_seen_ = rows_.queries_of(first_row_, first_row_ + count_);
