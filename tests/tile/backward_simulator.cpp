@@ -32,7 +32,8 @@ void add_pair(const Head& head, const Problem& p, std::int64_t row, int key, flo
     out.dv[head.flat_k(key) * dv + c] += probability * keep * head.dout(row)[c];
     dp += head.dout(row)[c] * head.v(key)[c];
   }
-  const float ds = probability * (dp * keep - delta) * slope * p.scale();
+  const float dscore = probability * (dp * keep - delta);
+  const float ds = core::score_gradient(head.score(), dscore, slope).product * p.scale();
   for (std::size_t c = 0; c < d; ++c) {
     out.dk[head.flat_k(key) * d + c] += ds * head.q(row)[c];
     out.dq[head.flat(row) * d + c] += ds * head.k(key)[c];
@@ -202,8 +203,9 @@ class GpuBackward {
           dp += head.dout(row)[c] * head.v(key)[c];
         }
         ds = weight * (dp * keep - statistics[row_.block_m + r]);
-        add_bias(head, row, key, ds);
-        ds *= slope;
+        const core::ScoreGradient<float> gradient = core::score_gradient(plan_.score, ds, slope);
+        add_bias(head, row, key, gradient.bias);
+        ds = gradient.product;
         for (std::size_t c = 0; c < d; ++c) {
           dk_[static_cast<std::size_t>(j) * d + c] += ds * head.q(row)[c];
         }

@@ -24,6 +24,7 @@ class Head {
   const core::Sequence& sequence() const { return sequence_; }
   const core::Band& band() const { return band_; }
   const core::Rows& rows() const { return rows_; }
+  const core::Score& score() const { return plan_.score; }
   int batch() const { return batch_; }
 
   int head_of(std::int64_t row) const { return kernel_head_ * rows_.group + rows_.member_of(row); }

@@ -290,7 +290,10 @@ class WideConsumer {
       ptx::load_shared(slopes_place() + i / 4 * 128 * 16 + i % 4 * 4, words[0], words[1]);
       const std::uint32_t slopes[2] = {__float_as_uint(words[0]), __float_as_uint(words[1])};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) scores_[2 * i + j] *= slope_of(slopes, j);
+      for (int j = 0; j < 4; ++j) {
+        float& ds = scores_[2 * i + j];
+        ds = core::score_gradient(p.score, ds, slope_of(slopes, j)).product;
+      }
     }
   }
 
