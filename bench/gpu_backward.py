@@ -10,7 +10,6 @@ and three steps of PyTorch, time and peak memory against the sequence length. Ne
 """
 
 import argparse
-import csv
 import datetime
 import pathlib
 import random
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, peer_factors, query, time_calls
+from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, peer_factors, query, time_calls, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "d", "causal", "s", "b", "h", "deterministic", "kernel",
            "tessera", "cudnn", "bar", "of_bar", "difference"]
@@ -202,13 +201,6 @@ def layer(library, arguments):
         del prepared
         torch.cuda.empty_cache()
     return rows
-
-
-def write(path, columns, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def main():

@@ -8,7 +8,6 @@ fastest backend. GB/s: keys and values, read once. Random normal inputs, medians
 """
 
 import argparse
-import csv
 import datetime
 import pathlib
 import statistics
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_forward import DTYPES, libtessera, query
+from gpu_forward import DTYPES, libtessera, query, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "kv_dtype", "b", "seqlen_k", "h", "hk", "d", "dv", "page", "sq", "kernel",
            "us", "gb_per_s", "read_gb_per_s", "of_read", "sdpa_us", "difference"]
@@ -108,10 +107,7 @@ def main():
         print(f"b={b} k={sk} h={h}/{hk} d={d} q={sq}: {us:.1f} us, {rate:.0f} GB/s, {rate / read:.3f} of the read "
               f"({read:.0f}); SDPA {peer:.1f} us; difference {difference:.1e}; {kernel}", flush=True)
         torch.cuda.empty_cache()
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(arguments.output, COLUMNS, rows)
 
 
 if __name__ == "__main__":

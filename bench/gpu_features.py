@@ -11,7 +11,6 @@ FlexAttention compiled (softcap, with --flex). Needs PyTorch.
 """
 
 import argparse
-import csv
 import datetime
 import pathlib
 import random
@@ -25,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
 import libtessera  # noqa: E402
-from gpu_forward import query, time_calls  # noqa: E402
+from gpu_forward import query, time_calls, write  # noqa: E402
 
 D = 128
 COLUMNS = ["date", "commit", "driver", "feature", "problem", "kernel", "tessera", "plain", "of_plain", "peer",
@@ -183,10 +182,7 @@ def main():
             f"{peer:.1f}", f"{difference:.1e}"))))
         print(f"{build.__name__}: {ours:.0f} TFLOP/s, plain {plain:.0f} ({ours / plain:.3f}), {peer_name} "
               f"{peer:.0f}, difference {difference:.1e}, {run.plan.kernel}", flush=True)
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(arguments.output, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,13 @@ def query(field):
     return output.splitlines()[0].strip()
 
 
+def write(path, columns, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def time_calls(function, calls):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     function()
@@ -168,10 +175,7 @@ def main():
         shares = [float(r["of_bar"]) for r in rows if r["dtype"] == dtype]
         print(f"{dtype}: {statistics.geometric_mean(shares):.3f} of the bar in the geometric mean, "
               f"{min(shares):.3f} at least", flush=True)
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(arguments.output, COLUMNS, rows)
     print(f"one enqueue through ctypes: {host_cost(library):.1f} us")
 
 

@@ -10,7 +10,6 @@ gpu_forward.py's: 16,384 tokens, hidden size 2048. Needs PyTorch.
 """
 
 import argparse
-import csv
 import datetime
 import importlib.util
 import pathlib
@@ -19,7 +18,7 @@ import statistics
 
 import torch
 
-from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls
+from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
 
 COLUMNS = ["date", "old", "new", "driver", "sm_mhz", "pass", "words", "dtype", "d", "causal", "s", "b", "h", "old_tflops",
            "new_tflops", "ratio", "same_bits"]
@@ -113,10 +112,7 @@ def main():
         ratios = [float(r["ratio"]) for r in rows if r["pass"] == name]
         print(f"{name}: {statistics.geometric_mean(ratios):.4f} in the geometric mean, {min(ratios):.4f} at least",
               flush=True)
-    with arguments.output.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(arguments.output, COLUMNS, rows)
 
 
 if __name__ == "__main__":

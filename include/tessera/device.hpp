@@ -22,8 +22,9 @@ inline constexpr int kMaxThreads = 4096;
 struct Device {
   std::string name;            ///< as named_device() knows it
   Arch arch = Arch::portable;  ///< the largest instruction set it executes
-  int threads =
-      1;  ///< workers the executor will offer; GPU: multiprocessors. Never changes a result
+  /// Workers the executor will offer, which never change a result. GPU: multiprocessors, by which
+  /// decoding splits its keys unless Problem::batch_invariant is asked for (S9).
+  int threads = 1;
   std::int64_t l1_bytes = 32 << 10;  ///< per core; GPU: shared memory of one block
   std::int64_t l2_bytes = 1 << 20;   ///< per core; GPU: all of it
   int ordinal = 0;                   ///< GPU: its number in this process

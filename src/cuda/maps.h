@@ -44,4 +44,15 @@ void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   params.extras.bias_key = p.bias->keys ? t.bias.stride_key : 0;
 }
 
+/// The same for a forward pass: its outputs and its sink, too.
+template <typename Params>
+void set_forward(Params& params, const PlanData& plan, const Tensors& t) {
+  params.o = t.o.data;
+  params.o_strides = strides_of(t.o);
+  params.softmax_lse = t.softmax_lse;
+  params.lse_head = lse_head_of(plan.problem);
+  params.sink = plan.problem.sink ? t.sink : nullptr;
+  set_problem(params, plan, t);
+}
+
 }  // namespace tessera::cuda

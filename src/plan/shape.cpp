@@ -63,9 +63,9 @@ int gpu_split_size(const core::Kernel& row, const Problem& p, const Device& devi
   return static_cast<int>(best);
 }
 
-/// Splits pay only where one block of rows faces many keys. They depend on nothing but the shape of
-/// a sequence, never on threads or batch, so they change neither repeatability nor batch invariance
-/// (S9).
+/// Splits pay only where one block of rows faces many keys. A CPU's depend on nothing but the shape
+/// of a sequence, never on threads or batch, so they change neither repeatability nor batch
+/// invariance (S9).
 int split_size(const core::Kernel& row, const Problem& p, const Device& device) {
   if (is_gpu(row.arch)) return row.form == core::Form::decode ? gpu_split_size(row, p, device) : 0;
   if (row.split_n == 0 || row.pass != Pass::forward) return 0;

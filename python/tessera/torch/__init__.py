@@ -3,8 +3,8 @@ code that has its own, the dropout mask, and the stand-ins for scaled_dot_produc
 "TESSERA" for `torch.nn.attention.activate_flash_attention_impl`."""
 
 from . import flash_impl as flash_impl  # makes its name known to torch
+from .direct import backward, forward
 from .dropout import dropout_mask
-from .ops import backward, forward
 from .scaled_dot_product import sdpa, sdpa_mode
 
 __all__ = ["backward", "dropout_mask", "forward", "sdpa", "sdpa_mode"]

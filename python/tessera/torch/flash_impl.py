@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import backward, forward
+from .direct import backward, forward
 from .tensors import rows
 
 _NAME = "TESSERA"

@@ -162,7 +162,7 @@ def _empty_o(q: Tensor, v: Tensor) -> Tensor:
     return o.permute(*sorted(range(q.dim() - 1), key=list(order).__getitem__), -1)
 
 
-def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised o and lse."""
     _check_rows(q, v)
     return _empty_o(q, v), q.new_empty(_lse_shape(q), dtype=torch.float32)
@@ -184,14 +184,14 @@ def _signed(inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor | None) -> None:
+def run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: Tensor, lse: Tensor | None) -> None:
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
     inputs = _signed(inputs)
     _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, _stream(q), _allocate)
 
 
-def _run_backward(
+def run_backward(
     inputs: Inputs,
     options: Options,
     rng_state: Tensor | None,
@@ -244,15 +244,15 @@ def _split(
 
 @torch.library.impl(_library, "forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
-    o, lse = _outputs(q, v)
+    o, lse = outputs(q, v)
     inputs, rng_state, options = _split(q, k, v, *shared)
-    _run_forward(inputs, options, rng_state, o, lse)
+    run_forward(inputs, options, rng_state, o, lse)
     return o, lse
 
 
 @torch.library.register_fake("tessera::forward", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *shared: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+    return outputs(q, v)
 
 
 def _gradients(inputs: Inputs, needs_dbias: bool, needs_dsink: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -274,7 +274,7 @@ def _backward_op(
     *shared, needs_dbias, needs_dsink = more
     inputs, rng_state, options = _split(q, k, v, *shared)
     dq, dk, dv, dbias, dsink = _gradients(inputs, needs_dbias, needs_dsink)
-    _run_backward(
+    run_backward(
         inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv,
         dbias if needs_dbias else None, dsink if needs_dsink else None,
     )  # fmt: skip
@@ -370,8 +370,8 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(options: Options, rng_state: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
-        o, lse = _outputs(inputs[0], inputs[2])
-        _run_forward(inputs, options, rng_state, o, lse)
+        o, lse = outputs(inputs[0], inputs[2])
+        run_forward(inputs, options, rng_state, o, lse)
         return o, lse
 
     @staticmethod
@@ -421,7 +421,7 @@ class _Backward(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         dq, dk, dv, all_dbias, all_dsink = _gradients(inputs, *needs)
         dbias, dsink = all_dbias if needs[0] else None, all_dsink if needs[1] else None
-        _run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
+        run_backward(inputs, options, rng_state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
         return dq, dk, dv, dbias, dsink
 
     @staticmethod
@@ -486,7 +486,7 @@ def attention(
     else:
         o = _empty_o(q, v)
         lse = q.new_empty(_lse_shape(q), dtype=torch.float32) if return_lse else None
-        _run_forward(inputs, options, state, o, lse)
+        run_forward(inputs, options, state, o, lse)
     return (o, lse) if return_lse else o
 
 
@@ -540,110 +540,3 @@ def combine(
     else:
         o, lse = _combine_op(o_parts, lse_parts, dtype)
     return (o if out is None else out.copy_(o)), lse
-
-
-# ---- without autograd
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right",
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sink: Tensor | None = None,
-    dropout_p: float = 0.0,
-    rng_state: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, lse, rng_state) of `tessera.attention`, outside autograd.
-
-    rng_state is what `backward` needs to draw the same dropout mask: int64 (2,) on the CPU, of no elements without
-    dropout. `out`: where o is written, any strides whose last is 1.
-    """
-    inputs, options = prepare(q, k, v, Arguments(
-        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
-        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    ))  # fmt: skip
-    state = None if dropout_p == 0.0 else draw_rng_state() if rng_state is None else rng_state
-    if is_watched(q):
-        o, lse = torch.ops.tessera.forward(*inputs, state, *options)
-        o = o if out is None else out.copy_(o)
-    else:
-        o, lse = _outputs(inputs[0], inputs[2])
-        o = o if out is None else out
-        _run_forward(inputs, options, state, o, lse)
-    return o, lse, torch.empty(0, dtype=torch.int64, device="cpu") if state is None else state
-
-
-def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    *,
-    dlse: Tensor | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right",
-    softmax_scale: float | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sink: Tensor | None = None,
-    dropout_p: float = 0.0,
-    rng_state: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    dbias: Tensor | None = None,
-    dsink: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of what `forward` computed, outside autograd.
-
-    Args:
-        dout, dlse: gradients of o and of lse (None: zero).
-        q ... batch_invariant: as given to `forward`, with the o, lse and rng_state that it returned.
-        dq, dk, dv: where to write, any strides whose last is 1; None: new tensors.
-        dbias, dsink: like bias and sink; computed only if given.
-    """
-    if dropout_p > 0.0 and rng_state is None:
-        raise ValueError("rng_state is None: with dropout_p > 0 it must be what the forward pass returned")
-    inputs, options = prepare(q, k, v, Arguments(
-        causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
-        cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
-    ))  # fmt: skip
-    state = rng_state if dropout_p > 0.0 else None
-    if is_watched(q):
-        made = torch.ops.tessera.backward(
-            dout, dlse, *inputs[:3], o, lse, *inputs[3:], state, *options, dbias is not None, dsink is not None
-        )
-        dq, dk, dv, *_ = (
-            x if given is None else given.copy_(x) for x, given in zip(made, (dq, dk, dv, dbias, dsink), strict=True)
-        )
-        return dq, dk, dv
-    dq = q.new_empty(q.shape) if dq is None else dq
-    dk = k.new_empty(k.shape) if dk is None else dk
-    dv = v.new_empty(v.shape) if dv is None else dv
-    _run_backward(inputs, options, state, o, lse, dout, dlse, dq, dk, dv, dbias, dsink)
-    return dq, dk, dv

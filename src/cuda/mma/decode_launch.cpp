@@ -16,12 +16,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const SplitLayo
   params.q = source_of(t.q);
   params.k = source_of(t.k);
   params.v = source_of(t.v);
-  params.o = t.o.data;
-  params.o_strides = strides_of(t.o);
-  params.softmax_lse = t.softmax_lse;
-  params.lse_head = lse_head_of(p);
-  params.sink = p.sink ? t.sink : nullptr;
-  set_problem(params, plan, t);
+  set_forward(params, plan, t);
   params.split_n = plan.split_n;
   params.part_o = parts.o;
   params.part_lse = parts.lse;

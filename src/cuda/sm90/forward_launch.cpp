@@ -32,12 +32,7 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
   } else if (Status s = make_maps(params, plan, t); !s) {
     return s;
   }
-  params.o = t.o.data;
-  params.o_strides = strides_of(t.o);
-  params.softmax_lse = t.softmax_lse;
-  params.lse_head = lse_head_of(p);
-  params.sink = p.sink ? t.sink : nullptr;
-  set_problem(params, plan, t);
+  set_forward(params, plan, t);
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
   params.group = static_cast<int>(p.group() / plan.row_heads);
