@@ -240,13 +240,16 @@ def test_materialize(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PACKED if "Padded" in name or "Gappy" in name])
 def test_unused_keys_do_not_matter(name: str, device: str) -> None:
     """Not even NaN, nor keys after the last: they are never read, and their gradients are 0."""
-    case = CASES[name](device)
-    q, k, v = operands(case, torch.bfloat16, device)
-    expected = fmha.memory_efficient_attention(q, k, v, case.bias)
-    used = torch.zeros(k.shape[1], dtype=torch.bool)
-    for begin, end in case.bias.k_seqinfo.intervals():
-        used[begin:end] = True
+    for _ in range(20):  # one case in a hundred uses every key
+        case = CASES[name](device)
+        q, k, v = operands(case, torch.bfloat16, device)
+        used = torch.zeros(k.shape[1], dtype=torch.bool)
+        for begin, end in case.bias.k_seqinfo.intervals():
+            used[begin:end] = True
+        if not used.all():
+            break
     assert not used.all(), "something must be unused for this test to say anything"
+    expected = fmha.memory_efficient_attention(q, k, v, case.bias)
     k[:, ~used], v[:, ~used] = torch.nan, torch.nan
     k, v = (torch.cat((x, torch.full_like(x[:, :5], torch.nan)), 1) for x in (k, v))
     ours = leaves(q, k, v)
