@@ -88,6 +88,18 @@ TESSERA_HD constexpr SoftcapSeries make_softcap_series(const Score& score) {
   return series;
 }
 
+/// Elements from one of an additive bias (batch, num_heads, seqlen_q, seqlen_k), or of its gradient,
+/// to the next along each dimension; 0: all share one.
+struct BiasStrides {
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;
+
+  TESSERA_HD constexpr std::int64_t offset(std::int64_t at_batch, std::int64_t at_head,
+                                           std::int64_t at_query, std::int64_t at_key) const {
+    return at_batch * batch + at_head * head + at_query * query + at_key * key;
+  }
+  friend constexpr bool operator==(const BiasStrides&, const BiasStrides&) = default;
+};
+
 /// d(score) / d(q.k), less the factor softmax_scale, of a capped score (chain rule of S1): 1 -
 /// tanh^2, made from 1 - |tanh| = 2 / (1 + exp(2 |x|)), since it would cancel where tanh is
 /// nearly 1.

@@ -58,6 +58,10 @@ struct Sequences {
     }
     return sequence;
   }
+  /// A query's number among those of all sequences, of which dense ones have seqlen_q each.
+  TESSERA_HD constexpr std::int64_t row_of(const Sequence& sequence, int query) const {
+    return std::int64_t{sequence.entry()} * seqlen_q + sequence.first_q + query;
+  }
   friend constexpr bool operator==(const Sequences&, const Sequences&) = default;
 };
 

@@ -47,20 +47,16 @@ template <class Place>
 inline void store_bias(const Problem& p, const Tensors& tensors, int batch, int first, int keys,
                        std::int64_t slots, const float* values, std::int64_t stride,
                        const Place& place) {
-  const BiasShape& shape = *p.bias;
-  const Bias& dbias = tensors.dbias;
-  const std::int64_t stride_key = shape.keys ? dbias.stride_key : 0;
+  const core::BiasStrides strides = strides_of(*p.bias, tensors.dbias);
   for (std::int64_t slot = 0; slot < slots; slot += kLanes) {
     const int count = static_cast<int>(core::min<std::int64_t>(kLanes, slots - slot));
     std::int64_t start[kLanes];
     for (int i = 0; i < count; ++i) {
       const auto [query, head] = place(slot + i);
-      start[i] = (shape.batch ? batch * dbias.stride_batch : 0) +
-                 (shape.heads ? head * dbias.stride_head : 0) +
-                 (shape.queries ? query * dbias.stride_query : 0) + first * stride_key;
+      start[i] = strides.offset(batch, head, query, first);
     }
-    with_storage(shape.dtype, [&](auto storage) {
-      store_bias_lanes(static_cast<decltype(storage)*>(dbias.data), start, count, stride_key, keys,
+    with_storage(p.bias->dtype, [&](auto storage) {
+      store_bias_lanes(static_cast<decltype(storage)*>(tensors.dbias.data), start, count, strides.key, keys,
                        values != nullptr ? values + slot : nullptr, stride);
     });
   }

@@ -47,11 +47,10 @@ class BackwardTile {
         dv(core::round_up<std::int64_t>(problem.head_dim_v, kLanes)),
         first_row(head_k * shared.rows +
                   backward_row(call.plan,
-                               problem.packed ? map.sequence.first_q : batch * problem.seqlen_q,
-                               batch)),
+                               sequences_of(problem, tensors).row_of(map.sequence, 0), batch)),
         slot_row(slot * shared.slot_rows),
         score_(call.plan.score),
-        extra_(has_extras(call.plan)),
+        extra_(extra_of(call.plan.problem) != core::Extra::none),
         dropout_(
             core::make_dropout(problem.dropout_p, tensors.philox_seed, tensors.philox_offset)) {
     Workspace workspace(call.scratch(worker));

@@ -313,20 +313,20 @@ class DecodeItem {
 
   /// The bias of kLanes keys in base 2; zero where the row sees no key.
   [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
-    const std::int64_t stride = map_.bias_key_stride();
+    const core::BiasStrides strides = map_.bias_strides();
     const core::Range keys = core::intersect(row.keys, {key, key + kLanes});
     F32 x{};
     with_storage(problem_.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
-      const T* data =
-          static_cast<const T*>(tensors_.bias.data) + map_.bias_offset(row.query, row.head);
-      if (stride == 1 && keys.size() == kLanes) {
+      const T* data = static_cast<const T*>(tensors_.bias.data) +
+                      strides.offset(map_.batch, row.head, row.query, 0);
+      if (strides.key == 1 && keys.size() == kLanes) {
         x = load(data + key);
         return;
       }
       float lanes[kLanes] = {};
       for (int j = keys.begin; j < keys.end; ++j) {
-        lanes[j - key] = lane(load_n(data + j * stride, 1), 0);
+        lanes[j - key] = lane(load_n(data + j * strides.key, 1), 0);
       }
       x = load(lanes);
     });

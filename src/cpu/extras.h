@@ -10,12 +10,6 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// Is there more than scale and mask between product and softmax?
-inline bool has_extras(const PlanData& plan) {
-  const Problem& p = plan.problem;
-  return plan.score.capped || p.bias || p.alibi != PerHead::none || p.dropout_p > 0.0F;
-}
-
 /// The weight of a score. Weights of bf16 pairs are rounded for the product that follows, so a
 /// short exponential serves them.
 template <bool kPairs>
@@ -48,19 +42,19 @@ struct LaneRows {
   [[gnu::noinline]] void load_bias(int r, core::Range keys, float* out, std::int64_t stride) const {
     with_storage(map.problem.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
-      const std::int64_t stride_key = map.bias_key_stride();
+      const core::BiasStrides strides = map.bias_strides();
       const T* row[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         row[i] = static_cast<const T*>(map.tensors.bias.data) +
-                 map.bias_offset(query[r + i], head[r + i]) + keys.begin * stride_key;
+                 strides.offset(map.batch, head[r + i], query[r + i], keys.begin);
       }
-      if (stride_key == 1) {
+      if (strides.key == 1) {
         rows_to_vectors(row, keys.size(), core::kLog2e, out, stride);
         return;
       }
       for (int key = 0; key < keys.size(); ++key, out += stride) {
         for (int i = 0; i < kLanes; ++i) {
-          out[i] = lane(load_n(row[i] + key * stride_key, 1), 0) * core::kLog2e;
+          out[i] = lane(load_n(row[i] + key * strides.key, 1), 0) * core::kLog2e;
         }
       }
     });

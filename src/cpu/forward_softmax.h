@@ -183,7 +183,7 @@ class ForwardSoftmax {
  public:
   explicit ForwardSoftmax(const Rows& rows)
       : score(rows.plan.score),
-        general(has_extras(rows.plan)),
+        general(extra_of(rows.plan.problem) != core::Extra::none),
         rows_(rows),
         dropout_(core::make_dropout(rows.problem.dropout_p, rows.tensors.philox_seed,
                                     rows.tensors.philox_offset)) {

@@ -47,16 +47,8 @@ struct RowMap {
   TESSERA_INLINE std::int64_t key_offset(const ConstTensor& tensor) const {
     return sequence.key_offset(strides_of(tensor), 0, head_k);
   }
-  /// Elements from the start of the bias to key 0 of a row, and between its keys.
-  TESSERA_INLINE std::int64_t bias_offset(int query, int head) const {
-    const BiasShape& shape = *problem.bias;
-    const ConstBias& bias = tensors.bias;
-    return (shape.batch ? batch * bias.stride_batch : 0) +
-           (shape.heads ? head * bias.stride_head : 0) +
-           (shape.queries ? query * bias.stride_query : 0);
-  }
-  TESSERA_INLINE std::int64_t bias_key_stride() const {
-    return problem.bias->keys ? tensors.bias.stride_key : 0;
+  TESSERA_INLINE core::BiasStrides bias_strides() const {
+    return strides_of(*problem.bias, tensors.bias);
   }
   /// ALiBi's slope of a head, and the key position that it takes for a query's (S6).
   TESSERA_INLINE float alibi_slope(int head) const {
@@ -74,8 +66,7 @@ struct RowMap {
   }
   /// Row of SplitLayout, before the split's own offset of split_rows().
   TESSERA_INLINE std::int64_t split_row(int query, int head) const {
-    const std::int64_t first = sequence.entry() * problem.seqlen_q + sequence.first_q;
-    return (first + query) * problem.num_heads + head;
+    return sequences_of(problem, tensors).row_of(sequence, query) * problem.num_heads + head;
   }
   TESSERA_INLINE std::int64_t split_rows() const { return problem.rows_q() * problem.num_heads; }
 };

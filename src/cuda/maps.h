@@ -38,10 +38,7 @@ void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   if (!p.bias) return;
   params.extras.bias = t.bias.data;
   params.extras.bias_dtype = p.bias->dtype;
-  params.extras.bias_batch = p.bias->batch ? t.bias.stride_batch : 0;
-  params.extras.bias_head = p.bias->heads ? t.bias.stride_head : 0;
-  params.extras.bias_query = p.bias->queries ? t.bias.stride_query : 0;
-  params.extras.bias_key = p.bias->keys ? t.bias.stride_key : 0;
+  params.extras.bias_strides = strides_of(*p.bias, t.bias);
 }
 
 /// The same for a forward pass: its outputs and its sink, too.

@@ -1,6 +1,7 @@
 // Tensors as kernels are told of them: addresses and strides.
 #pragma once
 
+#include "core/score.h"
 #include "core/sequences.h"
 
 namespace tessera::cuda {
@@ -14,11 +15,12 @@ struct Source {
 /// A bias and ALiBi, as kernels are told of them.
 struct Extras {
   const void* bias = nullptr;  ///< null: none
-  std::int64_t bias_batch = 0, bias_head = 0, bias_query = 0,
-               bias_key = 0;            ///< strides, 0: broadcast
+  core::BiasStrides bias_strides;
   const float* alibi_slopes = nullptr;  ///< null: no ALiBi
   std::int64_t alibi_batch = 0;         ///< stride, 0: broadcast
   Dtype bias_dtype = Dtype::f32;
+
+  TESSERA_HD constexpr bool any() const { return bias != nullptr || alibi_slopes != nullptr; }
 };
 
 }  // namespace tessera::cuda

@@ -204,7 +204,7 @@ TESSERA_HD BackwardScratch layout_backward_scratch(Workspace& workspace, const P
   const core::Kernel& kernel = plan.kernel;
   const bool bf16 = kernel.operand == core::Operand::bf16;
   const bool dropout = p.dropout_p > 0.0F;
-  const bool extra = p.softcap > 0.0F || p.bias || p.alibi != PerHead::none || dropout;
+  const bool extra = extra_of(p) != core::Extra::none;
   const std::int64_t m = kernel.block_m, n = kernel.block_n, size = bf16 ? 2 : 4;
   const std::int64_t d = core::round_up<std::int64_t>(p.head_dim, kernel.lanes);
   const std::int64_t dv = core::round_up<std::int64_t>(p.head_dim_v, kernel.lanes);

@@ -42,6 +42,19 @@ TESSERA_HD core::Window window_of(const Problem& problem) {
 TESSERA_HD core::Strides strides_of(const ConstTensor& tensor) {
   return {tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};
 }
+/// AnyBias: ConstBias or Bias.
+template <class AnyBias>
+TESSERA_HD core::BiasStrides strides_of(const BiasShape& shape, const AnyBias& bias) {
+  return {shape.batch ? bias.stride_batch : 0, shape.heads ? bias.stride_head : 0,
+          shape.queries ? bias.stride_query : 0, shape.keys ? bias.stride_key : 0};
+}
+/// What a problem's scores need besides scale and mask; the least of the catalog's words for it.
+TESSERA_HD core::Extra extra_of(const Problem& problem) {
+  if (problem.bias || problem.alibi != PerHead::none || problem.dropout_p > 0.0F) {
+    return core::Extra::all;
+  }
+  return problem.softcap > 0.0F ? core::Extra::softcap : core::Extra::none;
+}
 /// Elements of softmax_lse from one head to the next (S5).
 inline std::int64_t lse_head_of(const Problem& problem) {
   return problem.packed ? problem.total_q : problem.seqlen_q;

@@ -43,14 +43,12 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     if (std::string other = refused_rows(row, problem); !other.empty()) return other;
   }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
-  const bool more = problem.alibi != PerHead::none || problem.bias.has_value() ||
-                    problem.dropout_p > 0.0F ||
-                    (row.pass == Pass::forward && !(problem.scale() > 0.0F));
-  const bool capped = problem.softcap > 0.0F;
-  if (row.extra == core::Extra::none && (more || capped)) {
+  const bool turned = row.pass == Pass::forward && !(problem.scale() > 0.0F);
+  const core::Extra extra = turned ? core::Extra::all : extra_of(problem);
+  if (row.extra == core::Extra::none && extra != core::Extra::none) {
     return "takes no softcap, ALiBi, bias, dropout, and no softmax_scale <= 0";
   }
-  if (row.extra == core::Extra::softcap && (more || !capped)) {
+  if (row.extra == core::Extra::softcap && extra != core::Extra::softcap) {
     return "takes a softcap, but no ALiBi, bias, dropout, and no softmax_scale <= 0";
   }
   const struct {

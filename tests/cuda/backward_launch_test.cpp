@@ -119,11 +119,9 @@ TEST_F(Launches, ABackwardKnowsWhereAScoresBiasGradientGoes) {
     EXPECT_EQ(seen.main.dbias, seen.main.dbias_adds ? seen.begin.sums : tensors.dbias.data);
     EXPECT_EQ(seen.finish.sums, seen.begin.sums) << shape;
     EXPECT_EQ(seen.finish.dbias, seen.main.dbias_adds ? tensors.dbias.data : nullptr) << shape;
-    const std::array<std::int64_t, 4> strides = {seen.main.dbias_batch, seen.main.dbias_head,
-                                                 seen.main.dbias_query, seen.main.dbias_key};
-    return std::pair(seen.main.dbias_adds, strides);
+    return std::pair(seen.main.dbias_adds, seen.main.dbias_strides);
   };
-  using Strides = std::array<std::int64_t, 4>;
+  using Strides = core::BiasStrides;
   EXPECT_EQ(watched("bias=bhqk"), std::pair(false, Strides{8000, 1700, 53, 1}));
   EXPECT_EQ(watched("bias=bqk"), std::pair(true, Strides{1500, 0, 50, 1}));
   EXPECT_EQ(watched("bias=hqk"), std::pair(true, Strides{0, 1500, 50, 1}));

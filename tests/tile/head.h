@@ -92,12 +92,8 @@ class Head {
                                rows_.query_of(row));
   }
   float bias(int query, int head, int key) const {
-    const BiasShape& shape = *p_.bias;
-    const std::int64_t offset = (shape.batch ? batch_ * t_.bias.stride_batch : 0) +
-                                (shape.heads ? head * t_.bias.stride_head : 0) +
-                                (shape.queries ? query * t_.bias.stride_query : 0) +
-                                (shape.keys ? key * t_.bias.stride_key : 0);
-    return static_cast<const float*>(t_.bias.data)[offset];
+    return static_cast<const float*>(
+        t_.bias.data)[strides_of(*p_.bias, t_.bias).offset(batch_, head, query, key)];
   }
 
   const PlanData& plan_;

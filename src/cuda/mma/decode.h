@@ -200,7 +200,7 @@ class Decoder {
       for (float& x : w_.s) x *= p.score.pre;
     }
     const int first = keys_.begin + tile * kTileKeys;
-    if (has_extras()) add_row_extras(first + lane_ % 4 * 2);
+    if (p.extras.any()) add_row_extras(first + lane_ % 4 * 2);
     const core::Range here = {first, first + kTileKeys};
     if (here.end > keys_.end || band_.cover(queries_seen_, here) != core::Cover::full) {
 #pragma unroll
@@ -210,9 +210,6 @@ class Decoder {
         mask_row(w_.s, half, {seen.begin - lane_first, seen.end - lane_first}, -core::kInfinity);
       }
     }
-  }
-  __device__ __forceinline__ bool has_extras() const {
-    return p.extras.bias != nullptr || p.extras.alibi_slopes != nullptr;
   }
   /// The lane's two rows belong to any two queries and heads.
   __device__ __forceinline__ void add_row_extras(int first_key) {
@@ -283,10 +280,7 @@ class Decoder {
     const float lse = core::lse_of(end.state);
     const int part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
     const std::int64_t part_row =
-        work_.split * p.part_rows +
-        (std::int64_t{sequence_.entry()} * p.sequences.seqlen_q + sequence_.first_q + query) *
-            p.num_heads +
-        head;
+        work_.split * p.part_rows + p.sequences.row_of(sequence_, query) * p.num_heads + head;
     if (part == 0) {
       if (!whole) {
         p.part_lse[part_row] = lse;

@@ -95,18 +95,18 @@ __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, con
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int left = at.columns_left<Axis::columns>(half);
-    std::int64_t to = at.batch * p.dbias_batch + at.head * p.dbias_head +
-                      at.first_query * p.dbias_query + (at.first_key + 8 * half) * p.dbias_key;
+    std::int64_t to = p.dbias_strides.offset(at.batch, at.head, at.first_query,
+                                             at.first_key + 8 * half);
 #pragma unroll
-    for (int c = 0; c < kCount / 4; ++c, to += 8 * p.dbias_query) {
+    for (int c = 0; c < kCount / 4; ++c, to += 8 * p.dbias_strides.query) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (8 * c + j >= left) continue;
         const float x = ds[4 * c + 2 * half + j];
         if (p.dbias_adds) {
-          atomicAdd(static_cast<float*>(p.dbias) + to + j * p.dbias_query, x);
+          atomicAdd(static_cast<float*>(p.dbias) + to + j * p.dbias_strides.query, x);
         } else {
-          store_float(p.dbias, p.extras.bias_dtype, to + j * p.dbias_query, x);
+          store_float(p.dbias, p.extras.bias_dtype, to + j * p.dbias_strides.query, x);
         }
       }
     }

@@ -20,12 +20,12 @@ BackwardBiasParams make_bias_params(const Problem& p, const Tensors& t,
                                     const GpuBackwardLayout& layout) {
   BackwardBiasParams params;
   const std::int64_t sizes[] = {p.batch, p.num_heads, p.seqlen_q, p.seqlen_k};
-  const std::int64_t strides[] = {t.dbias.stride_batch, t.dbias.stride_head, t.dbias.stride_query,
-                                  t.dbias.stride_key};
+  const core::BiasStrides from = strides_of(*p.bias, t.dbias);
+  const std::int64_t strides[] = {from.batch, from.head, from.query, from.key};
   const bool stored[] = {p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys};
   for (int i = 0; i < 4; ++i) {
     params.sizes[i] = stored[i] ? sizes[i] : 1;
-    params.strides[i] = stored[i] ? strides[i] : 0;
+    params.strides[i] = strides[i];
   }
   params.dbias = t.dbias.data;
   params.dtype = p.bias->dtype;
@@ -38,8 +38,8 @@ void set_bias_gradient(BackwardParams& params, const Problem& p, const Tensors& 
                        const GpuBackwardLayout& layout) {
   if (!p.bias || t.dbias.data == nullptr) return;
   const BackwardBiasParams bias = make_bias_params(p, t, layout);
-  std::int64_t* const strides[] = {&params.dbias_batch, &params.dbias_head, &params.dbias_query,
-                                   &params.dbias_key};
+  core::BiasStrides& to = params.dbias_strides;
+  std::int64_t* const strides[] = {&to.batch, &to.head, &to.query, &to.key};
   params.dbias_adds = bias.sums != nullptr;
   params.dbias = params.dbias_adds ? bias.sums : bias.dbias;
   std::int64_t inner = 1;

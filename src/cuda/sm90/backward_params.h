@@ -56,7 +56,7 @@ struct BackwardParams {
   core::Window window;
   Extras extras;
   void* dbias = nullptr;  ///< null: not asked for
-  std::int64_t dbias_batch = 0, dbias_head = 0, dbias_query = 0, dbias_key = 0;
+  core::BiasStrides dbias_strides;
 
   core::Score score;
   core::Dropout dropout;

@@ -19,6 +19,9 @@ struct ScorePlace {
   int first_query, first_key;
   int seqlen_q, seqlen_k;
 
+  TESSERA_HD constexpr std::int64_t first_of(const core::BiasStrides& strides) const {
+    return strides.offset(batch, head, first_query, first_key);
+  }
   /// How many columns exist from the first on in the half-th of the thread's two rows.
   template <Axis kQueries>
   __device__ __forceinline__ int columns_left(int half) const {
@@ -33,10 +36,9 @@ __device__ __forceinline__ void add_bias_of(const Extras& x, const ScorePlace& a
                                             float (&s)[kCount]) {
   constexpr int kAtOnce = 4;  // pairs of columns whose loads are under way together
   constexpr bool kRows = kQueries == Axis::rows;
-  const std::int64_t row = kRows ? x.bias_query : x.bias_key;
-  const std::int64_t column = kRows ? x.bias_key : x.bias_query;
-  const std::int64_t start = at.batch * x.bias_batch + at.head * x.bias_head +
-                             at.first_query * x.bias_query + at.first_key * x.bias_key;
+  const std::int64_t row = kRows ? x.bias_strides.query : x.bias_strides.key;
+  const std::int64_t column = kRows ? x.bias_strides.key : x.bias_strides.query;
+  const std::int64_t start = at.first_of(x.bias_strides);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const T* from = static_cast<const T*>(x.bias) + start + 8 * half * row;
@@ -67,8 +69,7 @@ template <int kCount>
 __device__ __forceinline__ void add_extras_of_row(const Extras& x, const ScorePlace& at, int half,
                                                   float (&s)[kCount]) {
   const bool biased = x.bias != nullptr, sloped = x.alibi_slopes != nullptr;
-  const std::int64_t start = at.batch * x.bias_batch + at.head * x.bias_head +
-                             at.first_query * x.bias_query + at.first_key * x.bias_key;
+  const std::int64_t start = at.first_of(x.bias_strides);
   const float slope = sloped ? x.alibi_slopes[at.batch * x.alibi_batch + at.head] : 0.0F;
   const auto diagonal =
       static_cast<float>(at.first_query + at.seqlen_k - at.seqlen_q - at.first_key);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void add_extras_of_row(const Extras& x, const ScorePl
     float& score = s[i / 2 * 4 + 2 * half + i % 2];
     float bias = 0.0F;
     if (biased && column < at.seqlen_k - at.first_key) {
-      const std::int64_t from = start + column * x.bias_key;
+      const std::int64_t from = start + column * x.bias_strides.key;
       bias = x.bias_dtype == Dtype::f32
                  ? static_cast<const float*>(x.bias)[from]
                  : to_float(static_cast<const std::uint16_t*>(x.bias)[from], x.bias_dtype);
