@@ -88,8 +88,8 @@ TESSERA_HD constexpr SoftcapSeries make_softcap_series(const Score& score) {
   return series;
 }
 
-/// Elements from one of an additive bias (batch, num_heads, seqlen_q, seqlen_k), or of its gradient,
-/// to the next along each dimension; 0: all share one.
+/// Elements from one of an additive bias (batch, num_heads, seqlen_q, seqlen_k), or of its
+/// gradient, to the next along each dimension; 0: all share one.
 struct BiasStrides {
   std::int64_t batch = 0, head = 0, query = 0, key = 0;
 

@@ -56,8 +56,8 @@ inline void store_bias(const Problem& p, const Tensors& tensors, int batch, int 
       start[i] = strides.offset(batch, head, query, first);
     }
     with_storage(p.bias->dtype, [&](auto storage) {
-      store_bias_lanes(static_cast<decltype(storage)*>(tensors.dbias.data), start, count, strides.key, keys,
-                       values != nullptr ? values + slot : nullptr, stride);
+      store_bias_lanes(static_cast<decltype(storage)*>(tensors.dbias.data), start, count,
+                       strides.key, keys, values != nullptr ? values + slot : nullptr, stride);
     });
   }
 }

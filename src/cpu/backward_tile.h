@@ -45,9 +45,9 @@ class BackwardTile {
         band(window_of(problem).band_of(map.sequence)),
         d(core::round_up<std::int64_t>(problem.head_dim, kLanes)),
         dv(core::round_up<std::int64_t>(problem.head_dim_v, kLanes)),
-        first_row(head_k * shared.rows +
-                  backward_row(call.plan,
-                               sequences_of(problem, tensors).row_of(map.sequence, 0), batch)),
+        first_row(
+            head_k * shared.rows +
+            backward_row(call.plan, sequences_of(problem, tensors).row_of(map.sequence, 0), batch)),
         slot_row(slot * shared.slot_rows),
         score_(call.plan.score),
         extra_(extra_of(call.plan.problem) != core::Extra::none),

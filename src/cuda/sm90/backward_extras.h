@@ -95,8 +95,8 @@ __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, con
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int left = at.columns_left<Axis::columns>(half);
-    std::int64_t to = p.dbias_strides.offset(at.batch, at.head, at.first_query,
-                                             at.first_key + 8 * half);
+    std::int64_t to =
+        p.dbias_strides.offset(at.batch, at.head, at.first_query, at.first_key + 8 * half);
 #pragma unroll
     for (int c = 0; c < kCount / 4; ++c, to += 8 * p.dbias_strides.query) {
 #pragma unroll
