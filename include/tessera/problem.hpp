@@ -26,6 +26,23 @@ struct BiasShape {
   friend bool operator==(const BiasShape&, const BiasShape&) = default;
 };
 
+/// Keys and values that lie in a cache: with lengths that are read where the kernel runs, in rows
+/// or in pages (S13). seqlen_k is the cache's capacity then, in slots of a sequence. A slot holds
+/// one key and its value.
+struct CacheShape {
+  Lengths lengths = Lengths::after;
+  std::int64_t seqlen_new = 0;      ///< before: new keys a sequence; packed: of the longest
+  std::int64_t page_size = 0;       ///< slots of a page; 0: rows, without pages
+  std::int64_t num_pages = 0;       ///< paged only: pages of k and v
+  PageIds page_ids = PageIds::i32;  ///< of the page table
+  std::int64_t rows = 0;  ///< rows of k and v, or of the page table, that CacheTensors::index picks
+                          ///< from; 0: sequence b has row b
+  bool leftpad = false;   ///< a sequence's first slots hold none of its keys
+
+  bool paged() const { return page_size > 0; }
+  friend bool operator==(const CacheShape&, const CacheShape&) = default;
+};
+
 /// An attention problem: o = dropout(softmax(mask(softcap(softmax_scale * q k^T) + bias))) v, and
 /// its gradients (docs/semantics.md, rules S1-S14). Sizes are in elements.
 struct Problem {
@@ -41,22 +58,27 @@ struct Problem {
   std::int64_t head_dim_v = 0;   ///< of v and o
 
   /// Packed variable length: q is (total_q, num_heads, head_dim), k and v (total_k, num_heads_k,
-  /// ..), sequence boundaries come in cu_seqlens_q / cu_seqlens_k (S11).
+  /// ..), sequence boundaries come in cu_seqlens_q / cu_seqlens_k (S11). With a cache: q alone.
   bool packed = false;
-  std::int64_t total_q = 0;  ///< packed only
-  std::int64_t total_k = 0;  ///< packed only
+  std::int64_t total_q = 0;         ///< packed only
+  std::int64_t total_k = 0;         ///< packed only, without a cache
+  std::optional<CacheShape> cache;  ///< none: k and v are (batch, seqlen_k, ..), or packed
 
   std::optional<float> softmax_scale;  ///< none: 1 / sqrt(head_dim)
   float softcap = 0.0F;                ///< > 0: scores become softcap * tanh(score / softcap)
   std::int64_t window_left = -1;       ///< keys visible to the left; -1: unbounded (S3)
   std::int64_t window_right = -1;      ///< keys visible to the right; -1: unbounded; causal: 0
-  Alignment alignment = Alignment::bottom_right;  ///< of causal and window (S2)
-  PerHead alibi = PerHead::none;                  ///< shape of the ALiBi slopes (S6)
-  std::optional<BiasShape> bias;                  ///< none: no bias tensor
-  bool sink = false;             ///< one extra logit a head in the denominator, (num_heads) fp32
-  float dropout_p = 0.0F;        ///< probability that an attention weight is zeroed, [0, 1)
-  bool deterministic = false;    ///< dQ bitwise repeatable too (S9); the CPU always is
-  bool batch_invariant = false;  ///< a row's bits do not depend on the rest of the batch (S9)
+  Alignment alignment = Alignment::bottom_right;  ///< of causal, window and chunk (S2)
+  std::int64_t chunk = 0;  ///< queries see keys of their own chunk of so many; 0: all (S3)
+  std::int64_t sink_tokens =
+      0;              ///< so many first keys are seen whatever is left of the window (S3)
+  bool tree = false;  ///< a mask of bits decides on the last seqlen_q keys, of at most 64 (S3)
+  PerHead alibi = PerHead::none;  ///< shape of the ALiBi slopes (S6)
+  std::optional<BiasShape> bias;  ///< none: no bias tensor
+  bool sink = false;              ///< one extra logit a head in the denominator, (num_heads) fp32
+  float dropout_p = 0.0F;         ///< probability that an attention weight is zeroed, [0, 1)
+  bool deterministic = false;     ///< dQ bitwise repeatable too (S9); the CPU always is
+  bool batch_invariant = false;   ///< a row's bits do not depend on the rest of the batch (S9)
   /// Addresses of q, k, v and o, or strides between their rows, heads and sequences, may be no
   /// multiples of 16 bytes (S11); needs_unaligned() in tensors.hpp says whether given ones are not.
   /// A GPU then reads them element by element, at a fraction of the speed; a CPU takes them all the
@@ -74,8 +96,14 @@ struct Problem {
   Dtype stored_o() const { return dtype_o.value_or(dtype); }
   /// Rows of q (of all sequences together), the first dimension of a packed tensor.
   std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
-  /// Rows of k and v.
-  std::int64_t rows_k() const { return packed ? total_k : batch * seqlen_k; }
+  /// Rows of k and v: all slots of a cache.
+  std::int64_t rows_k() const {
+    if (cache && cache->paged()) return cache->num_pages * cache->page_size;
+    if (cache) return (cache->rows > 0 ? cache->rows : batch) * seqlen_k;
+    return packed ? total_k : batch * seqlen_k;
+  }
+  /// Whether k and v have no dimension of sequences.
+  bool packed_k() const { return packed && !cache; }
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

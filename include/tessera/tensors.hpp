@@ -61,6 +61,20 @@ struct Bias {
   /// @}
 };
 
+/// Where the sequences of a cache lie and how long they are (S13). What is null is so for none.
+struct CacheTensors {
+  /// (batch), iff Problem has lengths. A negative one: the sequence is a no-op.
+  const std::int32_t* seqlens = nullptr;
+  /// (batch + 1) boundaries of new keys, iff lengths are `before` and queries are packed.
+  const std::int32_t* cu_seqlens_new = nullptr;
+  /// (rows or batch, at least seqlen_k / page_size rounded up) page numbers, iff paged. Those
+  /// beyond a sequence's length are never read.
+  const void* page_table = nullptr;
+  std::int64_t stride_page_table = 0;     ///< from one row of page_table to the next
+  const std::int32_t* index = nullptr;    ///< (batch) rows of the sequences, iff CacheShape::rows
+  const std::int32_t* leftpad = nullptr;  ///< (batch) first slots, iff CacheShape::leftpad
+};
+
 /// Everything a run reads and writes. `required` depends on the Problem; run() checks. What a
 /// forward writes and its backward only reads is one field with two names, the second one const:
 /// who calls a backward needs no writable o and softmax_lse, and who calls both sets them once.
@@ -69,8 +83,9 @@ struct Tensors {
   Tensors() : o(), softmax_lse(nullptr) {}
 
   ConstTensor q;  ///< (batch, seqlen_q, num_heads, head_dim)
-  ConstTensor k;  ///< (batch, seqlen_k, num_heads_k, head_dim)
-  ConstTensor v;  ///< (batch, seqlen_k, num_heads_k, head_dim_v)
+  /// (batch, seqlen_k, num_heads_k, head_dim); a cache: (rows, ..), or (num_pages, page_size, ..)
+  ConstTensor k;
+  ConstTensor v;  ///< the same with head_dim_v, strides of its own
   /// (batch, seqlen_q, num_heads, head_dim_v).
   union {
     Tensor o;             ///< forward: written
@@ -88,8 +103,12 @@ struct Tensors {
   const float* sink = nullptr;          ///< (num_heads), iff Problem::sink
   const std::int32_t* cu_seqlens_q = nullptr;  ///< (batch + 1), iff packed
   const std::int32_t* cu_seqlens_k = nullptr;  ///< (batch + 1), iff packed
-  std::uint64_t philox_seed = 0;               ///< dropout only (S8)
-  std::uint64_t philox_offset = 0;             ///< dropout only (S8)
+  CacheTensors cache;                          ///< iff Problem::cache
+  /// (batch, seqlen_q) contiguous, packed (total_q), iff Problem::tree: bit j of a query's says
+  /// that it may see key seqlen_k - seqlen_q + j.
+  const std::uint64_t* tree_mask = nullptr;
+  std::uint64_t philox_seed = 0;    ///< dropout only (S8)
+  std::uint64_t philox_offset = 0;  ///< dropout only (S8)
 
   // Backward.
   ConstTensor dout;                     ///< like o

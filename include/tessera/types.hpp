@@ -23,6 +23,16 @@ enum class Alignment : std::uint8_t {
 /// Shape of an optional per-head parameter such as the ALiBi slopes.
 enum class PerHead : std::uint8_t { none, heads, batch_heads };
 
+/// What the lengths of sequences in a cache count (S13).
+enum class Lengths : std::uint8_t {
+  full,    ///< there are none: every sequence fills its slots
+  after,   ///< the slots that are filled: new keys were appended before they were counted
+  before,  ///< the slots that were filled before the new keys were appended, which count, too
+};
+
+/// Type of page numbers.
+enum class PageIds : std::uint8_t { i32, i64 };
+
 /// Instruction sets with kernels of their own. Among the CPU's, a larger value includes the
 /// smaller.
 enum class Arch : std::uint8_t {

@@ -73,6 +73,93 @@ struct Band {
   }
 };
 
+/// Keys in two runs that do not overlap: tokens that a window keeps, and the others. Kernels walk
+/// over the first and then over the second.
+struct KeyRuns {
+  Range sinks, keys;
+
+  TESSERA_HD constexpr int size() const { return sinks.size() + keys.size(); }
+  TESSERA_HD constexpr bool empty() const { return size() == 0; }
+  /// Those from the begin-th to before the end-th.
+  TESSERA_HD constexpr KeyRuns part(int begin, int end) const {
+    const int first = sinks.size();
+    const Range some = intersect(sinks, {sinks.begin + begin, sinks.begin + end});
+    const Range rest =
+        intersect(keys, {keys.begin + max(begin - first, 0), keys.begin + max(end - first, 0)});
+    return {some.empty() ? Range{0, 0} : some, rest.empty() ? Range{0, 0} : rest};
+  }
+  /// The first `count` keys of them, or as many as lie side by side; empty: there are none.
+  TESSERA_HD constexpr Range first(int count) const {
+    return after({sinks.begin, sinks.begin}, count);
+  }
+  /// The same of those that follow `block`, which is one of these.
+  TESSERA_HD constexpr Range after(Range block, int count) const {
+    if (block.end < sinks.end) return {block.end, min(block.end + count, sinks.end)};
+    const int begin = max(block.end, keys.begin);
+    return {begin, min(begin + count, keys.end)};
+  }
+  friend constexpr bool operator==(const KeyRuns&, const KeyRuns&) = default;
+};
+
+/// All of a sequence's mask (S2, S3): the band, cut by chunks; first keys that every query sees up
+/// to its right end; and the bits that decide on the last keys.
+struct SequenceMask {
+  Band band;
+  int chunk = 0;  ///< 0: one
+  int sink_tokens = 0;
+  const std::uint64_t* tree = nullptr;  ///< of the sequence's queries; null: none
+
+  /// Whether there is more than a band.
+  TESSERA_HD constexpr bool special() const {
+    return chunk != 0 || sink_tokens != 0 || tree != nullptr;
+  }
+  /// Besides sink tokens; not clipped where there is nothing between them.
+  TESSERA_HD constexpr int begin_of(int query) const {
+    const int position = query + band.offset;
+    return max(max(position - band.left, 0), chunk != 0 ? chunk_begin(position) : 0);
+  }
+  TESSERA_HD constexpr int end_of(int query) const {
+    const int position = query + band.offset;
+    const int end = min(position + band.right + 1, band.seqlen_k);
+    return max(chunk != 0 ? min(end, chunk_begin(position) + chunk) : end, 0);
+  }
+  /// Keys that some of the queries see, sink tokens aside, and what lies between these keys.
+  TESSERA_HD constexpr Range keys_of(Range queries) const {
+    if (queries.empty()) return {0, 0};
+    const int begin = begin_of(queries.begin), end = end_of(queries.end - 1);
+    return end > begin ? Range{begin, end} : Range{0, 0};
+  }
+  TESSERA_HD constexpr Range keys_of(int query) const { return keys_of({query, query + 1}); }
+  /// The same with sink tokens.
+  TESSERA_HD constexpr KeyRuns runs_of(Range queries) const {
+    const Range keys = keys_of(queries);
+    if (sink_tokens == 0 || queries.empty()) return {{0, 0}, keys};
+    const int end = min(sink_tokens, end_of(queries.end - 1));
+    return {{0, keys.empty() ? end : min(end, keys.begin)}, keys};
+  }
+  /// Keys that every one of the queries sees.
+  TESSERA_HD constexpr Range common_keys(Range queries) const {
+    if (queries.empty()) return {0, 0};
+    const int end = end_of(queries.begin);
+    const Range keys = {begin_of(queries.end - 1),
+                        tree != nullptr ? min(end, first_of_tree()) : end};
+    return keys.empty() ? Range{0, 0} : keys;
+  }
+  /// The key that bit 0 of the tree's words decides on.
+  TESSERA_HD constexpr int first_of_tree() const { return band.seqlen_k - band.seqlen_q; }
+  TESSERA_HD constexpr bool visible(int query, int key) const {
+    if (key >= end_of(query) || (key < begin_of(query) && key >= sink_tokens)) return false;
+    if (tree == nullptr || key < first_of_tree()) return key >= 0;
+    return (tree[query] >> (key - first_of_tree()) & 1) != 0;
+  }
+
+ private:
+  TESSERA_HD constexpr int chunk_begin(int position) const {
+    const int chunks = position / chunk;
+    return (position - chunks * chunk < 0 ? chunks - 1 : chunks) * chunk;
+  }
+};
+
 /// The band of a problem or of one packed sequence. window_left / window_right: -1 is unbounded.
 TESSERA_HD constexpr Band make_band(int seqlen_q, int seqlen_k, std::int64_t window_left,
                                     std::int64_t window_right, Alignment alignment) {

@@ -18,10 +18,11 @@ struct Sequence {
   int seqlen_q = 0;
   int seqlen_k = 0;
   int first_q = 0;      ///< packed: first row of q, o and softmax_lse; dense: 0
-  int first_k = 0;      ///< packed: first row of k and v; dense: 0
-  bool packed = false;  ///< tensors have no dimension of sequences
+  int first_k = 0;      ///< packed: first row of k and v; dense: 0; a cache: its first slot
+  bool packed = false;  ///< q has no dimension of sequences
+  int entry_k = 0;      ///< its place along the batch dimension of k and v: of a row
 
-  /// Its place along the tensors' batch dimension.
+  /// Its place along q's batch dimension.
   TESSERA_HD constexpr int entry() const { return packed ? 0 : batch; }
   /// Elements from the start of a tensor with q's rows to a query's row.
   TESSERA_HD constexpr std::int64_t query_offset(const Strides& strides, int query,
@@ -29,9 +30,9 @@ struct Sequence {
     return entry() * strides.batch + (std::int64_t{first_q} + query) * strides.seqlen +
            head * strides.head;
   }
-  /// The same for a key of k or v; head: of the key/value heads.
+  /// The same for a key of k or v that do not lie in pages; head: of the key/value heads.
   TESSERA_HD constexpr std::int64_t key_offset(const Strides& strides, int key, int head) const {
-    return entry() * strides.batch + (std::int64_t{first_k} + key) * strides.seqlen +
+    return entry_k * strides.batch + (std::int64_t{first_k} + key) * strides.seqlen +
            head * strides.head;
   }
   /// A query's index into softmax_lse (S5), where heads are lse_head elements apart.
@@ -49,8 +50,9 @@ struct Sequences {
 
   TESSERA_HD constexpr bool packed() const { return cu_seqlens_q != nullptr; }
   TESSERA_HD constexpr Sequence at(int batch) const {
-    Sequence sequence = {batch, seqlen_q, seqlen_k, 0, 0, packed()};
+    Sequence sequence = {batch, seqlen_q, seqlen_k, 0, 0, packed(), batch};
     if (sequence.packed) {
+      sequence.entry_k = 0;
       sequence.first_q = cu_seqlens_q[batch];
       sequence.first_k = cu_seqlens_k[batch];
       sequence.seqlen_q = cu_seqlens_q[batch + 1] - sequence.first_q;
@@ -74,6 +76,20 @@ struct Window {
     return make_band(sequence.seqlen_q, sequence.seqlen_k, left, right, alignment);
   }
   friend constexpr bool operator==(const Window&, const Window&) = default;
+};
+
+/// Everything that says which keys queries see.
+struct MaskRules {
+  Window window;
+  int chunk = 0;  ///< 0: none
+  int sink_tokens = 0;
+  const std::uint64_t* tree = nullptr;  ///< a word for every query of all sequences; null: none
+
+  TESSERA_HD constexpr SequenceMask of(const Sequences& sequences, const Sequence& sequence) const {
+    return {window.band_of(sequence), chunk, sink_tokens,
+            tree == nullptr ? nullptr : tree + sequences.row_of(sequence, 0)};
+  }
+  friend constexpr bool operator==(const MaskRules&, const MaskRules&) = default;
 };
 
 /// The rows of all query sequences in blocks of block_m, every sequence beginning a block of its

@@ -105,6 +105,18 @@ TESSERA_HD constexpr Range split_keys(Range keys, int split, int split_n) {
   return {static_cast<int>(begin), static_cast<int>(min<std::int64_t>(begin + split_n, keys.end))};
 }
 
+TESSERA_HD constexpr KeyRuns split_runs(const KeyRuns& keys, int split, int split_n) {
+  if (split_n == 0) return keys;
+  const std::int64_t begin = std::int64_t{split} * split_n;
+  if (begin >= keys.size()) return {};
+  return keys.part(static_cast<int>(begin),
+                   static_cast<int>(min<std::int64_t>(begin + split_n, keys.size())));
+}
+/// How many of these are not empty, but the first, which exists.
+TESSERA_HD constexpr int used_splits(const KeyRuns& keys, int split_n) {
+  return split_n == 0 ? 1 : max(1, ceil_div(keys.size(), split_n));
+}
+
 /// Blocks of block_n keys, counted from key 0, that a run of queries meets.
 struct KeyBlocks {
   Range seen;  ///< at least one of the queries sees one of the keys

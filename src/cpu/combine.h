@@ -75,7 +75,6 @@ TESSERA_INLINE void combine_row(const PartRows<P>& parts, std::int64_t n,
 /// Merges all rows of a call whose plan splits the keys.
 inline void combine_splits(const Call& call) {
   core::WorkOrder work = call.plan.work;
-  const int splits = work.splits;
   work.splits = 1;
   const SplitLayout& parts = call.layout.splits;
   const std::int64_t n = call.plan.problem.head_dim_v;
@@ -85,6 +84,8 @@ inline void combine_splits(const Call& call) {
     const RowMap map(call, item.batch, item.head);
     const std::int64_t first = std::int64_t{item.block} * work.block_m;
     const std::int64_t last = core::min(first + work.block_m, map.rows.count());
+    const int splits =
+        core::used_splits(map.mask.runs_of(map.rows.queries_of(first, last)), call.plan.split_n);
     const Tensors& tensors = call.tensors;
     const std::int64_t rows = map.split_rows();
     for (std::int64_t r = first; r < last; ++r) {

@@ -94,7 +94,6 @@ class DecodeItem {
         split_(split),
         num_heads_(heads),
         map_(call, batch, head_k),
-        band_(window_of(problem_).band_of(map_.sequence)),
         score_(call.plan.score),
         dropout_(
             core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
@@ -107,14 +106,15 @@ class DecodeItem {
   void run() {
     head_rows_ = static_cast<int>(map_.rows.count());
     if (head_rows_ == 0) return;
-    keys_ =
-        core::split_keys(band_.keys_of(map_.rows.queries_of(0, head_rows_)), split_, plan_.split_n);
+    keys_ = core::split_runs(map_.mask.runs_of(map_.rows.queries_of(0, head_rows_)), split_,
+                             plan_.split_n);
+    if (split_ > 0 && keys_.empty()) return;
     for (int h = 0; h < num_heads_; ++h) {
       RowMap::Row row = map_.at(0);
       for (int r = h * head_rows_; r < (h + 1) * head_rows_; ++r, row = map_.next(row)) {
         rows_[r].query = row.query;
         rows_[r].head = map_.head_of(row) + h * map_.rows.group;
-        rows_[r].keys = core::intersect(band_.keys_of(row.query), keys_);
+        rows_[r].keys = {map_.mask.begin_of(row.query), map_.mask.end_of(row.query)};
       }
     }
     with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
@@ -135,7 +135,7 @@ class DecodeItem {
   struct RowState {
     int query = 0;
     int head = 0;
-    core::Range keys;  ///< that the row sees, inside the item's split
+    core::Range keys;  ///< that the row sees, sink tokens and a tree aside
     core::Softmax<float> softmax;
   };
 
@@ -167,15 +167,40 @@ class DecodeItem {
 
   template <class T>
   void attend() {
-    const KeyRows<T> k = {static_cast<const T*>(tensors_.k.data) + map_.key_offset(tensors_.k),
-                          tensors_.k.stride_seqlen, problem_.head_dim, tensors_.k.stride_head};
-    const KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + map_.key_offset(tensors_.v),
-                          tensors_.v.stride_seqlen, problem_.head_dim_v, tensors_.v.stride_head};
     if (keys_.empty()) return;
-    Requests requests(k, v, keys_, K.block_n, num_heads_);
-    for (int key = keys_.begin; key < keys_.end; key += K.block_n) {
-      chunk_ = {key, core::min(key + K.block_n, keys_.end)};
+    const KeyPlaces places = {map_.pages, map_.sequence};
+    const std::int64_t head = map_.head_k;
+    KeyRows<T> k = {static_cast<const T*>(tensors_.k.data) + head * tensors_.k.stride_head,
+                    strides_of(tensors_.k), problem_.head_dim};
+    KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + head * tensors_.v.stride_head,
+                    strides_of(tensors_.v), problem_.head_dim_v};
+    Requests requests(k, v, places, keys_, K.block_n, num_heads_);
+    if (!places.paged()) {
+      k.data += places.offset(k.strides, 0);
+      v.data += places.offset(v.strides, 0);
+    }
+    for (chunk_ = keys_.first(K.block_n); !chunk_.empty();
+         chunk_ = keys_.after(chunk_, K.block_n)) {
+      if (places.paged()) find_slots(places, k, v);
       for (int h = 0; h < num_heads_; ++h) attend_chunk(k.head(h), v.head(h), h, requests);
+    }
+  }
+
+  /// Where the chunk's keys and values lie.
+  template <class T>
+  void find_slots(const KeyPlaces& places, KeyRows<T>& k, KeyRows<T>& v) const {
+    k.slots = scratch_.slots;
+    v.slots = scratch_.slots + K.block_n;
+    k.first = v.first = chunk_.begin;
+    core::Range left = chunk_;
+    while (!left.empty()) {
+      std::int64_t at_k = places.offset(k.strides, left.begin);
+      std::int64_t at_v = places.offset(v.strides, left.begin);
+      const int end = left.begin + places.together(left);
+      for (; left.begin < end; at_k += k.strides.seqlen, at_v += v.strides.seqlen, ++left.begin) {
+        scratch_.slots[left.begin - chunk_.begin] = at_k;
+        scratch_.slots[K.block_n + left.begin - chunk_.begin] = at_v;
+      }
     }
   }
 
@@ -305,16 +330,32 @@ class DecodeItem {
       const F32 distance = to_f32(iota() + I32(key - map_.position_of(row.query)));
       x = core::add_to_score(x, problem_.bias.has_value(), bias, alibi, slope, abs(distance));
     }
-    const bool inside = row.keys.begin <= key && key + kLanes <= row.keys.end;
-    if (inside) return x;
-    const Mask seen = first_lanes(row.keys.end - key) & ~first_lanes(row.keys.begin - key);
+    const core::SequenceMask& mask = map_.mask;
+    const int end = core::min(row.keys.end, chunk_.end);
+    const bool no_tree = mask.tree == nullptr || key + kLanes <= mask.first_of_tree();
+    if (row.keys.begin <= key && key + kLanes <= end && no_tree) return x;
+    Mask seen = first_lanes(end - key) & ~first_lanes(row.keys.begin - key);
+    if (key < mask.sink_tokens) {
+      seen = seen | (first_lanes(end - key) & first_lanes(mask.sink_tokens - key));
+    }
+    if (!no_tree) seen = seen & in_tree(mask.tree[row.query], key - mask.first_of_tree());
     return select(seen, x, F32(-core::kInfinity));
   }
 
-  /// The bias of kLanes keys in base 2; zero where the row sees no key.
+  /// Which of kLanes keys a word of the tree shows, where bit 0 is `number` keys back.
+  [[gnu::noinline]] static Mask in_tree(std::uint64_t word, int number) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const int bit = number + i;
+      lanes[i] = bit < 0 || (bit < 64 && (word >> bit & 1) != 0) ? 1.0F : 0.0F;
+    }
+    return load(lanes) > F32{};
+  }
+
+  /// The bias of kLanes keys in base 2; zero beyond the chunk.
   [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
     const core::BiasStrides strides = map_.bias_strides();
-    const core::Range keys = core::intersect(row.keys, {key, key + kLanes});
+    const core::Range keys = {key, core::min(key + kLanes, chunk_.end)};
     F32 x{};
     with_storage(problem_.bias->dtype, [&](auto storage) {
       using T = decltype(storage);
@@ -380,7 +421,8 @@ class DecodeItem {
     for (int key = keys.begin; key < keys.end; key += kKeys, weight += kKeys) {
       requests.advance<lines_of<T, Operand>(NC)>();
       Operand value[NC];
-      load_values(v[key] + i, v.stride, key + 1 < keys.end, load_value, value);
+      const bool has_next = kPairs && key + 1 < keys.end;
+      load_values(v[key] + i, has_next ? v[key + 1] + i : nullptr, load_value, value);
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) {
         const Operand factor = broadcast_weight(weight + r * weight_stride());
@@ -400,14 +442,13 @@ class DecodeItem {
 
   /// Pairs: of this key's row and the next one's, or zeros where there is none.
   template <int NC, class T, class Load>
-  TESSERA_INLINE static void load_values(const T* row, [[maybe_unused]] std::int64_t stride,
-                                         [[maybe_unused]] bool has_next, const Load& load_value,
-                                         Operand (&value)[NC]) {
+  TESSERA_INLINE static void load_values(const T* row, [[maybe_unused]] const T* next_row,
+                                         const Load& load_value, Operand (&value)[NC]) {
     if constexpr (kPairs) {
 #pragma GCC unroll 4
       for (int c = 0; c < NC; c += 2) {
         // A vector of pairs holds 2 * kLanes head dims: c counts vectors of sums.
-        const U32 next = has_next ? load_value(row + stride + c * kLanes) : U32{};
+        const U32 next = next_row != nullptr ? load_value(next_row + c * kLanes) : U32{};
         U32 pairs[2];
         pair_rows_of_values(load_value(row + c * kLanes), next, pairs);
         value[c] = pairs[0];
@@ -478,14 +519,13 @@ class DecodeItem {
   const int split_;
   const int num_heads_;  ///< key/value heads of the item
   const RowMap map_;     ///< of the first of them
-  const core::Band band_;
-  core::Score score_;  ///< for products of already scaled queries
+  core::Score score_;    ///< for products of already scaled queries
   const core::Dropout dropout_;
   DecodeScratch scratch_;
 
-  core::Range keys_;   ///< of the item
-  core::Range chunk_;  ///< of those, at work
-  int head_rows_ = 0;  ///< query rows of each head
+  core::KeyRuns keys_;  ///< of the item
+  core::Range chunk_;   ///< of those, at work
+  int head_rows_ = 0;   ///< query rows of each head
   RowState rows_[decode_rows(K)];
 };
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "core/mask.h"
+#include "core/pages.h"
 #include "cpu/simd.h"
 
 namespace tessera::cpu::TESSERA_ISA {
@@ -12,17 +12,37 @@ namespace tessera::cpu::TESSERA_ISA {
 /// How far ahead of its use a cache line of K or V is asked for, in bytes of both.
 inline constexpr int kPrefetchBytes = 12288;
 inline constexpr int kCacheLine = 64;
+/// Where the keys of a sequence lie.
+struct KeyPlaces {
+  const core::Pages& pages;
+  const core::Sequence& sequence;
+
+  bool paged() const { return pages.table != nullptr; }
+  /// Units from the start of a tensor with these strides to a key of head 0.
+  std::int64_t offset(const core::Strides& strides, int key) const {
+    return core::slot_offset(pages, sequence, strides, key, 0);
+  }
+  /// Of some keys side by side, how many of the first lie so in memory.
+  int together(core::Range keys) const {
+    if (!paged()) return keys.size();
+    return core::min(keys.size(), pages.size - (sequence.first_k + keys.begin) % pages.size);
+  }
+};
+
 /// Rows of K or V of one head, as they lie in memory.
 template <class T>
 struct KeyRows {
-  const T* data;             ///< of key 0
-  std::int64_t stride;       ///< elements between keys
-  std::int64_t n;            ///< elements of a row
-  std::int64_t stride_head;  ///< elements to the next head
+  const T* data;                        ///< of the head; without pages: of key 0
+  core::Strides strides;                ///< elements
+  std::int64_t n;                       ///< elements of a row
+  const std::int64_t* slots = nullptr;  ///< pages: elements from data to keys from `first` on
+  int first = 0;
 
-  TESSERA_INLINE const T* operator[](int key) const { return data + key * stride; }
+  TESSERA_INLINE const T* operator[](int key) const {
+    return data + (slots == nullptr ? key * strides.seqlen : slots[key - first]);
+  }
   TESSERA_INLINE KeyRows head(int h) const {
-    return {data + h * stride_head, stride, n, stride_head};
+    return {data + h * strides.head, strides, n, slots, first};
   }
   /// Cache lines of a row.
   TESSERA_INLINE int lines() const {
@@ -38,7 +58,7 @@ struct KeyRows {
 class Requests {
   static constexpr int kAhead = kPrefetchBytes / kCacheLine;
 
-  /// The rows of one head's keys or values in a chunk.
+  /// Rows of one head's keys or values in a chunk that lie side by side.
   struct Cursor {
     const std::byte* line;  ///< to ask for next
     std::int64_t gap;       ///< bytes from behind a row's last line to the next row
@@ -49,12 +69,16 @@ class Requests {
   };
 
  public:
+  /// k, v: of the tensors' first keys.
   template <class T>
-  Requests(const KeyRows<T>& k, const KeyRows<T>& v, core::Range keys, int chunk, int heads)
-      : streams_{stream(k, keys), stream(v, keys)},
-        chunk_(chunk),
-        keys_(keys.size()),
+  Requests(const KeyRows<T>& k, const KeyRows<T>& v, const KeyPlaces& places,
+           const core::KeyRuns& keys, int chunk, int heads)
+      : streams_{stream(k), stream(v)},
+        places_(places),
+        keys_(keys),
+        chunk_size_(chunk),
         heads_(heads),
+        chunk_(keys.first(chunk)),
         at_(part(kAhead)) {
     Here here(*this);
     for (int i = 0; i < kAhead; ++i) here.advance<1>();
@@ -108,48 +132,58 @@ class Requests {
 
  private:
   struct Stream {
-    const std::byte* data;     ///< first key of the first head
-    std::int64_t stride;       ///< bytes between keys
-    std::int64_t stride_head;  ///< bytes between heads
-    int row_lines;             ///< of a row
+    const std::byte* data;  ///< of the tensor's first head
+    core::Strides strides;  ///< bytes
+    int row_lines;          ///< of a row
   };
 
   template <class T>
-  static Stream stream(const KeyRows<T>& rows, core::Range keys) {
+  static Stream stream(const KeyRows<T>& rows) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-    return {reinterpret_cast<const std::byte*>(rows[keys.begin]), rows.stride * kSize,
-            rows.stride_head * kSize, rows.lines()};
+    const core::Strides& s = rows.strides;
+    return {reinterpret_cast<const std::byte*>(rows.data),
+            {s.batch * kSize, s.seqlen * kSize, s.head * kSize},
+            rows.lines()};
   }
 
   /// The part that the counters below name.
-  Cursor part(int allowed) const {
+  Cursor part(int allowed) {
     const Stream& s = streams_[current_];
-    return {s.data + first_ * s.stride + head_ * s.stride_head,
-            s.stride - std::int64_t{s.row_lines} * kCacheLine,
+    const core::Range left = {chunk_.begin + asked_, chunk_.end};
+    part_rows_ = places_.together(left);
+    return {s.data + places_.offset(s.strides, left.begin) + head_ * s.strides.head,
+            s.strides.seqlen - std::int64_t{s.row_lines} * kCacheLine,
             s.row_lines,
             s.row_lines,
-            core::min(chunk_, keys_ - first_),
+            part_rows_,
             allowed};
   }
 
   [[gnu::noinline]] Cursor next_part(Cursor at) {
-    current_ = 1 - current_;
-    if (current_ == 0 && ++head_ == heads_) {
-      head_ = 0;
-      first_ += chunk_;
+    asked_ += part_rows_;
+    if (asked_ == chunk_.size()) {
+      asked_ = 0;
+      current_ = 1 - current_;
+      if (current_ == 0 && ++head_ == heads_) {
+        head_ = 0;
+        chunk_ = keys_.after(chunk_, chunk_size_);
+      }
     }
-    if (first_ < keys_) return part(at.allowed);
+    if (!chunk_.empty()) return part(at.allowed);
     at.allowed = -(1 << 30);  // all has been asked for
     return at;
   }
 
   Stream streams_[2];  ///< keys, values
-  int chunk_;
-  int keys_;  ///< of every head
+  KeyPlaces places_;
+  core::KeyRuns keys_;  ///< of every head
+  int chunk_size_;
   int heads_;
   int current_ = 0;  ///< stream
   int head_ = 0;
-  int first_ = 0;  ///< key of the chunk
+  core::Range chunk_;  ///< of keys
+  int asked_ = 0;      ///< of its keys, in this stream and head
+  int part_rows_ = 0;
   Cursor at_;
 };
 

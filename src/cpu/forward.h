@@ -30,26 +30,28 @@ class ForwardItem {
 
   void run() {
     if (!rows_.place()) return;
-    const core::Range keys = rows_.keys;
+    const core::KeyRuns& keys = rows_.keys;
     wanted_q_ = Item::rows_of(rows_.tiles[0]);
     while (!wanted_q_.empty()) rows_.ask_for_query(wanted_q_.begin++);
-    block_ = block_at(keys.begin);
-    next_.begin(block_);
+    const core::Range first = keys.first(K.block_n);
+    next_.begin(first);
     next_.ask_all();
-    for (; !block_.empty(); block_ = block_at(block_.end)) {
+    core::Range following;
+    for (block_ = first; !block_.empty(); block_ = following) {
+      following = keys.after(block_, K.block_n);
       next_.finish();
       key_rows_ = next_.keys();
       value_rows_ = next_.values();
-      next_.begin(block_at(block_.end));
+      next_.begin(following);
       for (int t = 0; t < rows_.num_tiles; ++t) {
-        if (block_.begin == keys.begin) {
+        if (block_ == first) {
           rows_.load_queries(t);
           if (t + 1 < rows_.num_tiles) wanted_q_ = Item::rows_of(rows_.tiles[t + 1]);
         }
-        const bool writes = block_.end == keys.end && rows_.plan.work.splits <= 1;
+        const bool writes = following.empty() && rows_.plan.work.splits <= 1;
         if (writes) wanted_o_ = Item::rows_of(rows_.tiles[t]);
         attend(t);
-        if (block_.end == keys.end) rows_.write(t);
+        if (following.empty()) rows_.write(t);
       }
     }
     if (keys.empty()) {
@@ -62,9 +64,6 @@ class ForwardItem {
   using Element = typename NextBlock<K>::Key;
   using Word = typename Item::Word;
   static constexpr bool kPairs = Item::kPairs;
-
-  /// The block that begins at `key`, empty from the end of the keys on.
-  core::Range block_at(int key) const { return {key, core::min(key + K.block_n, rows_.keys.end)}; }
 
   // ---- work ahead, between the products: requests and copies for what comes next ----
 
@@ -87,7 +86,8 @@ class ForwardItem {
 
   void attend(int t) {
     const SubTile& tile = rows_.tiles[t];
-    core::Range keys = core::intersect(tile.keys, block_);
+    const bool sinks = block_.begin < rows_.keys.sinks.end;
+    core::Range keys = core::intersect(sinks ? tile.sinks : tile.keys, block_);
     if (keys.empty()) return;
     // Pairs of values are counted from the block's first key.
     if (kPairs) keys.begin -= (keys.begin - block_.begin) & 1;

@@ -22,15 +22,17 @@ class NextBlock {
   NextBlock(const Problem& problem, const Tensors& tensors, const RowMap& map,
             const ForwardScratch& scratch, std::int64_t l2_bytes)
       : dtype_(problem.dtype),
-        k_(tensors.k, map.key_offset(tensors.k), problem.head_dim, problem.dtype),
-        v_(tensors.v, map.key_offset(tensors.v), problem.head_dim_v, problem.dtype),
+        map_(map),
+        k_(tensors.k, map, problem.head_dim, problem.dtype),
+        v_(tensors.v, map, problem.head_dim_v, problem.dtype),
         k_stride_(forward_key_stride(K, problem.head_dim)),
         v_stride_(forward_value_stride(problem.head_dim_v)),
         k_copies_(scratch.k),
         v_copies_(scratch.v) {
     const bool widens = !kPairs && dtype_ != Dtype::f32;
-    copies_k_ = widens || crowds_l2(k_, l2_bytes);
-    copies_v_ = widens || crowds_l1(v_) || kPairs;
+    const bool paged = map.pages.table != nullptr;
+    copies_k_ = widens || paged || crowds_l2(k_, l2_bytes);
+    copies_v_ = widens || paged || crowds_l1(v_) || kPairs;
     const std::int64_t bytes = core::max<std::int64_t>(1, core::max(k_.bytes, v_.bytes));
     rows_ = static_cast<int>(core::max<std::int64_t>(1, kStepBytes / 2 / bytes)) * 2;
   }
@@ -85,17 +87,19 @@ class NextBlock {
 
   /// Rows of K or V in the caller's tensor; sizes in bytes.
   struct Source {
-    const std::byte* data;  ///< of key 0
-    std::int64_t stride;    ///< between keys
+    const std::byte* data;  ///< of key 0; with pages: of the tensor
+    std::int64_t stride;    ///< between keys; with pages: of one
     std::int64_t n;         ///< elements of a row
     std::int64_t bytes;     ///< of a row
+    core::Strides strides;  ///< elements
 
-    Source(const ConstTensor& tensor, std::int64_t offset, std::int64_t head_dim, Dtype dtype)
+    Source(const ConstTensor& tensor, const RowMap& map, std::int64_t head_dim, Dtype dtype)
         : data(static_cast<const std::byte*>(tensor.data) +
-               offset * static_cast<std::int64_t>(size_of(dtype))),
-          stride(tensor.stride_seqlen * static_cast<std::int64_t>(size_of(dtype))),
+               (map.pages.table == nullptr ? map.key_offset(tensor) * size_of(dtype) : 0)),
+          stride(tensor.stride_seqlen * size_of(dtype)),
           n(head_dim),
-          bytes(head_dim * static_cast<std::int64_t>(size_of(dtype))) {}
+          bytes(head_dim * size_of(dtype)),
+          strides(strides_of(tensor)) {}
   };
 
   // Do a block's rows fall into so few cache sets that they would push each other out? Rows of K
@@ -113,7 +117,13 @@ class NextBlock {
 
   template <class T>
   const T* row_of(const Source& source, int row) const {
-    return reinterpret_cast<const T*>(source.data + (block_.begin + row) * source.stride);
+    const int key = block_.begin + row;
+    if (map_.pages.table == nullptr) {
+      return reinterpret_cast<const T*>(source.data + key * source.stride);
+    }
+    const std::int64_t offset =
+        core::slot_offset(map_.pages, map_.sequence, source.strides, key, map_.head_k);
+    return reinterpret_cast<const T*>(source.data + offset * size_of(dtype_));
   }
   Key* k_copy(int row) const { return reinterpret_cast<Key*>(k_copies_[copy_]) + row * k_stride_; }
   /// Pairs: row must be even.
@@ -137,25 +147,37 @@ class NextBlock {
   }
 
   void copy(int step) const {
-    const core::Range rows = rows_of(step);
+    core::Range rows = rows_of(step);
     if (!(is_keys(step) ? copies_k_ : copies_v_)) return;
     with_tensor_storage<K>(dtype_, [&](auto storage) {
       using T = decltype(storage);
-      if (is_keys(step)) {
-        copy_keys<T>(rows);
-      } else {
-        copy_values<T>(rows);
+      // Rows in pages lie two and two at some distance from each other.
+      const int count = map_.pages.table == nullptr ? rows.size() : 2;
+      for (; !rows.empty(); rows.begin += count) {
+        const core::Range some = {rows.begin, core::min(rows.begin + count, rows.end)};
+        if (is_keys(step)) {
+          copy_keys<T>(some);
+        } else {
+          copy_values<T>(some);
+        }
       }
     });
+  }
+
+  /// Elements from the first of some rows to the next.
+  template <class T>
+  std::int64_t distance(const Source& source, core::Range rows) const {
+    if (map_.pages.table == nullptr || rows.size() < 2) return elements<T>(source.stride);
+    return row_of<T>(source, rows.begin + 1) - row_of<T>(source, rows.begin);
   }
 
   template <class T>
   void copy_keys(core::Range rows) const {
     const T* k = row_of<T>(k_, rows.begin);
     if constexpr (kPairs) {
-      copy_rows(k, elements<T>(k_.stride), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+      copy_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
     } else {
-      widen_rows(k, elements<T>(k_.stride), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+      widen_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
     }
   }
 
@@ -163,13 +185,14 @@ class NextBlock {
   void copy_values(core::Range rows) const {
     const T* v = row_of<T>(v_, rows.begin);
     if constexpr (kPairs) {
-      pair_rows(v, elements<T>(v_.stride), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
+      pair_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
     } else {
-      widen_rows(v, elements<T>(v_.stride), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
+      widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
     }
   }
 
   Dtype dtype_;
+  const RowMap& map_;
   Source k_, v_;
   std::int64_t k_stride_, v_stride_;  ///< elements between rows of the copies
   std::byte* const* k_copies_;        ///< of this block and of the one before

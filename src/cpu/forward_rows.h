@@ -14,19 +14,32 @@ struct SubTile {
   int first = 0;  ///< of the item's rows
   int lanes = 0;
   core::Range queries;
-  core::Range keys;      ///< that at least one of the rows sees, inside the item's split
-  int first_lanes_end;   ///< where the keys end that rows outside the last vector see
-  bool started = false;  ///< its output holds something
+  core::Range sinks, keys;  ///< of the item's runs, what holds all that one of the rows sees
+  int first_lanes_end;      ///< where the keys end that rows outside the last vector see
+  bool started = false;     ///< its output holds something
 };
 
 /// The keys that the rows of a sub-tile see, and what they have gathered of them so far.
 struct SubTileState {
   I32 first[kNV], last[kNV];
   F32 reference[kNV], sum[kNV];
+  int sink_tokens;            ///< seen before `first`, too
+  int first_of_tree;          ///< the key from which on bits decide
+  const std::uint32_t* tree;  ///< [2][block_m] low and high halves, from the sub-tile's first row
+  std::int64_t tree_stride;
 
   /// x where row n * kLanes + lane sees the key.
   TESSERA_INLINE F32 visible(int n, int key, F32 x, F32 otherwise) const {
-    return select((first[n] <= I32(key)) & (I32(key) < last[n]), x, otherwise);
+    Mask seen = I32(key) < last[n];
+    if (key >= sink_tokens) seen = seen & (first[n] <= I32(key));
+    if (key >= first_of_tree) seen = seen & in_tree(n, key - first_of_tree);
+    return select(seen, x, otherwise);
+  }
+
+ private:
+  [[gnu::noinline]] Mask in_tree(int n, int number) const {
+    const U32 bit(std::uint32_t{1} << number % 32);
+    return (load(tree + number / 32 * tree_stride + n * kLanes) & bit) == bit;
   }
 };
 
@@ -45,7 +58,6 @@ class ForwardRows {
         splits(call.layout.splits),
         item(work),
         map(call, item.batch, item.head),
-        band(window_of(problem).band_of(map.sequence)),
         scratch(scratch_of(call, worker)) {}
 
   const PlanData& plan;
@@ -54,24 +66,24 @@ class ForwardRows {
   const SplitLayout& splits;
   const core::Work item;
   const RowMap map;
-  const core::Band band;
   const ForwardScratch scratch;
 
   // place() sets these.
-  core::Range keys;  ///< of the item
+  core::KeyRuns keys;  ///< of the item
   int num_tiles = 0;
   SubTile tiles[K.block_m / K.tile_m];
 
   // ---- geometry ----
 
-  /// Finds the item's rows, and its keys. False: it has no rows.
+  /// Finds the item's rows, and its keys. False: it has no rows, or none of the keys.
   bool place() {
     const int block_m = plan.work.block_m;
     const std::int64_t first = std::int64_t{item.block} * block_m;
     const int count = static_cast<int>(core::min<std::int64_t>(block_m, map.rows.count() - first));
     if (count <= 0) return false;
-    keys = core::split_keys(band.keys_of(map.rows.queries_of(first, first + count)), item.split,
+    keys = core::split_runs(map.mask.runs_of(map.rows.queries_of(first, first + count)), item.split,
                             plan.split_n);
+    if (item.split > 0 && keys.empty()) return false;
     place_rows(first, count);
     return true;
   }
@@ -81,7 +93,7 @@ class ForwardRows {
 
   /// Keys that every row of the sub-tile sees.
   TESSERA_INLINE core::Range common_keys(const SubTile& tile) const {
-    return core::intersect(band.keys_of(tile.queries.begin), band.keys_of(tile.queries.end - 1));
+    return map.mask.common_keys(tile.queries);
   }
 
   // ---- scratch ----
@@ -101,6 +113,10 @@ class ForwardRows {
       s.reference[n] = load(scratch.max + r);
       s.sum[n] = load(scratch.sum + r);
     }
+    s.sink_tokens = map.mask.sink_tokens;
+    s.first_of_tree = map.mask.tree != nullptr ? map.mask.first_of_tree() : INT32_MAX;
+    s.tree = scratch.tree + tiles[t].first;
+    s.tree_stride = plan.work.block_m;
     return s;
   }
 
@@ -189,11 +205,15 @@ class ForwardRows {
     num_tiles = core::ceil_div(count, K.tile_m);
     RowMap::Row row = map.at(first);
     for (int r = 0; r < num_tiles * K.tile_m; ++r) {
-      const core::Range seen = band.keys_of(row.query);
       scratch.query[r] = row.query;
       scratch.head[r] = map.head_of(row);
-      scratch.first_key[r] = seen.begin;
-      scratch.last_key[r] = seen.end;
+      scratch.first_key[r] = map.mask.begin_of(row.query);
+      scratch.last_key[r] = map.mask.end_of(row.query);
+      if (map.mask.tree != nullptr) {
+        const std::uint64_t word = map.mask.tree[row.query];
+        scratch.tree[r] = static_cast<std::uint32_t>(word);
+        scratch.tree[plan.work.block_m + r] = static_cast<std::uint32_t>(word >> 32);
+      }
       if (r + 1 < count) row = map.next(row);
     }
     for (int t = 0; t < num_tiles; ++t) {
@@ -201,16 +221,25 @@ class ForwardRows {
       tile.first = t * K.tile_m;
       tile.lanes = core::min(K.tile_m, count - tile.first);
       tile.queries = {scratch.query[tile.first], scratch.query[tile.first + tile.lanes - 1] + 1};
-      tile.keys = core::intersect(band.keys_of(tile.queries), keys);
-      tile.first_lanes_end =
-          band.keys_of({tile.queries.begin, scratch.query[tile.first + kTile - kLanes - 1] + 1})
-              .end;
+      place_keys(tile);
+      tile.first_lanes_end = map.mask.end_of(scratch.query[tile.first + kTile - kLanes - 1]);
       for (int i = tile.first; i < tile.first + K.tile_m; ++i) {
         scratch.max[i] = -core::kInfinity;
         scratch.sum[i] = 0.0F;
       }
       tile.started = false;
     }
+  }
+
+  /// Sink tokens that the item has among its other keys are the sub-tile's, too.
+  void place_keys(SubTile& tile) const {
+    const core::KeyRuns seen = map.mask.runs_of(tile.queries);
+    tile.sinks = core::intersect(seen.sinks, keys.sinks);
+    tile.keys = seen.keys;
+    if (seen.sinks.end > keys.keys.begin) {
+      tile.keys = {0, core::max(seen.keys.end, seen.sinks.end)};
+    }
+    tile.keys = core::intersect(tile.keys, keys.keys);
   }
 
   /// Vectors of a transposed query: one an element, or one a pair.

@@ -12,6 +12,8 @@ struct RowMap {
   const Problem& problem;
   const Tensors& tensors;
   core::Sequence sequence;
+  core::SequenceMask mask;
+  core::Pages pages;
   core::Rows rows;
   int batch;
   int head_k;
@@ -19,7 +21,10 @@ struct RowMap {
   TESSERA_INLINE RowMap(const Call& call, int batch_index, int head_k_index)
       : problem(call.plan.problem),
         tensors(call.tensors),
-        sequence(sequences_of(call.plan.problem, call.tensors).at(batch_index)),
+        sequence(sequence_of(call.plan.problem, call.tensors, batch_index)),
+        mask(mask_rules_of(call.plan.problem, call.tensors)
+                 .of(sequences_of(call.plan.problem, call.tensors), sequence)),
+        pages(cache_of(call.plan.problem, call.tensors).pages),
         rows{sequence.seqlen_q,
              static_cast<int>(call.plan.problem.num_heads / call.plan.problem.num_heads_k)},
         batch(batch_index),
@@ -43,7 +48,7 @@ struct RowMap {
   TESSERA_INLINE std::int64_t offset(const T& tensor, int query, int head) const {
     return sequence.query_offset(strides_of(tensor), query, head);
   }
-  /// Elements from the start of k or v to key 0 of this sequence and head.
+  /// Elements from the start of k or v to key 0 of this sequence and head; not of pages.
   TESSERA_INLINE std::int64_t key_offset(const ConstTensor& tensor) const {
     return sequence.key_offset(strides_of(tensor), 0, head_k);
   }

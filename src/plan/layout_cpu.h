@@ -42,6 +42,7 @@ struct ForwardScratch {
   std::int32_t* head = nullptr;       ///< [M][L] a row's query head
   std::int32_t* first_key = nullptr;  ///< [M][L] the keys a row sees
   std::int32_t* last_key = nullptr;   ///< [M][L] one past them
+  std::uint32_t* tree = nullptr;      ///< [2][M][L] low and high halves of a row's word
   float* scores = nullptr;            ///< [block_n][L] scores, then weights
   float* waiting = nullptr;           ///< [16][L] raw products whose weights are not yet made
   float* bias = nullptr;              ///< [block_n][L]
@@ -65,6 +66,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   s.head = workspace.take<std::int32_t>("head", m);
   s.first_key = workspace.take<std::int32_t>("first_key", m);
   s.last_key = workspace.take<std::int32_t>("last_key", m);
+  s.tree = workspace.take<std::uint32_t>("tree", p.tree ? 2 * m : 0);
   s.scores = workspace.take<float>("scores", n * l);
   s.waiting = workspace.take<float>("waiting", 16 * l);
   s.bias = workspace.take<float>("bias", p.bias ? n * l : 0);
@@ -87,9 +89,10 @@ TESSERA_HD constexpr int decode_rows(const core::Kernel& kernel) { return 2 * ke
 
 /// Scratch of one worker of the decode kernel. R = decode_rows.
 struct DecodeScratch {
-  float* q = nullptr;       ///< [R][head_dim], fp32 operands: scaled; bf16: as they are
-  float* o = nullptr;       ///< [R][head_dim_v] accumulators
-  float* scores = nullptr;  ///< [R][block_n] scores, then weights
+  float* q = nullptr;             ///< [R][head_dim], fp32 operands: scaled; bf16: as they are
+  float* o = nullptr;             ///< [R][head_dim_v] accumulators
+  float* scores = nullptr;        ///< [R][block_n] scores, then weights
+  std::int64_t* slots = nullptr;  ///< [2][block_n] where keys and values lie in pages, in elements
 };
 
 TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanData& plan) {
@@ -98,6 +101,8 @@ TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanD
   s.q = workspace.take<float>("q", rows * decode_row_stride(plan.problem.head_dim));
   s.o = workspace.take<float>("o", rows * decode_row_stride(plan.problem.head_dim_v));
   s.scores = workspace.take<float>("scores", rows * plan.kernel.block_n);
+  const bool paged = plan.problem.cache && plan.problem.cache->page_size > 0;
+  s.slots = workspace.take<std::int64_t>("slots", paged ? 2 * plan.kernel.block_n : 0);
   return s;
 }
 

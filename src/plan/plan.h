@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/kernel.h"
+#include "core/pages.h"
 #include "core/score.h"
 #include "core/sequences.h"
 #include "core/work.h"
@@ -29,15 +30,48 @@ struct PlanData {
   std::vector<WorkspaceRegion> regions;
 };
 
-/// Lengths and places of a problem's sequences, and their masks; cu_seqlens are read where they are
-/// asked.
+/// Lengths and places of a problem's sequences, and their masks; what lies in memory is read where
+/// they are asked. With a cache: of the queries, and cache_of() of the keys.
 TESSERA_HD core::Sequences sequences_of(const Problem& problem, const Tensors& tensors) {
-  return {problem.packed ? tensors.cu_seqlens_q : nullptr,
-          problem.packed ? tensors.cu_seqlens_k : nullptr, static_cast<int>(problem.seqlen_q),
-          static_cast<int>(problem.seqlen_k)};
+  const std::int32_t* const keys = problem.cache ? tensors.cu_seqlens_q : tensors.cu_seqlens_k;
+  return {problem.packed ? tensors.cu_seqlens_q : nullptr, problem.packed ? keys : nullptr,
+          static_cast<int>(problem.seqlen_q), static_cast<int>(problem.seqlen_k)};
+}
+TESSERA_HD core::Cache cache_of(const Problem& problem, const Tensors& tensors) {
+  if (!problem.cache) return {};
+  const CacheShape& shape = *problem.cache;
+  const CacheTensors& t = tensors.cache;
+  core::Cache cache;
+  cache.used = true;
+  cache.seqlens = shape.lengths == Lengths::full ? nullptr : t.seqlens;
+  cache.index = shape.rows > 0 ? t.index : nullptr;
+  cache.leftpad = shape.leftpad ? t.leftpad : nullptr;
+  cache.capacity = static_cast<int>(problem.seqlen_k);
+  cache.rows = shape.rows;
+  if (shape.lengths == Lengths::before) {
+    cache.seqlen_new = static_cast<int>(shape.seqlen_new);
+    if (problem.packed) cache.cu_seqlens_new = t.cu_seqlens_new;
+  }
+  if (shape.page_size > 0) {
+    cache.pages = {t.page_table, t.stride_page_table, shape.num_pages,
+                   static_cast<int>(shape.page_size), shape.page_ids};
+  }
+  return cache;
+}
+TESSERA_HD core::Sequence sequence_of(const Problem& problem, const Tensors& tensors, int batch) {
+  core::Sequence sequence = sequences_of(problem, tensors).at(batch);
+  cache_of(problem, tensors).place(sequence);
+  return sequence;
 }
 TESSERA_HD core::Window window_of(const Problem& problem) {
   return {problem.window_left, problem.window_right, problem.alignment};
+}
+TESSERA_HD core::MaskRules mask_rules_of(const Problem& problem, const Tensors& tensors) {
+  // No position is further from another than 2^30.
+  constexpr std::int64_t kUnbounded = 1 << 30;
+  return {window_of(problem), static_cast<int>(core::min(problem.chunk, kUnbounded)),
+          static_cast<int>(core::min(problem.sink_tokens, kUnbounded)),
+          problem.tree ? tensors.tree_mask : nullptr};
 }
 TESSERA_HD core::Strides strides_of(const ConstTensor& tensor) {
   return {tensor.stride_batch, tensor.stride_seqlen, tensor.stride_head};

@@ -107,6 +107,40 @@ bool read_bias(std::string_view text, std::optional<BiasShape>& bias) {
   return true;
 }
 
+std::string cache_text(const CacheShape& cache) {
+  const bool before = cache.lengths == Lengths::before;
+  const std::string text = before ? "before" : cache.lengths == Lengths::after ? "after" : "full";
+  return before || cache.seqlen_new != 0 ? text + ":" + std::to_string(cache.seqlen_new) : text;
+}
+
+std::string pages_text(const CacheShape& cache) {
+  return std::to_string(cache.num_pages) + "x" + std::to_string(cache.page_size) +
+         (cache.page_ids == PageIds::i64 ? ":i64" : "");
+}
+
+/// The cache, which every word about it makes.
+CacheShape& cache_of(Problem& p) {
+  if (!p.cache) p.cache = CacheShape();
+  return *p.cache;
+}
+
+bool read_cache(std::string_view text, CacheShape& cache) {
+  const std::string_view lengths = cut(text, ':');
+  cache.lengths = lengths == "before"  ? Lengths::before
+                  : lengths == "after" ? Lengths::after
+                                       : Lengths::full;
+  if (cache.lengths == Lengths::full && lengths != "full") return false;
+  if (text.empty()) return cache.lengths != Lengths::before;
+  return read_int(text, cache.seqlen_new);
+}
+
+bool read_pages(std::string_view text, CacheShape& cache) {
+  std::string_view numbers = cut(text, ':');
+  cache.page_ids = text == "i64" ? PageIds::i64 : PageIds::i32;
+  return (text.empty() || text == "i64" || text == "i32") &&
+         read_pair(numbers, 'x', false, cache.num_pages, cache.page_size);
+}
+
 bool read_per_head(std::string_view text, PerHead& value) {
   value = text == "bh" ? PerHead::batch_heads : PerHead::heads;
   return text == "bh" || text == "h";
@@ -166,6 +200,8 @@ constexpr Word kFlags[] = {
        return true;
      }},
     {"sink", "sink", set_flag<&Problem::sink>},
+    {"tree", "tree", set_flag<&Problem::tree>},
+    {"leftpad", "leftpad", [](Problem& p, std::string_view) { return cache_of(p).leftpad = true; }},
     {"deterministic", "deterministic", set_flag<&Problem::deterministic>},
     {"batch_invariant", "batch_invariant", set_flag<&Problem::batch_invariant>},
     {"unaligned", "unaligned", set_flag<&Problem::unaligned>},
@@ -183,11 +219,21 @@ constexpr Word kValues[] = {
      [](Problem& p, std::string_view v) {
        return read_pair(v, '/', true, p.head_dim, p.head_dim_v);
      }},
-    {"packed", "packed=TOTAL_Q,TOTAL_K",
+    {"packed", "packed=TOTAL_Q,TOTAL_K, or with a cache packed=TOTAL_Q",
      [](Problem& p, std::string_view v) {
        p.packed = true;
-       return read_pair(v, ',', false, p.total_q, p.total_k);
+       return v.find(',') == std::string_view::npos
+                  ? read_int(v, p.total_q)
+                  : read_pair(v, ',', false, p.total_q, p.total_k);
      }},
+    {"cache", "cache=full, cache=after or cache=before:SEQLEN_NEW",
+     [](Problem& p, std::string_view v) { return read_cache(v, cache_of(p)); }},
+    {"pages", "pages=NUM_PAGESxPAGE_SIZE or pages=NUM_PAGESxPAGE_SIZE:i64",
+     [](Problem& p, std::string_view v) { return read_pages(v, cache_of(p)); }},
+    {"rows", "rows=ROWS",
+     [](Problem& p, std::string_view v) { return read_int(v, cache_of(p).rows); }},
+    {"chunk", "chunk=KEYS", set_int<&Problem::chunk>},
+    {"sink_tokens", "sink_tokens=KEYS", set_int<&Problem::sink_tokens>},
     {"scale", "scale=SOFTMAX_SCALE",
      [](Problem& p, std::string_view v) {
        float scale = 0.0F;
@@ -241,13 +287,27 @@ std::string to_string(const Problem& p) {
   add("q=" + std::to_string(p.seqlen_q));
   add("k=" + std::to_string(p.seqlen_k));
   add("d=" + pair_text(p.head_dim, p.head_dim_v));
-  if (p.packed) add("packed=" + std::to_string(p.total_q) + "," + std::to_string(p.total_k));
+  if (p.packed) {
+    const bool both = !p.cache || p.total_k != 0;
+    add("packed=" + std::to_string(p.total_q) + (both ? "," + std::to_string(p.total_k) : ""));
+  }
+  if (p.cache) {
+    add("cache=" + cache_text(*p.cache));
+    if (p.cache->page_size != 0 || p.cache->num_pages != 0 || p.cache->page_ids != PageIds::i32) {
+      add("pages=" + pages_text(*p.cache));
+    }
+    if (p.cache->rows != 0) add("rows=" + std::to_string(p.cache->rows));
+    if (p.cache->leftpad) add("leftpad");
+  }
   if (p.window_left == -1 && p.window_right == 0) {
     add("causal");
   } else if (p.window_left != -1 || p.window_right != -1) {
     add("window=" + std::to_string(p.window_left) + "," + std::to_string(p.window_right));
   }
   if (p.alignment == Alignment::top_left) add("align=tl");
+  if (p.chunk != 0) add("chunk=" + std::to_string(p.chunk));
+  if (p.sink_tokens != 0) add("sink_tokens=" + std::to_string(p.sink_tokens));
+  if (p.tree) add("tree");
   if (p.softmax_scale) add("scale=" + float_text(*p.softmax_scale));
   if (p.softcap != 0.0F) add("softcap=" + float_text(p.softcap));
   if (p.alibi != PerHead::none) add(p.alibi == PerHead::heads ? "alibi=h" : "alibi=bh");
@@ -264,7 +324,7 @@ std::string to_string(const Problem& p) {
 Result<Problem> parse_problem(std::string_view text) {
   Problem problem;
   std::vector<std::string_view> seen;
-  bool causal = false;
+  bool causal = false, queries_alone = false;
   std::string_view window;
   while (!text.empty()) {
     const std::size_t start = text.find_first_not_of(" \t\r\n");
@@ -293,6 +353,7 @@ Result<Problem> parse_problem(std::string_view text) {
     seen.push_back(subject);
     const std::int64_t right = problem.window_right;
     if (!match->read(problem, value)) return parse_error(word, match->accepted);
+    queries_alone = queries_alone || (name == "packed" && value.find(',') == value.npos);
     // Both name the right end: in either order they mean 0, or contradict each other.
     causal = causal || name == "causal";
     if (name == "window") window = word;
@@ -303,6 +364,10 @@ Result<Problem> parse_problem(std::string_view text) {
       }
       problem.window_right = 0;
     }
+  }
+  if (queries_alone && !problem.cache) {
+    return parse_error("packed=" + std::to_string(problem.total_q),
+                       "packed=TOTAL_Q,TOTAL_K; TOTAL_Q alone beside cache=");
   }
   return problem;
 }

@@ -23,6 +23,20 @@ std::string refused_rows(const core::Kernel& row, const Problem& problem) {
   return {};
 }
 
+/// What a cache's kernels know of masks, and others not.
+std::string refused_mask(const Problem& problem) {
+  const struct {
+    bool given;
+    const char* name;
+  } extras[] = {{problem.chunk != 0, "chunk"},
+                {problem.sink_tokens != 0, "sink_tokens"},
+                {problem.tree, "tree"}};
+  for (const auto& extra : extras) {
+    if (extra.given) return std::string("takes no ") + extra.name;
+  }
+  return {};
+}
+
 /// A row whose o has the type of its inputs.
 std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
   if (problem.stored_o() == problem.dtype) return {};
@@ -33,6 +47,8 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
+  if (problem.cache) return "takes no cache";
+  if (std::string other = refused_mask(problem); !other.empty()) return other;
   if (row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
@@ -101,7 +117,10 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
   if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
     return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
   }
-  if (row.pass == Pass::backward) return refused_output_type(row, problem);
+  if (row.pass == Pass::backward) {
+    std::string other = refused_mask(problem);
+    return other.empty() ? refused_output_type(row, problem) : other;
+  }
   if (row.form == core::Form::decode) return refused_rows(row, problem);
   return {};
 }

@@ -30,6 +30,10 @@ Status check_enumerators(const Problem& p) {
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
       {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kDtypes - 1},
+      {"cache.lengths", p.cache ? static_cast<int>(p.cache->lengths) : 0,
+       static_cast<int>(Lengths::before)},
+      {"cache.page_ids", p.cache ? static_cast<int>(p.cache->page_ids) : 0,
+       static_cast<int>(PageIds::i64)},
   };
   for (const auto& v : values) {
     if (Status s = check_range(v.name, v.value, 0, v.last); !s) return s;
@@ -51,6 +55,8 @@ Status check_sizes(const Problem& p) {
       {"head_dim_v", p.head_dim_v, 1, kMaxHeadDim},
       {"window_left", p.window_left, -1, INT64_MAX},
       {"window_right", p.window_right, -1, INT64_MAX},
+      {"chunk", p.chunk, 0, INT64_MAX},
+      {"sink_tokens", p.sink_tokens, 0, INT64_MAX},
   };
   for (const auto& range : ranges) {
     if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
@@ -88,7 +94,46 @@ Status check_totals(const Problem& p) {
                                        "] = [0, " + std::to_string(high) + "]"));
   };
   if (Status s = check("total_q", p.total_q, "seqlen_q", p.seqlen_q); !s) return s;
+  if (p.cache) {
+    return check_range("total_k", p.total_k, 0, 0);  // a cache's keys are not packed
+  }
   return check("total_k", p.total_k, "seqlen_k", p.seqlen_k);
+}
+
+Status check_cache(const Problem& p) {
+  if (!p.cache) return {};
+  const CacheShape& cache = *p.cache;
+  if (p.pass == Pass::backward) {
+    return Status::invalid("cache: a backward has none; keys of a cache take no gradients");
+  }
+  const bool before = cache.lengths == Lengths::before;
+  const struct {
+    const char* name;
+    std::int64_t value, low, high;
+  } ranges[] = {
+      {"cache.seqlen_new", cache.seqlen_new, 0, before ? p.seqlen_k : 0},
+      {"cache.page_size", cache.page_size, 0, kMaxSeqlen},
+      {"cache.num_pages", cache.num_pages, 0,
+       cache.paged() ? (std::int64_t{1} << 48) / cache.page_size : 0},
+      {"cache.rows", cache.rows, 0, kMaxBatch},
+  };
+  for (const auto& range : ranges) {
+    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
+  }
+  if (!cache.paged() && cache.page_ids != PageIds::i32) {
+    return Status::invalid("cache.page_ids = i64: there are no pages; set cache.page_size");
+  }
+  return {};
+}
+
+Status check_mask(const Problem& p) {
+  constexpr std::int64_t kBits = 64;
+  if (p.tree && p.seqlen_q > kBits) {
+    return Status::invalid(
+        refused("seqlen_q", p.seqlen_q,
+                "with tree a query has a bit for each: at most " + std::to_string(kBits)));
+  }
+  return {};
 }
 
 Status check_score(const Problem& p) {
@@ -214,20 +259,21 @@ std::array<Axis, 4> axes_of(const AnyBias& bias, const Problem& p) {
 
 constexpr const char* kNoOffsets = "packed problems need batch + 1 offsets";
 
+std::string element(const char* name, std::int64_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
 Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch,
                         const char* total_name, std::int64_t total, const char* longest_name,
                         std::int64_t longest) {
   if (cu_seqlens == nullptr) return missing(name, kNoOffsets);
-  const auto at = [name](std::int64_t i) {
-    return std::string(name) + "[" + std::to_string(i) + "]";
-  };
   if (cu_seqlens[0] != 0) {
-    return Status::invalid(refused(at(0).c_str(), cu_seqlens[0], "must be 0"));
+    return Status::invalid(refused(element(name, 0).c_str(), cu_seqlens[0], "must be 0"));
   }
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t length = std::int64_t{cu_seqlens[i + 1]} - cu_seqlens[i];
     if (length < 0 || length > longest) {
-      return Status::invalid(refused(at(i + 1).c_str(), cu_seqlens[i + 1],
+      return Status::invalid(refused(element(name, i + 1).c_str(), cu_seqlens[i + 1],
                                      "the sequence's length would be " + std::to_string(length) +
                                          "; it must lie in [0, " + longest_name + "] = [0, " +
                                          std::to_string(longest) + "]"));
@@ -235,10 +281,96 @@ Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::i
   }
   if (cu_seqlens[batch] != total) {
     return Status::invalid(
-        refused(at(batch).c_str(), cu_seqlens[batch],
+        refused(element(name, batch).c_str(), cu_seqlens[batch],
                 std::string("must equal ") + total_name + " = " + std::to_string(total)));
   }
   return {};
+}
+
+/// Whether the arrays about a cache are there exactly where the problem has them.
+Status check_cache_tensors(const Problem& p, const CacheTensors& t) {
+  const CacheShape shape = p.cache.value_or(CacheShape{.lengths = Lengths::full});
+  const bool any = p.batch > 0;
+  const struct {
+    const char* name;
+    const void* data;
+    bool wanted;
+    const char* why;
+    const char* why_not;
+  } arrays[] = {
+      {"cache.seqlens", t.seqlens, shape.lengths != Lengths::full, "the cache has lengths",
+       "the problem has no lengths; set Problem::cache"},
+      {"cache.cu_seqlens_new", t.cu_seqlens_new, shape.lengths == Lengths::before && p.packed,
+       "packed queries and lengths before the append need batch + 1 offsets of new keys",
+       "only packed queries beside lengths before the append take it"},
+      {"cache.page_table", t.page_table, shape.paged() && p.seqlen_k > 0, "the cache has pages",
+       "the cache has no pages; set CacheShape::page_size"},
+      {"cache.index", t.index, shape.rows > 0, "CacheShape::rows says that it picks rows",
+       "CacheShape::rows is 0"},
+      {"cache.leftpad", t.leftpad, shape.leftpad, "CacheShape::leftpad says that it is there",
+       "CacheShape::leftpad is false"},
+  };
+  for (const auto& array : arrays) {
+    if (array.wanted && any && array.data == nullptr) return missing(array.name, array.why);
+    if (!array.wanted && array.data != nullptr && !(shape.paged() && p.seqlen_k == 0)) {
+      return Status::invalid(std::string(array.name) + " is given, but " + array.why_not);
+    }
+  }
+  if (!shape.paged()) return {};
+  const Axis rows[] = {
+      {".stride_page_table", t.stride_page_table, shape.rows > 0 ? shape.rows : p.batch}};
+  return check_strides("cache", rows);
+}
+
+/// A sequence's row, slots and pages, where they can be read.
+Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch) {
+  const CacheShape& shape = *p.cache;
+  const CacheTensors& t = tensors.cache;
+  const core::Cache cache = cache_of(p, tensors);
+  const std::int64_t length = shape.lengths == Lengths::full ? p.seqlen_k : t.seqlens[batch];
+  if (length < 0 || cache.filled(batch) <= 0) return {};  // a no-op
+  const std::int64_t more = cache.cu_seqlens_new == nullptr
+                                ? cache.seqlen_new
+                                : cache.cu_seqlens_new[batch + 1] - cache.cu_seqlens_new[batch];
+  if (more < 0 || more > shape.seqlen_new) {
+    return Status::invalid(refused(
+        element("cache.cu_seqlens_new", batch + 1).c_str(), cache.cu_seqlens_new[batch + 1],
+        "new keys would be " + std::to_string(more) + "; they must lie in [0, seqlen_new] = [0, " +
+            std::to_string(shape.seqlen_new) + "]"));
+  }
+  if (length + more > p.seqlen_k) {
+    return Status::invalid(refused(element("cache.seqlens", batch).c_str(), length,
+                                   (more > 0 ? "and " + std::to_string(more) + " new keys " : "") +
+                                       "must not exceed seqlen_k = " + std::to_string(p.seqlen_k)));
+  }
+  if (cache.index != nullptr && (cache.index[batch] < 0 || cache.index[batch] >= shape.rows)) {
+    return Status::invalid(
+        refused(element("cache.index", batch).c_str(), cache.index[batch],
+                "must lie in [0, rows) = [0, " + std::to_string(shape.rows) + ")"));
+  }
+  if (cache.leftpad != nullptr && cache.leftpad[batch] < 0) {
+    return Status::invalid(
+        refused(element("cache.leftpad", batch).c_str(), cache.leftpad[batch], "must be >= 0"));
+  }
+  if (!shape.paged()) return {};
+  const core::Sequence sequence = sequence_of(p, tensors, batch);
+  const int first = sequence.first_k / cache.pages.size;
+  const int last = core::ceil_div(sequence.first_k + sequence.seqlen_k, cache.pages.size);
+  for (int column = first; sequence.seqlen_k > 0 && column < last; ++column) {
+    const std::int64_t page = cache.pages.at(sequence.entry_k, column);
+    if (cache.pages.exists(page)) continue;
+    const std::string name = "cache.page_table[" + std::to_string(sequence.entry_k) + "]";
+    return Status::invalid(
+        refused(element(name.c_str(), column).c_str(), page,
+                "must lie in [0, num_pages) = [0, " + std::to_string(shape.num_pages) + ")"));
+  }
+  return {};
+}
+
+Status check_cached_sequences(const Problem& p, const Tensors& t) {
+  Status status;
+  for (int b = 0; status && b < p.batch; ++b) status = check_cached_sequence(p, t, b);
+  return status;
 }
 
 Status check_extras(const Problem& p, const Tensors& t) {
@@ -262,6 +394,12 @@ Status check_extras(const Problem& p, const Tensors& t) {
   }
   if (!p.sink && t.sink != nullptr) {
     return Status::invalid("sink is given, but the problem has none; set Problem::sink");
+  }
+  if (p.tree && p.rows_q() > 0 && t.tree_mask == nullptr) {
+    return missing("tree_mask", "the problem has a tree");
+  }
+  if (!p.tree && t.tree_mask != nullptr) {
+    return Status::invalid("tree_mask is given, but the problem has none; set Problem::tree");
   }
   if (!p.packed && (t.cu_seqlens_q != nullptr || t.cu_seqlens_k != nullptr)) {
     return Status::invalid("cu_seqlens is given, but the problem is dense; set Problem::packed");
@@ -297,6 +435,8 @@ Status validate(const Problem& problem) {
   if (Status s = check_enumerators(problem); !s) return s;
   if (Status s = check_sizes(problem); !s) return s;
   if (Status s = check_totals(problem); !s) return s;
+  if (Status s = check_cache(problem); !s) return s;
+  if (Status s = check_mask(problem); !s) return s;
   if (Status s = check_score(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);
@@ -307,33 +447,47 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
   const std::int64_t rows_q = p.packed ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = p.packed ? p.total_k : p.seqlen_k;
   const Shape q{p.batch, rows_q, p.num_heads, p.head_dim};
-  const Shape k{p.batch, rows_k, p.num_heads_k, p.head_dim};
-  const Shape v{p.batch, rows_k, p.num_heads_k, p.head_dim_v};
+  Shape k{p.batch, rows_k, p.num_heads_k, p.head_dim};
+  if (p.cache && p.cache->paged()) {
+    k.batch = p.cache->num_pages;
+    k.seqlen = p.cache->page_size;
+  } else if (p.cache) {
+    k.batch = p.cache->rows > 0 ? p.cache->rows : p.batch;
+    k.seqlen = p.seqlen_k;
+  }
+  const Shape v{k.batch, k.seqlen, p.num_heads_k, p.head_dim_v};
   const Shape o{p.batch, rows_q, p.num_heads, p.head_dim_v};
   if (Status s = check_tensor("q", t.q, q, p.packed); !s) return s;
-  if (Status s = check_tensor("k", t.k, k, p.packed); !s) return s;
-  if (Status s = check_tensor("v", t.v, v, p.packed); !s) return s;
+  if (Status s = check_tensor("k", t.k, k, p.packed_k()); !s) return s;
+  if (Status s = check_tensor("v", t.v, v, p.packed_k()); !s) return s;
   if (Status s = p.pass == Pass::forward ? check_output("o", t.o, o, p.packed)
                                          : check_tensor("o", t.saved_o, o, p.packed);
       !s) {
     return s;
   }
   if (Status s = check_extras(p, t); !s) return s;
+  if (Status s = check_cache_tensors(p, t.cache); !s) return s;
+  if (p.cache && t.cu_seqlens_k != nullptr) {
+    return Status::invalid("cu_seqlens_k is given, but a cache's keys are not packed");
+  }
   if (p.packed && memory == Memory::device) {
     if (t.cu_seqlens_q == nullptr) return missing("cu_seqlens_q", kNoOffsets);
-    if (t.cu_seqlens_k == nullptr) return missing("cu_seqlens_k", kNoOffsets);
+    if (!p.cache && t.cu_seqlens_k == nullptr) return missing("cu_seqlens_k", kNoOffsets);
   } else if (p.packed) {
     if (Status s = check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q, p.batch, "total_q", p.total_q,
                                     "seqlen_q", p.seqlen_q);
         !s) {
       return s;
     }
-    if (Status s = check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k, p.batch, "total_k", p.total_k,
-                                    "seqlen_k", p.seqlen_k);
-        !s) {
-      return s;
+    if (!p.cache) {
+      if (Status s = check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k, p.batch, "total_k", p.total_k,
+                                      "seqlen_k", p.seqlen_k);
+          !s) {
+        return s;
+      }
     }
   }
+  if (p.cache && memory == Memory::host) return check_cached_sequences(p, t);
   return p.pass == Pass::backward ? check_backward(p, t, q, k, v, o) : Status{};
 }
 

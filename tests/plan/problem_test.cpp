@@ -32,6 +32,13 @@ Problem random_problem(std::mt19937& random) {
     p.total_q = number(1000000);
     p.total_k = number(1000000);
   }
+  if (coin()) {
+    p.cache = CacheShape{static_cast<Lengths>(number(3)), number(20), coin() ? number(300) : 0,
+                         number(1000), coin() ? PageIds::i32 : PageIds::i64, number(50), coin()};
+  }
+  if (coin()) p.chunk = number(5000);
+  if (coin()) p.sink_tokens = number(10);
+  p.tree = coin();
   std::uniform_real_distribution<float> real(-3.0F, 3.0F);
   if (coin()) p.softmax_scale = real(random);
   if (coin()) p.softcap = real(random);
@@ -95,6 +102,21 @@ TEST(ProblemText, TheDocumentedForms) {
                window->bias->keys);
 }
 
+TEST(ProblemText, CachesAsDocumented_S13) {
+  const auto text =
+      "fwd bf16 b=8 h=32/8 q=4 k=4096 d=128 packed=20 cache=before:4 pages=900x16:i64 rows=64 "
+      "leftpad causal chunk=8192 sink_tokens=4 tree";
+  const Result<Problem> parsed = parse_problem(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().text;
+  EXPECT_EQ(to_string(*parsed), text);
+  EXPECT_EQ(parsed->cache->seqlen_new, 4);
+  EXPECT_EQ(parsed->cache->num_pages, 900);
+  EXPECT_EQ(parsed->cache->page_size, 16);
+  const Result<Problem> slots = parse_problem("q=1 k=7 d=8 pages=9x1");
+  ASSERT_TRUE(slots.ok()) << slots.status().text;
+  EXPECT_EQ(slots->cache->lengths, Lengths::after);
+}
+
 /// A window beside causal: the order of the words means nothing.
 TEST(ProblemText, CausalWithAWindowToTheLeft) {
   for (const char* text : {"causal window=128,-1", "window=128,-1 causal", "causal window=128,0",
@@ -118,6 +140,15 @@ TEST(ProblemText, WhatCannotBeReadIsNamed) {
       {"h=8/", "h=NUM_HEADS"},
       {"h=8,2", "h=NUM_HEADS"},
       {"packed=5", "TOTAL_Q,TOTAL_K"},
+      {"packed=x cache=full", "TOTAL_Q,TOTAL_K"},
+      {"cache=", "cache=full"},
+      {"cache=before", "before:SEQLEN_NEW"},
+      {"cache=before:", "before:SEQLEN_NEW"},
+      {"cache=later:2", "cache=full"},
+      {"pages=5", "NUM_PAGESxPAGE_SIZE"},
+      {"pages=5x", "NUM_PAGESxPAGE_SIZE"},
+      {"pages=5x16:i16", "NUM_PAGESxPAGE_SIZE"},
+      {"rows=", "rows=ROWS"},
       {"scale=nan", "SOFTMAX_SCALE"},
       {"softcap=inf", "softcap=CAP"},
       {"window=1", "LEFT,RIGHT"},
