@@ -65,7 +65,8 @@ struct Bias {
 struct CacheTensors {
   /// (batch), iff Problem has lengths. A negative one: the sequence is a no-op.
   const std::int32_t* seqlens = nullptr;
-  /// (batch + 1) boundaries of new keys, iff lengths are `before` and queries are packed.
+  /// (batch + 1) boundaries of new keys, iff lengths are `before` and queries are packed; of an
+  /// append iff new rows are (append.hpp).
   const std::int32_t* cu_seqlens_new = nullptr;
   /// (rows or batch, at least seqlen_k / page_size rounded up) page numbers, iff paged. Those
   /// beyond a sequence's length are never read.

@@ -33,6 +33,9 @@ enum class Lengths : std::uint8_t {
 /// Type of page numbers.
 enum class PageIds : std::uint8_t { i32, i64 };
 
+/// Type of positions that are given row by row.
+enum class PositionType : std::uint8_t { i32, i64 };
+
 /// Instruction sets with kernels of their own. Among the CPU's, a larger value includes the
 /// smaller.
 enum class Arch : std::uint8_t {

@@ -13,6 +13,15 @@ Result<Executor> executor_of(const Execution& execution) {
   return *execution.executor;
 }
 
+/// The instruction set's table, for `what`.
+Result<const Isa*> runnable(const Device& device, const char* what) {
+  const Isa* const isa = runs(best_arch(), device.arch) ? isa_of(device.arch) : nullptr;
+  if (isa != nullptr) return isa;
+  return Status::device(std::string(what) + " for " + to_string(device.arch) +
+                        ": this machine, with this build, runs " + to_string(best_arch()) +
+                        " at most");
+}
+
 }  // namespace
 
 const Isa* isa_of(Arch arch) {
@@ -56,16 +65,23 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
 
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution) {
-  const Isa* const isa = runs(best_arch(), device.arch) ? isa_of(device.arch) : nullptr;
-  if (isa == nullptr) {
-    return Status::device(std::string("combine for ") + to_string(device.arch) +
-                          ": this machine, with this build, runs " + to_string(best_arch()) +
-                          " at most");
-  }
+  const Result<const Isa*> isa = runnable(device, "combine");
+  if (!isa) return isa.status();
   const Result<Executor> executor = executor_of(execution);
   if (!executor) return executor.status();
-  isa->combine({results, tensors, device.threads, *executor, execution.progress,
-                execution.progress_context});
+  (*isa)->combine({results, tensors, device.threads, *executor, execution.progress,
+                   execution.progress_context});
+  return {};
+}
+
+Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
+              const Execution& execution) {
+  const Result<const Isa*> isa = runnable(device, "append");
+  if (!isa) return isa.status();
+  const Result<Executor> executor = executor_of(execution);
+  if (!executor) return executor.status();
+  (*isa)->append({shape, tensors, device.threads, *executor, execution.progress,
+                  execution.progress_context});
   return {};
 }
 

@@ -16,6 +16,10 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution);
 
+/// Appends what has been validated. Errors: as combine().
+Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
+              const Execution& execution);
+
 /// As tessera::measure_peaks.
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor);
 

@@ -34,12 +34,25 @@ struct CombineCall {
   int most_workers() const { return threads; }
 };
 
+/// An append.
+struct AppendCall {
+  const AppendShape& shape;
+  const AppendTensors& tensors;
+  int threads;  ///< of the device
+  Executor executor;
+  void (*progress)(void* context, std::int64_t done, std::int64_t total);
+  void* progress_context;
+
+  int most_workers() const { return threads; }
+};
+
 /// A kernel: a whole pass, all its phases.
 using KernelFunction = void (*)(const Call& call);
 
 /// Calls task(index, worker) for every index in [0, count). Indices are handed out in increasing
 /// order, so a task may wait for one with a smaller index: that one has been started and will
-/// finish. AnyCall: Call or CombineCall.
+/// finish. AnyCall: Call, CombineCall or
+/// AppendCall.
 template <class AnyCall, class Task>
 inline __attribute__((always_inline)) void for_each_task(const AnyCall& call, std::int64_t count,
                                                          const Task& task) {

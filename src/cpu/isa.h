@@ -14,6 +14,7 @@ struct Isa {
   KernelFunction (*find_kernel)(const core::Kernel& row);
   /// Merges partial results.
   void (*combine)(const CombineCall& call);
+  void (*append)(const AppendCall& call);
   /// Yardsticks (peak.h). A burst runs `rounds` rounds of register arithmetic and returns the
   /// floating point operations done, 0 if there is no such instruction; the sweep reads memory as
   /// fast as it can.

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "cpu/append.h"
 #include "cpu/backward.h"
 #include "cpu/combine.h"
 #include "cpu/decode.h"
@@ -54,6 +55,6 @@ KernelFunction find_kernel(const core::Kernel& row) {
 
 }  // namespace
 
-extern const Isa kIsa = {find_kernel, combine_partial, f32_burst, bf16_burst, read_sweep};
+extern const Isa kIsa = {find_kernel, combine_partial, append_rows, f32_burst, bf16_burst, read_sweep};
 
 }  // namespace tessera::cpu::TESSERA_ISA

@@ -27,6 +27,11 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution);
 
+/// Enqueues an append, of which all but what lies in the device's memory has been validated, on
+/// execution.stream of the device. Errors: device.
+Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
+              const Execution& execution);
+
 /// As tessera::measure_peaks; fp32 is not measured. Errors: device.
 Result<Peaks> measure_peaks(const Device& device, double seconds);
 

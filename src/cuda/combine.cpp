@@ -5,20 +5,11 @@
 
 #include "cuda/backend.h"
 #include "cuda/combine.h"
-#include "cuda/context.h"
-#include "cuda/driver.h"
+#include "cuda/maps.h"
 #include "cuda/target.h"
 
 namespace tessera::cuda {
 namespace {
-
-/// Whether every row begins and ends at a multiple of so many bytes.
-bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std::int64_t> strides,
-                  std::uint64_t bytes) {
-  auto all = reinterpret_cast<std::uintptr_t>(data);
-  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride * size);
-  return all % bytes == 0;
-}
 
 /// The fewest lanes that hold a row.
 int lanes_of(std::int64_t head_dim) {
@@ -66,17 +57,9 @@ aux::CombineParams combine_params(const PartialResults& results, const PartialTe
 
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution) {
-  if (!driver().available()) return Status::device(driver().missing);
-  const Target* const target = target_of(device.arch);
-  if (target == nullptr) {
-    return Status::device(std::string("combine: nothing here launches it for ") +
-                          to_string(device.arch));
-  }
-  const CurrentContext context(device.ordinal);
-  if (!context.status()) return context.status();
-  const Queue queue = {target->architecture, context.device(),
-                       static_cast<CuStream>(execution.stream)};
-  return combine(results, tensors, target->combine, queue);
+  return enqueue_on(device, execution, "combine", [&](const Target& target, const Queue& queue) {
+    return combine(results, tensors, target.combine, queue);
+  });
 }
 
 Status combine(const PartialResults& results, const PartialTensors& tensors, std::size_t kernels,

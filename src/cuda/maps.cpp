@@ -94,6 +94,13 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   return encode_once(map, key);
 }
 
+bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std::int64_t> strides,
+                  std::uint64_t bytes) {
+  auto all = reinterpret_cast<std::uintptr_t>(data);
+  for (const std::int64_t stride : strides) all |= static_cast<std::uint64_t>(stride * size);
+  return all % bytes == 0;
+}
+
 Source source_of(const ConstTensor& tensor) { return {tensor.data, strides_of(tensor)}; }
 
 }  // namespace tessera::cuda

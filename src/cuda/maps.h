@@ -2,6 +2,9 @@
 // strides, and what the parameters of both passes have in common. Called by the passes' launches.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+
 #include "core/philox.h"
 #include "cuda/ptx/tensor_map.h"
 #include "cuda/source.h"
@@ -18,6 +21,11 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
                 bool queries, std::int64_t dim, int rows, int row_heads);
 
 Source source_of(const ConstTensor& tensor);
+
+/// Whether every row begins and ends at a multiple of so many bytes. size: of an element; strides:
+/// all of the tensor's, and the columns of a row.
+bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std::int64_t> strides,
+                  std::uint64_t bytes);
 
 /// Fills in what kernels of both passes are told alike: sizes, mask, and what stands between
 /// products and weights.

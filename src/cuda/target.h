@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include "cuda/architecture.h"
+#include "cuda/context.h"
 #include "cuda/launch.h"
 
 namespace tessera::cuda {
@@ -21,11 +23,30 @@ struct Target {
   /// Number of the first auxiliary kernel that merges partial results (aux/combine.h): one for
   /// parts of every type, in the order of Dtype.
   std::size_t combine;
+  /// The same of those that append to a cache (aux/append.h).
+  std::size_t append;
 };
 
 std::span<const Target> targets();
 
 /// Null: this library has none.
 const Target* target_of(Arch arch);
+
+/// Calls enqueue(target, queue) for execution.stream of the device, whose context is current
+/// meanwhile. what: in errors, "combine". Errors: device, and its own.
+template <class Enqueue>
+Status enqueue_on(const Device& device, const Execution& execution, const char* what,
+                  const Enqueue& enqueue) {
+  if (!driver().available()) return Status::device(driver().missing);
+  const Target* const target = target_of(device.arch);
+  if (target == nullptr) {
+    return Status::device(std::string(what) + ": nothing here launches it for " +
+                          to_string(device.arch));
+  }
+  const CurrentContext context(device.ordinal);
+  if (!context.status()) return context.status();
+  return enqueue(*target, Queue{target->architecture, context.device(),
+                                static_cast<CuStream>(execution.stream)});
+}
 
 }  // namespace tessera::cuda

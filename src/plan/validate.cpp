@@ -2,21 +2,15 @@
 // its value and what would be accepted.
 #include <array>
 #include <cmath>
-#include <span>
 #include <string>
 
+#include "plan/checks.h"
 #include "plan/plan.h"
 #include "plan/text.h"
 
 namespace tessera {
 
 namespace {
-
-Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return {};
-  return Status::invalid(refused(
-      name, value, "must lie in [" + std::to_string(low) + ", " + std::to_string(high) + "]"));
-}
 
 /// Values that no enumerator has can arrive through casts.
 Status check_enumerators(const Problem& p) {
@@ -30,10 +24,6 @@ Status check_enumerators(const Problem& p) {
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
       {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kDtypes - 1},
-      {"cache.lengths", p.cache ? static_cast<int>(p.cache->lengths) : 0,
-       static_cast<int>(Lengths::before)},
-      {"cache.page_ids", p.cache ? static_cast<int>(p.cache->page_ids) : 0,
-       static_cast<int>(PageIds::i64)},
   };
   for (const auto& v : values) {
     if (Status s = check_range(v.name, v.value, 0, v.last); !s) return s;
@@ -106,24 +96,7 @@ Status check_cache(const Problem& p) {
   if (p.pass == Pass::backward) {
     return Status::invalid("cache: a backward has none; keys of a cache take no gradients");
   }
-  const bool before = cache.lengths == Lengths::before;
-  const struct {
-    const char* name;
-    std::int64_t value, low, high;
-  } ranges[] = {
-      {"cache.seqlen_new", cache.seqlen_new, 0, before ? p.seqlen_k : 0},
-      {"cache.page_size", cache.page_size, 0, kMaxSeqlen},
-      {"cache.num_pages", cache.num_pages, 0,
-       cache.paged() ? (std::int64_t{1} << 48) / cache.page_size : 0},
-      {"cache.rows", cache.rows, 0, kMaxBatch},
-  };
-  for (const auto& range : ranges) {
-    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
-  }
-  if (!cache.paged() && cache.page_ids != PageIds::i32) {
-    return Status::invalid("cache.page_ids = i64: there are no pages; set cache.page_size");
-  }
-  return {};
+  return check_cache_shape(cache, cache.lengths == Lengths::before ? p.seqlen_k : 0);
 }
 
 Status check_mask(const Problem& p) {
@@ -165,16 +138,6 @@ Status check_output_type(const Problem& p) {
                          ": must be f32 or the problem's dtype, " + to_string(p.dtype));
 }
 
-/// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
-/// spare.
-bool fits_offsets(std::initializer_list<std::int64_t> sizes) {
-  std::int64_t product = 8;  // the widest element, and the sign bit's distance
-  for (const std::int64_t size : sizes) {
-    if (__builtin_mul_overflow(product, core::max<std::int64_t>(size, 1), &product)) return false;
-  }
-  return true;
-}
-
 Status check_products(const Problem& p) {
   const std::int64_t dim = core::max(p.head_dim, p.head_dim_v);
   if (!fits_offsets({p.batch, core::max(p.seqlen_q, p.seqlen_k), p.num_heads, dim})) {
@@ -186,67 +149,6 @@ Status check_products(const Problem& p) {
   return {};
 }
 
-Status missing(const char* name, const char* why) {
-  return Status::invalid(std::string(name) + " = null: " + why);
-}
-
-/// What a tensor's strides are compared with.
-struct Shape {
-  std::int64_t batch, seqlen, heads, dim;
-};
-
-/// One dimension of a tensor. A stride is read only if its dimension has more than one element.
-struct Axis {
-  const char* name;
-  std::int64_t stride, size;
-};
-
-/// Inputs may overlap themselves (a stride of 0 broadcasts).
-Status check_strides(const char* tensor, std::span<const Axis> axes) {
-  constexpr std::int64_t kReach = std::int64_t{1} << 60;
-  for (const Axis& axis : axes) {
-    std::int64_t reach = 0;
-    if (axis.size > 1 && (__builtin_mul_overflow(axis.stride, axis.size, &reach) ||
-                          reach > kReach || reach < -kReach)) {
-      return Status::invalid(
-          refused((std::string(tensor) + axis.name).c_str(), axis.stride,
-                  "times " + std::to_string(axis.size) + " does not fit 64-bit offsets"));
-    }
-  }
-  return {};
-}
-
-/// Outputs may not: neighbours in any dimension are at least `least` elements apart.
-Status check_apart(const char* tensor, std::span<const Axis> axes, std::int64_t least) {
-  for (const Axis& axis : axes) {
-    const std::int64_t distance = axis.stride < 0 ? -axis.stride : axis.stride;
-    if (axis.size > 1 && distance < least) {
-      return Status::invalid(refused((std::string(tensor) + axis.name).c_str(), axis.stride,
-                                     "outputs must not overlap themselves: at least " +
-                                         std::to_string(least) + " elements apart"));
-    }
-  }
-  return {};
-}
-
-std::array<Axis, 3> axes_of(const ConstTensor& t, const Shape& shape, bool packed) {
-  return {{{".stride_batch", t.stride_batch, packed ? 1 : shape.batch},
-           {".stride_seqlen", t.stride_seqlen, shape.seqlen},
-           {".stride_head", t.stride_head, shape.heads}}};
-}
-
-Status check_tensor(const char* name, const ConstTensor& tensor, const Shape& shape, bool packed) {
-  if (shape.seqlen == 0 || shape.batch == 0) return {};
-  if (tensor.data == nullptr) return missing(name, "must point to the tensor");
-  return check_strides(name, axes_of(tensor, shape, packed));
-}
-
-Status check_output(const char* name, const Tensor& tensor, const Shape& shape, bool packed) {
-  if (Status s = check_tensor(name, tensor, shape, packed); !s) return s;
-  if (shape.seqlen == 0 || shape.batch == 0) return {};
-  return check_apart(name, axes_of(tensor, shape, packed), shape.dim);
-}
-
 /// ConstBias or Bias; only stored dimensions count.
 template <class AnyBias>
 std::array<Axis, 4> axes_of(const AnyBias& bias, const Problem& p) {
@@ -255,36 +157,6 @@ std::array<Axis, 4> axes_of(const AnyBias& bias, const Problem& p) {
            {".stride_head", bias.stride_head, size(p.bias->heads, p.num_heads)},
            {".stride_query", bias.stride_query, size(p.bias->queries, p.seqlen_q)},
            {".stride_key", bias.stride_key, size(p.bias->keys, p.seqlen_k)}}};
-}
-
-constexpr const char* kNoOffsets = "packed problems need batch + 1 offsets";
-
-std::string element(const char* name, std::int64_t index) {
-  return std::string(name) + "[" + std::to_string(index) + "]";
-}
-
-Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch,
-                        const char* total_name, std::int64_t total, const char* longest_name,
-                        std::int64_t longest) {
-  if (cu_seqlens == nullptr) return missing(name, kNoOffsets);
-  if (cu_seqlens[0] != 0) {
-    return Status::invalid(refused(element(name, 0).c_str(), cu_seqlens[0], "must be 0"));
-  }
-  for (std::int64_t i = 0; i < batch; ++i) {
-    const std::int64_t length = std::int64_t{cu_seqlens[i + 1]} - cu_seqlens[i];
-    if (length < 0 || length > longest) {
-      return Status::invalid(refused(element(name, i + 1).c_str(), cu_seqlens[i + 1],
-                                     "the sequence's length would be " + std::to_string(length) +
-                                         "; it must lie in [0, " + longest_name + "] = [0, " +
-                                         std::to_string(longest) + "]"));
-    }
-  }
-  if (cu_seqlens[batch] != total) {
-    return Status::invalid(
-        refused(element(name, batch).c_str(), cu_seqlens[batch],
-                std::string("must equal ") + total_name + " = " + std::to_string(total)));
-  }
-  return {};
 }
 
 /// Whether the arrays about a cache are there exactly where the problem has them.
@@ -343,11 +215,7 @@ Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch
                                    (more > 0 ? "and " + std::to_string(more) + " new keys " : "") +
                                        "must not exceed seqlen_k = " + std::to_string(p.seqlen_k)));
   }
-  if (cache.index != nullptr && (cache.index[batch] < 0 || cache.index[batch] >= shape.rows)) {
-    return Status::invalid(
-        refused(element("cache.index", batch).c_str(), cache.index[batch],
-                "must lie in [0, rows) = [0, " + std::to_string(shape.rows) + ")"));
-  }
+  if (Status s = check_row(cache, batch); !s) return s;
   if (cache.leftpad != nullptr && cache.leftpad[batch] < 0) {
     return Status::invalid(
         refused(element("cache.leftpad", batch).c_str(), cache.leftpad[batch], "must be >= 0"));
@@ -357,12 +225,7 @@ Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch
   const int first = sequence.first_k / cache.pages.size;
   const int last = core::ceil_div(sequence.first_k + sequence.seqlen_k, cache.pages.size);
   for (int column = first; sequence.seqlen_k > 0 && column < last; ++column) {
-    const std::int64_t page = cache.pages.at(sequence.entry_k, column);
-    if (cache.pages.exists(page)) continue;
-    const std::string name = "cache.page_table[" + std::to_string(sequence.entry_k) + "]";
-    return Status::invalid(
-        refused(element(name.c_str(), column).c_str(), page,
-                "must lie in [0, num_pages) = [0, " + std::to_string(shape.num_pages) + ")"));
+    if (Status s = check_page(cache.pages, sequence.entry_k, column); !s) return s;
   }
   return {};
 }

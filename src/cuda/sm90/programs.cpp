@@ -29,8 +29,10 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
 
 std::string auxiliary_program() {
   std::string text =
+      "#include \"cuda/aux/append.h\"\n"
       "#include \"cuda/aux/combine.h\"\n"
       "#include \"cuda/sm90/backward_rows.h\"\n"
+      "static_assert(tessera::cuda::aux::kAppendThreads == tessera::cuda::sm90::kRowThreads);\n"
       "static_assert(tessera::cuda::aux::kCombineThreads == tessera::cuda::sm90::kRowThreads);\n"
       "using namespace tessera;\n"
       "using namespace tessera::cuda;\n"

@@ -5,8 +5,9 @@
 
 namespace tessera::cuda::sm90 {
 
-/// What the backward pass does before and after its main kernel (backward_rows.h), and the merge of
-/// partial results (aux/combine.h), by its place in kAuxiliary.
+/// What the backward pass does before and after its main kernel (backward_rows.h), the merge of
+/// partial results (aux/combine.h) and the append to a cache (aux/append.h), by its place in
+/// kAuxiliary.
 enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
@@ -18,6 +19,9 @@ enum class AuxiliaryKernel : std::uint8_t {
   combine_f32,
   combine_bf16,
   combine_f16,
+  append_f32,
+  append_bf16,
+  append_f16,
 };
 
 inline constexpr Auxiliary kAuxiliary[] = {
@@ -31,6 +35,9 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"combine_f32", "aux::combine<Dtype::f32>", "aux::CombineParams", 4},
     {"combine_bf16", "aux::combine<Dtype::bf16>", "aux::CombineParams", 4},
     {"combine_f16", "aux::combine<Dtype::f16>", "aux::CombineParams", 4},
+    {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams"},
+    {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams"},
+    {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams"},
 };
 
 extern const Architecture kArchitecture;

@@ -1,0 +1,17 @@
+// What the kernel that appends to a cache is told of it.
+#pragma once
+
+#include "cuda/aux/append_params.h"
+#include "cuda/launch.h"
+#include "tessera/append.hpp"
+
+namespace tessera::cuda {
+
+/// Of what has been validated.
+aux::AppendParams append_params(const AppendShape& shape, const AppendTensors& tensors);
+
+/// Enqueues it; kernels: Target::append of the queue's architecture. Errors: device.
+Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_t kernels,
+              const Queue& queue);
+
+}  // namespace tessera::cuda

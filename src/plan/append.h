@@ -1,0 +1,45 @@
+// An append as kernels are told of it, and its validation. Called by the doors and backends.
+#pragma once
+
+#include "core/append.h"
+#include "plan/plan.h"
+
+namespace tessera {
+
+/// Places and positions of the rows; what lies in memory is read where they are asked.
+TESSERA_HD core::Append append_of(const AppendShape& shape, const AppendTensors& t) {
+  core::Append append;
+  append.slot_mapping = shape.slot_mapping ? t.slot_mapping : nullptr;
+  const bool any_slots = shape.entry_slots() > 0;
+  append.entries = any_slots ? shape.entries() : 0;
+  append.entry_slots = any_slots ? static_cast<int>(shape.entry_slots()) : 1;
+  if (shape.rotary) {
+    append.rotary_seqlens = t.rotary.seqlens;
+    append.positions = shape.slot_mapping ? t.rotary.positions : nullptr;
+    append.position_type = shape.rotary->position_type;
+    append.constant_q = shape.rotary->constant_q;
+  }
+  if (shape.slot_mapping) return append;
+  const int batch = static_cast<int>(shape.batch);
+  append.after = shape.cache.lengths == Lengths::after;
+  append.queries = {shape.packed ? t.cu_seqlens_q : nullptr, static_cast<int>(shape.seqlen_q),
+                    batch};
+  append.added = {shape.packed_new ? t.cache.cu_seqlens_new : nullptr,
+                  static_cast<int>(shape.cache.seqlen_new), batch};
+  append.cache.used = true;
+  append.cache.seqlens = t.cache.seqlens;
+  append.cache.index = shape.cache.rows > 0 ? t.cache.index : nullptr;
+  append.cache.rows = shape.cache.rows;
+  append.cache.capacity = static_cast<int>(shape.seqlen_k);
+  if (shape.cache.paged()) {
+    append.cache.pages = {t.cache.page_table, t.cache.stride_page_table, shape.cache.num_pages,
+                          static_cast<int>(shape.cache.page_size), shape.cache.page_ids};
+  }
+  return append;
+}
+
+/// Whether the numbers make sense and the tensors fit them: null pointers, strides, and arrays
+/// where they can be read.
+Status validate(const AppendShape& shape, const AppendTensors& tensors, Memory memory);
+
+}  // namespace tessera

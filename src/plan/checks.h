@@ -1,0 +1,69 @@
+// What validations of problems, appends and partial results have in common. Errors: invalid; each
+// names the argument, its value and what would be accepted.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "core/pages.h"
+#include "tessera/status.hpp"
+#include "tessera/tensors.hpp"
+
+namespace tessera {
+
+/// A number in [low, high].
+Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
+
+/// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
+/// spare.
+bool fits_offsets(std::initializer_list<std::int64_t> sizes);
+
+/// The refusal of a null pointer.
+Status missing(const char* name, const char* why);
+
+/// "NAME[INDEX]".
+std::string element(const char* name, std::int64_t index);
+
+/// What a tensor's strides are compared with.
+struct Shape {
+  std::int64_t batch, seqlen, heads, dim;
+};
+
+/// One dimension of a tensor. A stride is read only if its dimension has more than one element.
+struct Axis {
+  const char* name;
+  std::int64_t stride, size;
+};
+
+/// Inputs may overlap themselves (a stride of 0 broadcasts).
+Status check_strides(const char* tensor, std::span<const Axis> axes);
+
+/// Outputs may not: neighbours in any dimension are at least `least` elements apart.
+Status check_apart(const char* tensor, std::span<const Axis> axes, std::int64_t least);
+
+std::array<Axis, 3> axes_of(const ConstTensor& tensor, const Shape& shape, bool packed);
+
+Status check_tensor(const char* name, const ConstTensor& tensor, const Shape& shape, bool packed);
+Status check_output(const char* name, const Tensor& tensor, const Shape& shape, bool packed);
+
+/// Ends the refusal of boundaries that are null.
+inline constexpr const char* kNoOffsets = "packed problems need batch + 1 offsets";
+
+/// Boundaries of packed sequences of which none is longer than `longest`.
+Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch,
+                        const char* total_name, std::int64_t total, const char* longest_name,
+                        std::int64_t longest);
+
+/// The sizes of a cache to which at most so many keys a sequence are new.
+Status check_cache_shape(const CacheShape& cache, std::int64_t most_new);
+
+/// The row that a sequence has, where cache.index names it.
+Status check_row(const core::Cache& cache, int batch);
+
+/// The page in a row's column.
+Status check_page(const core::Pages& pages, int row, int column);
+
+}  // namespace tessera
