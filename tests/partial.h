@@ -7,37 +7,11 @@
 #include <cmath>
 #include <random>
 #include <string>
-#include <vector>
 
-#include "reference/storage.h"
+#include "elements.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
-
-/// Elements of any type.
-class Elements {
- public:
-  Elements() = default;
-  /// Every byte says that nobody has written there: as a number, NaN.
-  Elements(Dtype dtype, std::int64_t count)
-      : dtype_(dtype), bytes_(static_cast<std::size_t>(count * size_of(dtype)), 0xFF) {}
-
-  void* data() { return bytes_.data(); }
-  double at(std::int64_t i) const { return reference::load(dtype_, bytes_.data(), i); }
-  void set(std::int64_t i, double x) { reference::store(dtype_, bytes_.data(), i, x); }
-  std::int64_t count() const { return static_cast<std::int64_t>(bytes_.size()) / size_of(dtype_); }
-  bool untouched(std::int64_t i) const {
-    for (std::int64_t b = i * size_of(dtype_); b < (i + 1) * size_of(dtype_); ++b) {
-      if (bytes_[static_cast<std::size_t>(b)] != 0xFF) return false;
-    }
-    return true;
-  }
-  friend bool operator==(const Elements&, const Elements&) = default;
-
- private:
-  Dtype dtype_ = Dtype::f32;
-  std::vector<unsigned char> bytes_;
-};
 
 /// Parts of random rows. One in five has seen no key, and its output is NaN; every seventh row has
 /// only such parts.

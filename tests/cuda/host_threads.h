@@ -87,6 +87,11 @@ inline float __uint_as_float(std::uint32_t bits) {
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
+inline std::uint32_t __float_as_uint(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 // NOLINTEND
 
 namespace tessera::host {

@@ -1,0 +1,234 @@
+// Appending to a cache on a GPU: the kernel (cuda/aux/append.h), run on the host thread by thread,
+// against literal loops; and what append() asks of a fake driver.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "appended.h"
+#include "archs.h"
+#include "cuda/append.h"
+#include "cuda/append_host.h"
+#include "cuda/fake_driver.h"
+#include "tessera/tessera.hpp"
+
+namespace tessera {
+namespace {
+
+/// By so many blocks at most; what is left over is for their second turn.
+void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype, unsigned most_blocks) {
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(p.blocks(), most_blocks));
+  host::launch(blocks, [&] {
+    switch (dtype) {
+      case Dtype::f32: return cuda::aux::append<Dtype::f32>(p);
+      case Dtype::bf16: return cuda::aux::append<Dtype::bf16>(p);
+      case Dtype::f16: return cuda::aux::append<Dtype::f16>(p);
+    }
+  });
+}
+
+class AppendKernel : public testing::Test {
+ protected:
+  /// How often tensors were carried by 16 bytes and by elements.
+  struct Ways {
+    int wide = 0, narrow = 0;
+  };
+
+  Ways check(bool wild, int trials) {
+    Ways ways;
+    for (int trial = 0; trial < trials; ++trial) {
+      Appended appended(random_, wild);
+      appended.clear();
+      const cuda::aux::AppendParams p = cuda::append_params(appended.shape, appended.tensors);
+      append_on_host(p, appended.shape.dtype, 1 + random_() % 8);
+      appended.check(appended.text());
+      if (HasFatalFailure()) break;
+      for (const cuda::aux::CarriedRows* rows : {&p.k, &p.v, &p.q}) {
+        if (rows->rows > 0) ++(rows->wide ? ways.wide : ways.narrow);
+      }
+    }
+    return ways;
+  }
+
+  const unsigned seed_ = std::random_device()();
+  std::mt19937 random_{seed_};
+  testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
+};
+
+constexpr int kTrials = kSanitized ? 20 : 200;
+
+TEST_F(AppendKernel, EveryRowGoesWhereItBelongs_S13) {
+  const Ways ways = check(false, kTrials);
+  EXPECT_GT(ways.wide, kTrials / 10);
+  EXPECT_GT(ways.narrow, kTrials / 10);
+}
+
+// Nothing outside the cache is touched, and no page or row that does not exist is looked for.
+TEST_F(AppendKernel, WhatDoesNotExistIsPassedOver_S13) { check(true, kTrials); }
+
+/// One sequence, all dense and contiguous.
+struct Dense {
+  AppendShape shape;
+  AppendTensors tensors;
+  Elements k, v, k_new, v_new, q, tables;
+  std::int32_t seqlens[2] = {5, 0};
+
+  Dense(Dtype dtype, std::int64_t heads, std::int64_t dim, std::int64_t rotary_dim) {
+    shape.dtype = dtype;
+    shape.batch = 2;
+    shape.num_heads = shape.num_heads_k = heads;
+    shape.seqlen_q = 3;
+    shape.seqlen_k = 9;
+    shape.head_dim = shape.head_dim_v = dim;
+    shape.cache.lengths = Lengths::before;
+    shape.cache.seqlen_new = 3;
+    shape.rotary = RotaryShape{.dim = rotary_dim, .positions = 16, .dtype = Dtype::f32};
+    const auto rows = [&](Elements& memory, std::int64_t seqlen) {
+      memory = Elements(dtype, 2 * seqlen * heads * dim);
+      return Tensor{memory.data(), seqlen * heads * dim, heads * dim, dim};
+    };
+    tensors.k = rows(k, 9);
+    tensors.v = rows(v, 9);
+    tensors.k_new = rows(k_new, 3);
+    tensors.v_new = rows(v_new, 3);
+    tensors.q = tensors.q_out = rows(q, 3);
+    tables = Elements(Dtype::f32, 16 * rotary_dim / 2);
+    tensors.cache.seqlens = seqlens;
+    tensors.rotary = {tables.data(), tables.data(), rotary_dim / 2, rotary_dim / 2};
+  }
+  Dense(const Dense&) = delete;
+  Dense& operator=(const Dense&) = delete;
+};
+
+// What models have goes by 16 bytes; a single odd stride or half a piece does not.
+TEST(AppendParams, RowsOf16BytesAreCarriedWide) {
+  const auto wide = [](const Dense& dense) {
+    const cuda::aux::AppendParams p = cuda::append_params(dense.shape, dense.tensors);
+    return std::vector<bool>{p.k.wide, p.v.wide, p.q.wide, p.tables_aligned};
+  };
+  using Wide = std::vector<bool>;
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    Dense dense(dtype, 2, 128, 128);
+    EXPECT_EQ(wide(dense), (Wide{true, true, true, true}));
+    dense.tensors.k.stride_seqlen += 1;
+    dense.tensors.v_new.data = static_cast<const char*>(dense.tensors.v_new.data) + 4;
+    dense.tensors.rotary.stride_sin += 1;
+    EXPECT_EQ(wide(dense), (Wide{false, false, true, false}));
+  }
+  EXPECT_EQ(wide(Dense(Dtype::bf16, 2, 64, 48)), (Wide{true, true, true, true}));
+  // Halves of 12 columns.
+  EXPECT_EQ(wide(Dense(Dtype::bf16, 2, 64, 24)), (Wide{false, true, false, true}));
+  Dense interleaved(Dtype::bf16, 2, 64, 24);
+  interleaved.shape.rotary->interleaved = true;
+  EXPECT_EQ(wide(interleaved), (Wide{true, true, true, true}));
+}
+
+// Queries in place: columns that are not rotated are not moved. A strided dimension of one element
+// is none.
+TEST(AppendParams, NothingIsCarriedInVain) {
+  Dense dense(Dtype::bf16, 4, 64, 32);
+  cuda::aux::AppendParams p = cuda::append_params(dense.shape, dense.tensors);
+  EXPECT_EQ(p.k.head_units(), 4);
+  EXPECT_EQ(p.q.head_units(), 2);
+  EXPECT_EQ(p.blocks(), 3);  // 2 sequences of 3 rows of 4 heads of no more than 4 units each
+  dense.shape.batch = 1;
+  dense.tensors.k.stride_batch = 1;
+  p = cuda::append_params(dense.shape, dense.tensors);
+  EXPECT_TRUE(p.k.wide);
+  dense.shape.num_heads = 0;
+  dense.shape.cache.seqlen_new = 0;
+  EXPECT_EQ(cuda::append_params(dense.shape, dense.tensors).blocks(), 0);
+}
+
+// ---- the launch
+
+using Enqueued = std::vector<std::pair<std::string, void*>>;
+
+class AppendLaunch : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake::state() = {};
+    if (!runs_here("sm90.forward.bf16.d64.128x128"))
+      GTEST_SKIP() << "this build has no GPU kernels";
+    for (const Elements* elements : {&dense_.k_new, &dense_.v_new, &dense_.q, &dense_.tables,
+                                     &dense_.k, &dense_.v}) {
+      place(const_cast<Elements*>(elements)->data(),
+            static_cast<std::size_t>(elements->count() * elements->element_bytes()));
+    }
+    place(dense_.seqlens, sizeof dense_.seqlens);
+  }
+
+  static void place(const void* data, std::size_t bytes) {
+    constexpr unsigned kDevice = 2;  // CUmemorytype
+    fake::state().ranges.push_back({data, bytes, kDevice, false, 1});
+  }
+
+  Dense dense_{Dtype::bf16, 4, 128, 64};
+};
+
+// One launch and nothing else: it can be captured in a CUDA graph. Lengths are not looked at: these
+// are too long.
+TEST_F(AppendLaunch, ItIsOneLaunchOnTheStreamOfTheCachesDevice) {
+  dense_.seqlens[0] = 100;
+  int stream = 0;
+  Execution execution;
+  execution.stream = &stream;
+  fake::state().on_launch = [&](const fake::Launch&, const void* parameters) {
+    append_on_host(*static_cast<const cuda::aux::AppendParams*>(parameters), Dtype::bf16, 1);
+  };
+  const Status status = append(dense_.shape, dense_.tensors, execution);
+  fake::state().on_launch = nullptr;
+  ASSERT_TRUE(status) << status.text;
+  EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
+  EXPECT_EQ(fake::state().last.kernel, "append_bf16");
+  EXPECT_EQ(fake::state().last.context, fake::context_of(1));
+  // 24 rows of 8 units are a block's; so are in-place queries.
+  EXPECT_EQ(fake::state().last.grid_x, 3U);
+  EXPECT_EQ(fake::state().last.block_x, 128U);
+  for (const char* waits : {"cuStreamSynchronize", "cuMemAlloc", "cuMemAllocAsync"}) {
+    EXPECT_EQ(fake::state().calls[waits], 0) << waits;
+  }
+  for (std::int64_t i = 0; i < dense_.k.count(); ++i) {  // slots 0 to 2 of the second sequence
+    const std::int64_t slot = i / 512;
+    ASSERT_EQ(dense_.k.untouched(i), slot < 9 || slot >= 12 || dense_.k_new.untouched(i - 9 * 512 + 3 * 512));
+  }
+}
+
+TEST_F(AppendLaunch, TheKernelIsThatOfTheRowsType) {
+  for (const auto& [dtype, name] : {std::pair{Dtype::f32, "append_f32"},
+                                    {Dtype::bf16, "append_bf16"},
+                                    {Dtype::f16, "append_f16"}}) {
+    dense_.shape.dtype = dtype;
+    const Status status = append(dense_.shape, dense_.tensors);
+    ASSERT_TRUE(status) << status.text;
+    EXPECT_EQ(fake::state().last.kernel, name);
+  }
+}
+
+TEST_F(AppendLaunch, WithoutRowsNothingIsLaunched) {
+  dense_.shape.cache.seqlen_new = dense_.shape.seqlen_q = 0;
+  ASSERT_TRUE(append(dense_.shape, dense_.tensors, *this_gpu(1)));
+  EXPECT_TRUE(fake::state().enqueued.empty());
+}
+
+TEST_F(AppendLaunch, ATensorThatLiesElsewhereIsNamed) {
+  fake::state().ranges.pop_back();
+  EXPECT_EQ(append(dense_.shape, dense_.tensors).text,
+            "cache.seqlens: lies in host memory; append on gpu:1 takes its own and managed memory");
+  const Status status = append(dense_.shape, dense_.tensors, this_cpu());
+  EXPECT_EQ(status.code, Code::invalid);
+  EXPECT_EQ(status.text.find("k: lies in memory of gpu:1; append on this CPU"), 0U) << status.text;
+}
+
+TEST_F(AppendLaunch, WhatTheDriverRefusesIsSaid) {
+  fake::state().failures = {{"cuLaunchKernelEx", 700}};
+  const Status status = append(dense_.shape, dense_.tensors);
+  EXPECT_EQ(status.code, Code::device);
+  EXPECT_NE(status.text.find("cuLaunchKernelEx"), std::string::npos) << status.text;
+}
+
+}  // namespace
+}  // namespace tessera
