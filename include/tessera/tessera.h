@@ -288,6 +288,82 @@ TESSERA_API tessera_code tessera_combine(const tessera_partial_results* results,
                                          const tessera_execution* execution, char* error,
                                          size_t error_size);
 
+/** What the lengths of sequences in a cache count. */
+typedef enum tessera_lengths {
+  TESSERA_LENGTHS_FULL = 0,  /**< there are none */
+  TESSERA_LENGTHS_AFTER = 1, /**< filled slots, new rows among them */
+  TESSERA_LENGTHS_BEFORE = 2 /**< filled slots without the new rows */
+} tessera_lengths;
+
+/** One append of new keys and values to a cache: tessera::AppendShape in append.hpp describes each
+ * field. Initialise with tessera_append_shape_init. */
+typedef struct tessera_append_shape {
+  size_t size;                  /**< set by tessera_append_shape_init */
+  int32_t dtype;                /**< tessera_dtype of queries, new rows and the cache */
+  int32_t lengths;              /**< tessera_lengths; with slot_mapping TESSERA_LENGTHS_FULL */
+  int64_t batch;                /**< sequences */
+  int64_t num_heads;            /**< of queries; 0: none are rotated */
+  int64_t num_heads_k;          /**< of keys and values */
+  int64_t seqlen_q;             /**< packed: the longest */
+  int64_t seqlen_k;             /**< slots of a sequence */
+  int64_t head_dim;             /**< of queries and keys */
+  int64_t head_dim_v;           /**< of values */
+  int64_t seqlen_new;           /**< new rows of a sequence; packed_new: of the longest */
+  int64_t page_size;            /**< slots of a page; 0: rows, without pages */
+  int64_t num_pages;            /**< with pages only */
+  int64_t rows;                 /**< that index picks from; 0: sequence b has row b */
+  int32_t page_ids_i64;         /**< 1: page numbers are int64, not int32 */
+  int32_t packed;               /**< 0 or 1: queries are (total_q, num_heads, head_dim) */
+  int64_t total_q;              /**< packed only */
+  int64_t total_new;            /**< packed_new only */
+  int32_t packed_new;           /**< 0 or 1: the same of new rows */
+  int32_t slot_mapping;         /**< 0 or 1: rows have slots and positions of their own */
+  int64_t rotary_dim;           /**< columns that are rotated; 0: none */
+  int64_t rotary_positions;     /**< rows of the tables */
+  int32_t rotary_dtype;         /**< tessera_dtype of the tables: TESSERA_F32 or dtype */
+  int32_t rotary_interleaved;   /**< 0 or 1: pairs are neighbours, not in the halves */
+  int32_t rotary_constant_q;    /**< 0 or 1: a sequence's queries have one position */
+  int32_t rotary_positions_i64; /**< 1: positions of rows are int64, not int32 */
+} tessera_append_shape;
+
+/** What tessera_append reads and writes, as in tessera::AppendTensors. */
+typedef struct tessera_append_tensors {
+  size_t size; /**< set by tessera_append_tensors_init */
+  /** As in tessera::AppendTensors. @{ */
+  tessera_const_tensor k_new;
+  tessera_const_tensor v_new;
+  tessera_tensor k;
+  tessera_tensor v;
+  tessera_const_tensor q;
+  tessera_tensor q_out;
+  const int32_t* seqlens;
+  const int32_t* cu_seqlens_new;
+  const void* page_table;
+  int64_t stride_page_table;
+  const int32_t* index;
+  const int32_t* cu_seqlens_q;
+  const int64_t* slot_mapping;
+  const void* rotary_cos;
+  const void* rotary_sin;
+  int64_t stride_rotary_cos;
+  int64_t stride_rotary_sin;
+  const int32_t* rotary_seqlens;
+  const void* rotary_positions;
+  /** @} */
+} tessera_append_tensors;
+
+/** Sets every field to its default, and `size`. */
+TESSERA_API void tessera_append_shape_init(tessera_append_shape* shape, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_append_tensors_init(tessera_append_tensors* tensors, size_t size);
+
+/** Appends to a cache; tessera::append in tessera.hpp says how. `device`: a name as in `tessera
+ * info`; NULL is the device that the cache lies on. `execution`: NULL is all defaults. */
+TESSERA_API tessera_code tessera_append(const tessera_append_shape* shape,
+                                        const tessera_append_tensors* tensors, const char* device,
+                                        const tessera_execution* execution, char* error,
+                                        size_t error_size);
+
 /** Whether a GPU needs the problem to be `unaligned` for these tensors; tessera::needs_unaligned in
  * tensors.hpp says when. *unaligned gets 0 or 1. */
 TESSERA_API tessera_code tessera_needs_unaligned(const tessera_problem* problem,

@@ -69,7 +69,7 @@ TEST_F(AppendKernel, EveryRowGoesWhereItBelongs_S13) {
 // Nothing outside the cache is touched, and no page or row that does not exist is looked for.
 TEST_F(AppendKernel, WhatDoesNotExistIsPassedOver_S13) { check(true, kTrials); }
 
-/// One sequence, all dense and contiguous.
+/// Two sequences, all dense and contiguous; the cache has 9 slots.
 struct Dense {
   AppendShape shape;
   AppendTensors tensors;
@@ -88,6 +88,9 @@ struct Dense {
     shape.rotary = RotaryShape{.dim = rotary_dim, .positions = 16, .dtype = Dtype::f32};
     const auto rows = [&](Elements& memory, std::int64_t seqlen) {
       memory = Elements(dtype, 2 * seqlen * heads * dim);
+      if (seqlen < 9) {
+        for (std::int64_t i = 0; i < memory.count(); ++i) memory.set(i, 1.0);
+      }
       return Tensor{memory.data(), seqlen * heads * dim, heads * dim, dim};
     };
     tensors.k = rows(k, 9);
@@ -96,6 +99,7 @@ struct Dense {
     tensors.v_new = rows(v_new, 3);
     tensors.q = tensors.q_out = rows(q, 3);
     tables = Elements(Dtype::f32, 16 * rotary_dim / 2);
+    for (std::int64_t i = 0; i < tables.count(); ++i) tables.set(i, 0.25);
     tensors.cache.seqlens = seqlens;
     tensors.rotary = {tables.data(), tables.data(), rotary_dim / 2, rotary_dim / 2};
   }
@@ -153,8 +157,8 @@ class AppendLaunch : public testing::Test {
     fake::state() = {};
     if (!runs_here("sm90.forward.bf16.d64.128x128"))
       GTEST_SKIP() << "this build has no GPU kernels";
-    for (const Elements* elements : {&dense_.k_new, &dense_.v_new, &dense_.q, &dense_.tables,
-                                     &dense_.k, &dense_.v}) {
+    for (const Elements* elements :
+         {&dense_.k_new, &dense_.v_new, &dense_.q, &dense_.tables, &dense_.k, &dense_.v}) {
       place(const_cast<Elements*>(elements)->data(),
             static_cast<std::size_t>(elements->count() * elements->element_bytes()));
     }
@@ -191,9 +195,10 @@ TEST_F(AppendLaunch, ItIsOneLaunchOnTheStreamOfTheCachesDevice) {
   for (const char* waits : {"cuStreamSynchronize", "cuMemAlloc", "cuMemAllocAsync"}) {
     EXPECT_EQ(fake::state().calls[waits], 0) << waits;
   }
-  for (std::int64_t i = 0; i < dense_.k.count(); ++i) {  // slots 0 to 2 of the second sequence
-    const std::int64_t slot = i / 512;
-    ASSERT_EQ(dense_.k.untouched(i), slot < 9 || slot >= 12 || dense_.k_new.untouched(i - 9 * 512 + 3 * 512));
+  for (std::int64_t i = 0; i < dense_.k.count(); ++i) {
+    const std::int64_t slot = i / 512;  // of both: the second sequence's first three
+    ASSERT_EQ(dense_.k.untouched(i), slot < 9 || slot >= 12) << i;
+    ASSERT_EQ(dense_.v.untouched(i), slot < 9 || slot >= 12) << i;
   }
 }
 
