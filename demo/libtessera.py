@@ -54,6 +54,30 @@ class _Tensors(ctypes.Structure):
     )
 
 
+class _AppendShape(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t), ("dtype", _int32), ("lengths", _int32)]
+        + [(name, _int64) for name in ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim",
+                                       "head_dim_v", "seqlen_new", "page_size", "num_pages", "rows")]
+        + [("page_ids_i64", _int32), ("packed", _int32), ("total_q", _int64), ("total_new", _int64),
+           ("packed_new", _int32), ("slot_mapping", _int32), ("rotary_dim", _int64), ("rotary_positions", _int64)]
+        + [(name, _int32) for name in ("rotary_dtype", "rotary_interleaved", "rotary_constant_q",
+                                       "rotary_positions_i64")]
+    )
+
+
+class _AppendTensors(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t)]
+        + [(name, _Tensor) for name in ("k_new", "v_new", "k", "v", "q", "q_out")]
+        + [("seqlens", _pointer), ("cu_seqlens_new", _pointer), ("page_table", _pointer),
+           ("stride_page_table", _int64), ("index", _pointer), ("cu_seqlens_q", _pointer),
+           ("slot_mapping", _pointer), ("rotary_cos", _pointer), ("rotary_sin", _pointer),
+           ("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64),
+           ("rotary_seqlens", _pointer), ("rotary_positions", _pointer)]
+    )
+
+
 class _Execution(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("executor", _pointer), ("progress", _pointer),
                 ("progress_context", _pointer), ("stream", _pointer)]
@@ -125,16 +149,38 @@ class Plan:
     def tensors(self, **arrays):
         tensors = _Tensors()
         self._c.tessera_tensors_init(ctypes.byref(tensors), ctypes.sizeof(tensors))
-        kinds = dict(_Tensors._fields_)
-        for name, array in arrays.items():
-            if kinds[name] is _Tensor:
-                value = _tensor(array)
-            elif kinds[name] is _Bias:
-                value = _Bias(_address(array), *_strides(array))
-            else:
-                value = array if isinstance(array, int) else _address(array)
-            setattr(tensors, name, value)
+        _set_fields(tensors, arrays)
         return tensors
+
+
+def _set_fields(structure, values):
+    """Arrays become tensors or addresses, as the field is; numbers stay."""
+    kinds = dict(structure._fields_)
+    for name, value in values.items():
+        if kinds[name] is _Tensor:
+            value = _tensor(value)
+        elif kinds[name] is _Bias:
+            value = _Bias(_address(value), *_strides(value))
+        elif not isinstance(value, int):
+            value = _address(value)
+        setattr(structure, name, value)
+
+
+class Append:
+    """One append to a cache of device memory. shape and tensors: the fields of tessera_append_shape and
+    tessera_append_tensors; the arrays must stay alive."""
+
+    def __init__(self, library, shape, tensors):
+        self._library, self._shape, self._tensors = library, _AppendShape(), _AppendTensors()
+        library.c.tessera_append_shape_init(ctypes.byref(self._shape), ctypes.sizeof(self._shape))
+        library.c.tessera_append_tensors_init(ctypes.byref(self._tensors), ctypes.sizeof(self._tensors))
+        _set_fields(self._shape, shape)
+        _set_fields(self._tensors, tensors)
+
+    def enqueue(self, stream, device="gpu"):
+        execution = _Execution(ctypes.sizeof(_Execution), stream=stream)
+        self._library.call(self._library.c.tessera_append, ctypes.byref(self._shape), ctypes.byref(self._tensors),
+                           device.encode(), ctypes.byref(execution))
 
 
 class Library:
@@ -150,12 +196,15 @@ class Library:
         size, pointer = ctypes.c_size_t, _pointer
         self.c.tessera_problem_init.argtypes = [pointer, size]
         self.c.tessera_tensors_init.argtypes = [pointer, size]
+        self.c.tessera_append_shape_init.argtypes = [pointer, size]
+        self.c.tessera_append_tensors_init.argtypes = [pointer, size]
         self.c.tessera_plan_destroy.argtypes = [pointer]
         self.c.tessera_plan_kernel.argtypes = [pointer]
         self.c.tessera_plan_workspace_bytes.argtypes = [pointer]
         error = [ctypes.c_char_p, size]
         self.c.tessera_problem_parse.argtypes = [ctypes.c_char_p, pointer, *error]
         self.c.tessera_plan_create.argtypes = [pointer, ctypes.c_char_p, pointer, *error]
+        self.c.tessera_append.argtypes = [pointer, pointer, ctypes.c_char_p, pointer, *error]
         self.c.tessera_run.argtypes = [pointer, pointer, pointer, size, pointer, *error]
         self.c.tessera_measure_peaks.argtypes = [ctypes.c_char_p, ctypes.c_double, pointer, pointer,
                                                  *error]
