@@ -2,6 +2,7 @@
 // and validation ask here.
 #pragma once
 
+#include "core/divisor.h"
 #include "core/pages.h"
 
 namespace tessera::core {
@@ -9,7 +10,7 @@ namespace tessera::core {
 /// Rows of all sequences, one after another.
 struct SequenceRows {
   const std::int32_t* cu_seqlens = nullptr;  ///< null: seqlen each
-  int seqlen = 0;
+  Divisor seqlen;
   int batch = 0;
 
   /// A row by its sequence, and its place there. batch < 0: it is of none.
@@ -18,11 +19,11 @@ struct SequenceRows {
   };
 
   TESSERA_HD constexpr int count(int b) const {
-    return cu_seqlens == nullptr ? seqlen : cu_seqlens[b + 1] - cu_seqlens[b];
+    return cu_seqlens == nullptr ? seqlen.value() : cu_seqlens[b + 1] - cu_seqlens[b];
   }
   TESSERA_HD constexpr Row of(std::int64_t row) const {
     if (cu_seqlens == nullptr) {
-      return {static_cast<int>(row / seqlen), static_cast<int>(row % seqlen)};
+      return {static_cast<int>(seqlen.quotient(row)), seqlen.remainder(row)};
     }
     int b = 0;  // the last one that begins at the row or before
     for (int end = batch; end - b > 1;) {
@@ -38,9 +39,11 @@ struct SequenceRows {
 
 /// Elements from the start of a tensor to a row of all sequences; seqlen: rows of a sequence, 0 of
 /// a packed tensor.
-TESSERA_HD constexpr std::int64_t row_offset(const Strides& strides, int seqlen, std::int64_t row) {
-  if (seqlen == 0) return row * strides.seqlen;
-  return row / seqlen * strides.batch + row % seqlen * strides.seqlen;
+TESSERA_HD constexpr std::int64_t row_offset(const Strides& strides, const Divisor& seqlen,
+                                             std::int64_t row) {
+  if (seqlen.value() == 0) return row * strides.seqlen;
+  const std::int64_t batch = seqlen.quotient(row);
+  return batch * strides.batch + (row - batch * seqlen.value()) * strides.seqlen;
 }
 
 /// A slot by the row or page that has it.
@@ -62,7 +65,7 @@ struct Append {
   SequenceRows queries, added;
   const std::int64_t* slot_mapping = nullptr;    ///< null: by lengths
   std::int64_t entries = 0;                      ///< rows or pages
-  int entry_slots = 1;                           ///< of each
+  Divisor entry_slots, page_size;                ///< of each
   const std::int32_t* rotary_seqlens = nullptr;  ///< null: positions are slots
   const void* positions = nullptr;               ///< of every row; null: by sequences
   PositionType position_type = PositionType::i32;
@@ -88,15 +91,17 @@ struct Append {
     if (cache.index != nullptr && (row < 0 || row >= cache.rows)) return {};
     const int at = static_cast<int>(slot);
     if (cache.pages.table == nullptr) return {row, at};
-    const std::int64_t page = cache.pages.at(row, at / cache.pages.size);
-    return cache.pages.exists(page) ? Slot{page, at % cache.pages.size} : Slot{};
+    const std::int64_t page = cache.pages.at(row, page_size.quotient(at));
+    return cache.pages.exists(page) ? Slot{page, page_size.remainder(at)} : Slot{};
   }
   /// Where a new row goes.
   TESSERA_HD constexpr Slot slot_of(std::int64_t row) const {
     if (slot_mapping != nullptr) {
       const std::int64_t number = slot_mapping[row];
-      if (number < 0 || number / entry_slots >= entries) return {};
-      return {number / entry_slots, static_cast<int>(number % entry_slots)};
+      if (number < 0 || entries == 0) return {};
+      const std::int64_t entry = entry_slots.quotient(number);
+      if (entry >= entries) return {};
+      return {entry, static_cast<int>(number - entry * entry_slots.value())};
     }
     const SequenceRows::Row at = added.of(row);
     if (at.batch < 0 || idle(at.batch)) return {};

@@ -71,8 +71,8 @@ struct Carrier {
   const ConstTensor& from;
   const Tensor& to;
   std::int64_t heads, dim;
-  int seqlen;           ///< of `from`; packed: 0
-  std::int64_t rotary;  ///< columns that are rotated
+  core::Divisor seqlen;  ///< of `from`; packed: 0
+  std::int64_t rotary;   ///< columns that are rotated
   bool interleaved;
 
   /// to_row: elements from the start of `to`.
@@ -98,8 +98,8 @@ void append_typed(const AppendCall& call) {
   const AppendTensors& t = call.tensors;
   const core::Append places = append_of(s, t);
   const RotaryShape rotary = s.rotary.value_or(RotaryShape{});
-  const int seqlen_new = s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new);
-  const int seqlen_q = s.packed ? 0 : static_cast<int>(s.seqlen_q);
+  const core::Divisor seqlen_new(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
+  const core::Divisor seqlen_q(s.packed ? 0 : static_cast<int>(s.seqlen_q));
   const Carrier<T, R> k = {t.k_new,    t.k,        s.num_heads_k,     s.head_dim,
                            seqlen_new, rotary.dim, rotary.interleaved};
   const Carrier<T, R> v = {t.v_new, t.v, s.num_heads_k, s.head_dim_v, seqlen_new, 0, false};

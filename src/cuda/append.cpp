@@ -28,7 +28,7 @@ aux::CarriedRows carried(const AppendShape& s, const ConstTensor& from, const Ro
   rows.from = {from.data, strides_between(from, from_sizes)};
   rows.to = to.data;
   rows.to_strides = strides_between(to, to_sizes);
-  rows.heads = static_cast<int>(from_sizes.heads);
+  rows.heads = core::Divisor(static_cast<int>(from_sizes.heads));
   const auto aligned = [&](const void* data, const core::Strides& strides) {
     return rows_aligned(data, size, {strides.batch, strides.seqlen, strides.head, dim, rotary},
                         kRowAlignment);
@@ -40,6 +40,7 @@ aux::CarriedRows carried(const AppendShape& s, const ConstTensor& from, const Ro
   const std::int64_t piece = rows.wide ? columns : 1;
   rows.rotated = static_cast<int>(rotary / piece);
   rows.plain = static_cast<int>((dim - rotary) / piece);
+  rows.head_units = core::Divisor(rows.rotated_units() + rows.plain_units());
   return rows;
 }
 
@@ -51,7 +52,7 @@ aux::CarriedRows carried_new(const AppendShape& s, const ConstTensor& from, cons
   const RowSizes cached = {s.entries(), s.entry_slots(), s.num_heads_k};
   aux::CarriedRows rows = carried(s, from, fresh, to, cached, dim, rotary);
   rows.rows = s.rows_new();
-  rows.seqlen = s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new);
+  rows.seqlen = core::Divisor(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
   return rows;
 }
 
@@ -62,7 +63,7 @@ aux::CarriedRows carried_q(const AppendShape& s, const AppendTensors& t) {
   const std::int64_t dim = t.q.data == t.q_out.data ? s.rotary->dim : s.head_dim;
   aux::CarriedRows rows = carried(s, t.q, sizes, t.q_out, sizes, dim, s.rotary->dim);
   rows.rows = s.rows_q();
-  rows.seqlen = s.packed ? 0 : static_cast<int>(s.seqlen_q);
+  rows.seqlen = core::Divisor(s.packed ? 0 : static_cast<int>(s.seqlen_q));
   return rows;
 }
 

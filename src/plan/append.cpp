@@ -240,7 +240,7 @@ Status check_sequence(const AppendShape& s, const core::Append& append, int b) {
 
 /// Slots and positions that rows have of their own.
 Status check_rows(const AppendShape& s, const core::Append& append) {
-  const std::int64_t slots = append.entries * append.entry_slots;
+  const std::int64_t slots = append.entries * append.entry_slots.value();
   const auto check_position = [&](std::int64_t row, std::int64_t position) {
     return check_positions(s, element("rotary.positions", row), position, position, 1);
   };

@@ -10,9 +10,8 @@ namespace tessera {
 TESSERA_HD core::Append append_of(const AppendShape& shape, const AppendTensors& t) {
   core::Append append;
   append.slot_mapping = shape.slot_mapping ? t.slot_mapping : nullptr;
-  const bool any_slots = shape.entry_slots() > 0;
-  append.entries = any_slots ? shape.entries() : 0;
-  append.entry_slots = any_slots ? static_cast<int>(shape.entry_slots()) : 1;
+  append.entry_slots = core::Divisor(static_cast<int>(shape.entry_slots()));
+  append.entries = shape.entry_slots() > 0 ? shape.entries() : 0;
   if (shape.rotary) {
     append.rotary_seqlens = t.rotary.seqlens;
     append.positions = shape.slot_mapping ? t.rotary.positions : nullptr;
@@ -22,16 +21,17 @@ TESSERA_HD core::Append append_of(const AppendShape& shape, const AppendTensors&
   if (shape.slot_mapping) return append;
   const int batch = static_cast<int>(shape.batch);
   append.after = shape.cache.lengths == Lengths::after;
-  append.queries = {shape.packed ? t.cu_seqlens_q : nullptr, static_cast<int>(shape.seqlen_q),
-                    batch};
+  append.queries = {shape.packed ? t.cu_seqlens_q : nullptr,
+                    core::Divisor(static_cast<int>(shape.seqlen_q)), batch};
   append.added = {shape.packed_new ? t.cache.cu_seqlens_new : nullptr,
-                  static_cast<int>(shape.cache.seqlen_new), batch};
+                  core::Divisor(static_cast<int>(shape.cache.seqlen_new)), batch};
   append.cache.used = true;
   append.cache.seqlens = t.cache.seqlens;
   append.cache.index = shape.cache.rows > 0 ? t.cache.index : nullptr;
   append.cache.rows = shape.cache.rows;
   append.cache.capacity = static_cast<int>(shape.seqlen_k);
   if (shape.cache.paged()) {
+    append.page_size = core::Divisor(static_cast<int>(shape.cache.page_size));
     append.cache.pages = {t.cache.page_table, t.cache.stride_page_table, shape.cache.num_pages,
                           static_cast<int>(shape.cache.page_size), shape.cache.page_ids};
   }

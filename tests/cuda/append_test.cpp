@@ -135,8 +135,8 @@ TEST(AppendParams, RowsOf16BytesAreCarriedWide) {
 TEST(AppendParams, NothingIsCarriedInVain) {
   Dense dense(Dtype::bf16, 4, 64, 32);
   cuda::aux::AppendParams p = cuda::append_params(dense.shape, dense.tensors);
-  EXPECT_EQ(p.k.head_units(), 4);
-  EXPECT_EQ(p.q.head_units(), 2);
+  EXPECT_EQ(p.k.head_units.value(), 4);
+  EXPECT_EQ(p.q.head_units.value(), 2);
   EXPECT_EQ(p.blocks(), 3);  // 2 sequences of 3 rows of 4 heads of no more than 4 units each
   dense.shape.batch = 1;
   dense.tensors.k.stride_batch = 1;

@@ -227,18 +227,18 @@ class Unit {
 template <Dtype kType, bool kWide, Carried kWhat>
 __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& rows,
                                       std::int64_t block) {
-  const int head_units = rows.head_units();
   const std::int64_t first = block * (kAppendThreads * kThreadUnits);
-  const std::int64_t first_head = first / head_units;  // of those of all rows
-  const std::int64_t first_row = first_head / rows.heads;
-  const int unit_before = static_cast<int>(first % head_units);
-  const int heads_before = static_cast<int>(first_head % rows.heads);
+  const std::int64_t first_head = rows.head_units.quotient(first);  // of those of all rows
+  const std::int64_t first_row = rows.heads.quotient(first_head);
+  const int units_before = static_cast<int>(first - first_head * rows.head_units.value());
+  const int heads_before = static_cast<int>(first_head - first_row * rows.heads.value());
   Unit<kType, kWide, kWhat> units[kThreadUnits];
 #pragma unroll
   for (int i = 0; i < kThreadUnits; ++i) {
-    const int unit = unit_before + i * kAppendThreads + static_cast<int>(threadIdx.x);
-    const int head = heads_before + unit / head_units;
-    units[i].load(p, rows, first_row + head / rows.heads, head % rows.heads, unit % head_units);
+    const int unit = units_before + i * kAppendThreads + static_cast<int>(threadIdx.x);
+    const int head = heads_before + rows.head_units.quotient(unit);
+    units[i].load(p, rows, first_row + rows.heads.quotient(head), rows.heads.remainder(head),
+                  rows.head_units.remainder(unit));
   }
 #pragma unroll
   for (int i = 0; i < kThreadUnits; ++i) units[i].place(p, rows);

@@ -20,17 +20,18 @@ struct CarriedRows {
   void* to = nullptr;  ///< the cache, or where queries go
   core::Strides to_strides;
   std::int64_t rows = 0;  ///< of all sequences
-  int seqlen = 0;         ///< of `from`, and of queries' `to`; packed: 0
-  int heads = 1;
-  int rotated = 0;    ///< pieces of a head's rotated columns
-  int plain = 0;      ///< of the others
-  bool wide = false;  ///< pieces of 16 bytes
+  core::Divisor seqlen;   ///< of `from`, and of queries' `to`; packed: 0
+  core::Divisor heads;
+  core::Divisor head_units;  ///< units of a head
+  int rotated = 0;           ///< pieces of a head's rotated columns
+  int plain = 0;             ///< of the others
+  bool wide = false;         ///< pieces of 16 bytes
 
   TESSERA_HD int rotated_units() const { return core::ceil_div(rotated, 2); }
   TESSERA_HD int plain_units() const { return core::ceil_div(plain, 2); }
-  TESSERA_HD int head_units() const { return rotated_units() + plain_units(); }
   TESSERA_HD std::int64_t blocks() const {
-    return core::ceil_div<std::int64_t>(rows * heads * head_units(), kAppendThreads * kThreadUnits);
+    return core::ceil_div<std::int64_t>(rows * heads.value() * head_units.value(),
+                                        kAppendThreads * kThreadUnits);
   }
 };
 
