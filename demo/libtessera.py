@@ -27,7 +27,10 @@ class _Problem(ctypes.Structure):
            ("window_left", _int64), ("window_right", _int64), ("alibi", _int32),
            ("has_bias", _int32), ("bias_dims", ctypes.c_uint32), ("bias_dtype", _int32),
            ("sink", _int32), ("dropout_p", _float), ("deterministic", _int32),
-           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32)]
+           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32),
+           ("cache", _int32), ("page_ids", _int32)]
+        + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
+        + [("leftpad", _int32), ("tree", _int32)]
     )
 
 
@@ -41,6 +44,11 @@ class _Bias(ctypes.Structure):
                 ("stride_query", _int64), ("stride_key", _int64)]
 
 
+class _Cache(ctypes.Structure):
+    _fields_ = [("seqlens", _pointer), ("cu_seqlens_new", _pointer), ("page_table", _pointer),
+                ("stride_page_table", _int64), ("index", _pointer), ("leftpad", _pointer)]
+
+
 class _Tensors(ctypes.Structure):
     _fields_ = (
         [("size", ctypes.c_size_t)]
@@ -50,7 +58,7 @@ class _Tensors(ctypes.Structure):
         + [("philox_seed", ctypes.c_uint64), ("philox_offset", ctypes.c_uint64),
            ("dout", _Tensor), ("dsoftmax_lse", _pointer)]
         + [(name, _Tensor) for name in ("dq", "dk", "dv")]
-        + [("dbias", _Bias), ("dsink", _pointer)]
+        + [("dbias", _Bias), ("dsink", _pointer), ("cache", _Cache), ("tree_mask", _pointer)]
     )
 
 
@@ -123,10 +131,16 @@ class Plan:
                            ctypes.byref(execution))
 
     def tensors(self, **arrays):
+        """Keywords are the fields of tessera_tensors; those of its cache are named by themselves."""
         tensors = _Tensors()
         self._c.tessera_tensors_init(ctypes.byref(tensors), ctypes.sizeof(tensors))
         kinds = dict(_Tensors._fields_)
         for name, array in arrays.items():
+            if name in dict(_Cache._fields_):
+                setattr(tensors.cache, name, _address(array))
+                if name == "page_table":
+                    tensors.cache.stride_page_table = _strides(array)[0]
+                continue
             if kinds[name] is _Tensor:
                 value = _tensor(array)
             elif kinds[name] is _Bias:
