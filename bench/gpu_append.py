@@ -19,7 +19,7 @@ from gpu_forward import DTYPES, libtessera, query, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "b", "new", "h", "hk", "d", "page", "rotary", "places", "us",
            "gb_per_s", "copy_us", "of_copy", "difference"]
-LENGTHS = {"full": 0, "after": 1, "before": 2}
+CACHE = {"full": 1, "after": 2, "before": 3}
 CODES = {"f32": 0, "bf16": 1, "f16": 2}
 #: b, new rows a sequence, h (0: no queries), hk, d, page (0: rows), rotary dim, interleaved, places
 SHAPES = (
@@ -70,16 +70,16 @@ class Case:
             tensors |= dict(q=self.q_before, q_out=self.q)
         if places == "slots":
             shape |= dict(slot_mapping=1, packed=1, packed_new=1, total_q=b * new if h else 0, total_new=b * new,
-                          seqlen_new=0, lengths=LENGTHS["full"])
+                          seqlen_new=0, cache=CACHE["full"])
             tensors |= dict(slot_mapping=self.slots, k_new=self.k_new.flatten(0, 1), v_new=self.v_new.flatten(0, 1))
             if h:
                 tensors |= dict(q=self.q_before.flatten(0, 1), q_out=self.q.flatten(0, 1))
         else:
-            shape |= dict(lengths=LENGTHS[places])
+            shape |= dict(cache=CACHE[places])
             length = before if places == "before" else before + new
             tensors["seqlens"] = torch.full((b,), length, dtype=torch.int32, device="cuda")
             if page:
-                tensors |= dict(page_table=table, stride_page_table=columns)
+                tensors["page_table"] = table
         k, q = self.k_new, self.q_before
         if rotary:
             angles = torch.rand(capacity, rotary // 2, device="cuda") * 6.0

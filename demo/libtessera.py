@@ -27,7 +27,10 @@ class _Problem(ctypes.Structure):
            ("window_left", _int64), ("window_right", _int64), ("alibi", _int32),
            ("has_bias", _int32), ("bias_dims", ctypes.c_uint32), ("bias_dtype", _int32),
            ("sink", _int32), ("dropout_p", _float), ("deterministic", _int32),
-           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32)]
+           ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32),
+           ("cache", _int32), ("page_ids", _int32)]
+        + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
+        + [("leftpad", _int32), ("tree", _int32)]
     )
 
 
@@ -41,6 +44,11 @@ class _Bias(ctypes.Structure):
                 ("stride_query", _int64), ("stride_key", _int64)]
 
 
+class _Cache(ctypes.Structure):
+    _fields_ = [("seqlens", _pointer), ("cu_seqlens_new", _pointer), ("page_table", _pointer),
+                ("stride_page_table", _int64), ("index", _pointer), ("leftpad", _pointer)]
+
+
 class _Tensors(ctypes.Structure):
     _fields_ = (
         [("size", ctypes.c_size_t)]
@@ -50,19 +58,19 @@ class _Tensors(ctypes.Structure):
         + [("philox_seed", ctypes.c_uint64), ("philox_offset", ctypes.c_uint64),
            ("dout", _Tensor), ("dsoftmax_lse", _pointer)]
         + [(name, _Tensor) for name in ("dq", "dk", "dv")]
-        + [("dbias", _Bias), ("dsink", _pointer)]
+        + [("dbias", _Bias), ("dsink", _pointer), ("cache", _Cache), ("tree_mask", _pointer)]
     )
 
 
 class _AppendShape(ctypes.Structure):
     _fields_ = (
-        [("size", ctypes.c_size_t), ("dtype", _int32), ("lengths", _int32)]
+        [("size", ctypes.c_size_t), ("dtype", _int32), ("cache", _int32)]
         + [(name, _int64) for name in ("batch", "num_heads", "num_heads_k", "seqlen_q", "seqlen_k", "head_dim",
-                                       "head_dim_v", "seqlen_new", "page_size", "num_pages", "rows")]
-        + [("page_ids_i64", _int32), ("packed", _int32), ("total_q", _int64), ("total_new", _int64),
+                                       "head_dim_v", "seqlen_new", "page_size", "num_pages", "cache_rows")]
+        + [("page_ids", _int32), ("packed", _int32), ("total_q", _int64), ("total_new", _int64),
            ("packed_new", _int32), ("slot_mapping", _int32), ("rotary_dim", _int64), ("rotary_positions", _int64)]
         + [(name, _int32) for name in ("rotary_dtype", "rotary_interleaved", "rotary_constant_q",
-                                       "rotary_positions_i64")]
+                                       "rotary_position_type")]
     )
 
 
@@ -70,9 +78,7 @@ class _AppendTensors(ctypes.Structure):
     _fields_ = (
         [("size", ctypes.c_size_t)]
         + [(name, _Tensor) for name in ("k_new", "v_new", "k", "v", "q", "q_out")]
-        + [("seqlens", _pointer), ("cu_seqlens_new", _pointer), ("page_table", _pointer),
-           ("stride_page_table", _int64), ("index", _pointer), ("cu_seqlens_q", _pointer),
-           ("slot_mapping", _pointer), ("rotary_cos", _pointer), ("rotary_sin", _pointer),
+        + [("cache", _Cache), ("cu_seqlens_q", _pointer), ("slot_mapping", _pointer), ("rotary_cos", _pointer), ("rotary_sin", _pointer),
            ("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64),
            ("rotary_seqlens", _pointer), ("rotary_positions", _pointer)]
     )
@@ -147,6 +153,7 @@ class Plan:
                            ctypes.byref(execution))
 
     def tensors(self, **arrays):
+        """Keywords are the fields of tessera_tensors; those of its cache are named by themselves."""
         tensors = _Tensors()
         self._c.tessera_tensors_init(ctypes.byref(tensors), ctypes.sizeof(tensors))
         _set_fields(tensors, arrays)
@@ -154,9 +161,14 @@ class Plan:
 
 
 def _set_fields(structure, values):
-    """Arrays become tensors or addresses, as the field is; numbers stay."""
+    """Arrays become tensors or addresses, as the field is; numbers stay. Those of its cache are named by themselves."""
     kinds = dict(structure._fields_)
     for name, value in values.items():
+        if name in dict(_Cache._fields_):
+            setattr(structure.cache, name, _address(value))
+            if name == "page_table":
+                structure.cache.stride_page_table = _strides(value)[0]
+            continue
         if kinds[name] is _Tensor:
             value = _tensor(value)
         elif kinds[name] is _Bias:

@@ -15,18 +15,22 @@ struct tessera_plan {
 namespace {
 
 using namespace tessera::c;
-using tessera::c::to_cpp;  // beside those below
 using tessera::Code;
+using tessera::PageIds;
 using tessera::Result;
 using tessera::Status;
+using tessera::c::to_cpp;  // beside those below
 
 static_assert(static_cast<int>(Code::device) == TESSERA_DEVICE);
 static_assert(static_cast<int>(tessera::Dtype::f16) == TESSERA_F16);
 static_assert(static_cast<int>(tessera::PerHead::batch_heads) == TESSERA_PER_HEAD_BATCH_HEADS);
+static_assert(static_cast<int>(tessera::Lengths::before) ==
+              TESSERA_CACHE_BEFORE - TESSERA_CACHE_FULL);
+static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, dtype_o) + sizeof(tessera_problem::dtype_o));
+              offsetof(tessera_problem, tree) + sizeof(tessera_problem::tree));
 
 Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   tessera_problem c;
@@ -35,7 +39,14 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   tessera::Problem p;
   tessera::BiasShape bias;
   bool has_bias = false;
+  bool leftpad = false;
+  PageIds page_ids = PageIds::i32;
+  int lengths = 0;
   const Status checks[] = {
+      read_enum("cache", c.cache, static_cast<int>(TESSERA_CACHE_BEFORE), lengths),
+      read_enum("page_ids", c.page_ids, PageIds::i64, page_ids),
+      read_enum("leftpad", c.leftpad, true, leftpad),
+      read_enum("tree", c.tree, true, p.tree),
       read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
       read_enum("dtype", c.dtype, tessera::Dtype::f16, p.dtype),
       read_enum("alignment", c.alignment, tessera::Alignment::top_left, p.alignment),
@@ -73,6 +84,22 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   p.window_left = c.window_left;
   p.window_right = c.window_right;
   p.dropout_p = c.dropout_p;
+  p.chunk = c.chunk;
+  p.sink_tokens = c.sink_tokens;
+  const tessera::CacheShape cache = {static_cast<tessera::Lengths>(lengths - TESSERA_CACHE_FULL),
+                                     c.seqlen_new,
+                                     c.page_size,
+                                     c.num_pages,
+                                     page_ids,
+                                     c.cache_rows,
+                                     leftpad};
+  if (lengths != TESSERA_NO_CACHE) {
+    p.cache = cache;
+  } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
+    return Status::invalid(
+        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows and leftpad say "
+        "something of a cache; set it to a tessera_cache_lengths");
+  }
   if (has_bias) {
     bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;
     bias.heads = (c.bias_dims & TESSERA_BIAS_HEADS) != 0;
@@ -115,6 +142,18 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.batch_invariant = p.batch_invariant ? 1 : 0;
   c.unaligned = p.unaligned ? 1 : 0;
   c.dtype_o = p.dtype_o ? static_cast<std::int32_t>(*p.dtype_o) : -1;
+  const tessera::CacheShape cache = p.cache.value_or(tessera::CacheShape());
+  c.cache = p.cache ? TESSERA_CACHE_FULL + static_cast<std::int32_t>(cache.lengths)
+                    : static_cast<std::int32_t>(TESSERA_NO_CACHE);
+  c.page_ids = static_cast<std::int32_t>(cache.page_ids);
+  c.seqlen_new = cache.seqlen_new;
+  c.page_size = cache.page_size;
+  c.num_pages = cache.num_pages;
+  c.cache_rows = cache.rows;
+  c.chunk = p.chunk;
+  c.sink_tokens = p.sink_tokens;
+  c.leftpad = cache.leftpad ? 1 : 0;
+  c.tree = p.tree ? 1 : 0;
 }
 
 tessera::ConstBias to_cpp(const tessera_const_bias& b) {
@@ -140,6 +179,8 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   t.sink = c.sink;
   t.cu_seqlens_q = c.cu_seqlens_q;
   t.cu_seqlens_k = c.cu_seqlens_k;
+  t.cache = to_cpp(c.cache);
+  t.tree_mask = c.tree_mask;
   t.philox_seed = c.philox_seed;
   t.philox_offset = c.philox_offset;
   t.dout = to_cpp(c.dout);

@@ -6,15 +6,15 @@
 namespace {
 
 using namespace tessera::c;
-using tessera::c::to_cpp;  // beside those below
 using tessera::Result;
 using tessera::Status;
+using tessera::c::to_cpp;  // beside those below
 
-static_assert(static_cast<int>(tessera::Lengths::before) == TESSERA_LENGTHS_BEFORE);
+static_assert(static_cast<int>(tessera::PositionType::i64) == TESSERA_POSITION_I64);
 // As of tessera_problem in c_api.cpp.
 static_assert(sizeof(tessera_append_shape) ==
-              offsetof(tessera_append_shape, rotary_positions_i64) +
-                  sizeof(tessera_append_shape::rotary_positions_i64));
+              offsetof(tessera_append_shape, rotary_position_type) +
+                  sizeof(tessera_append_shape::rotary_position_type));
 
 Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   tessera_append_shape c;
@@ -22,22 +22,28 @@ Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   if (Status s = read_struct("shape", from, c); !s) return s;
   tessera::AppendShape shape;
   tessera::RotaryShape rotary;
+  int lengths = 0;
   const Status checks[] = {
       read_enum("dtype", c.dtype, tessera::Dtype::f16, shape.dtype),
-      read_enum("lengths", c.lengths, tessera::Lengths::before, shape.cache.lengths),
-      read_enum("page_ids_i64", c.page_ids_i64, tessera::PageIds::i64, shape.cache.page_ids),
+      read_enum("cache", c.cache, static_cast<int>(TESSERA_CACHE_BEFORE), lengths),
+      read_enum("page_ids", c.page_ids, tessera::PageIds::i64, shape.cache.page_ids),
       read_enum("packed", c.packed, true, shape.packed),
       read_enum("packed_new", c.packed_new, true, shape.packed_new),
       read_enum("slot_mapping", c.slot_mapping, true, shape.slot_mapping),
       read_enum("rotary_dtype", c.rotary_dtype, tessera::Dtype::f16, rotary.dtype),
       read_enum("rotary_interleaved", c.rotary_interleaved, true, rotary.interleaved),
       read_enum("rotary_constant_q", c.rotary_constant_q, true, rotary.constant_q),
-      read_enum("rotary_positions_i64", c.rotary_positions_i64, tessera::PositionType::i64,
+      read_enum("rotary_position_type", c.rotary_position_type, tessera::PositionType::i64,
                 rotary.position_type),
   };
   for (const Status& s : checks) {
     if (!s) return s;
   }
+  if (lengths == TESSERA_NO_CACHE) {
+    return Status::invalid(
+        "cache = 0: must be a tessera_cache_lengths that says what lengths count");
+  }
+  shape.cache.lengths = static_cast<tessera::Lengths>(lengths - TESSERA_CACHE_FULL);
   shape.batch = c.batch;
   shape.num_heads = c.num_heads;
   shape.num_heads_k = c.num_heads_k;
@@ -48,7 +54,7 @@ Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   shape.cache.seqlen_new = c.seqlen_new;
   shape.cache.page_size = c.page_size;
   shape.cache.num_pages = c.num_pages;
-  shape.cache.rows = c.rows;
+  shape.cache.rows = c.cache_rows;
   shape.total_q = c.total_q;
   shape.total_new = c.total_new;
   rotary.dim = c.rotary_dim;
@@ -67,11 +73,7 @@ Result<tessera::AppendTensors> to_cpp(const tessera_append_tensors* from) {
   t.v = to_cpp(c.v);
   t.q = to_cpp(c.q);
   t.q_out = to_cpp(c.q_out);
-  t.cache.seqlens = c.seqlens;
-  t.cache.cu_seqlens_new = c.cu_seqlens_new;
-  t.cache.page_table = c.page_table;
-  t.cache.stride_page_table = c.stride_page_table;
-  t.cache.index = c.index;
+  t.cache = to_cpp(c.cache);
   t.cu_seqlens_q = c.cu_seqlens_q;
   t.slot_mapping = c.slot_mapping;
   t.rotary = {c.rotary_cos,        c.rotary_sin,     c.stride_rotary_cos,
@@ -88,7 +90,7 @@ void tessera_append_shape_init(tessera_append_shape* shape, size_t size) {
   const tessera::AppendShape defaults;
   tessera_append_shape c{};
   c.dtype = static_cast<std::int32_t>(defaults.dtype);
-  c.lengths = static_cast<std::int32_t>(defaults.cache.lengths);
+  c.cache = TESSERA_CACHE_FULL + static_cast<std::int32_t>(defaults.cache.lengths);
   c.batch = defaults.batch;
   c.num_heads = defaults.num_heads;
   c.num_heads_k = defaults.num_heads_k;

@@ -69,6 +69,10 @@ inline Tensor to_cpp(const tessera_tensor& t) {
   return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
 }
 
+inline CacheTensors to_cpp(const tessera_cache& c) {
+  return {c.seqlens, c.cu_seqlens_new, c.page_table, c.stride_page_table, c.index, c.leftpad};
+}
+
 inline Result<Executor> to_cpp(const tessera_executor* from) {
   tessera_executor c{};
   if (Status s = read_struct("executor", from, c); !s) return s;

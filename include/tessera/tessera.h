@@ -46,6 +46,16 @@ typedef enum tessera_per_head {
   TESSERA_PER_HEAD_BATCH_HEADS = 2 /**< (batch, num_heads) */
 } tessera_per_head;
 
+/** Whether k and v are a cache, and what its lengths count; tessera::CacheShape in problem.hpp. */
+typedef enum tessera_cache_lengths {
+  TESSERA_NO_CACHE = 0,
+  TESSERA_CACHE_FULL = 1,  /**< there are no lengths */
+  TESSERA_CACHE_AFTER = 2, /**< filled slots, this step's keys among them */
+  TESSERA_CACHE_BEFORE = 3 /**< filled slots without them */
+} tessera_cache_lengths;
+
+typedef enum tessera_page_ids { TESSERA_PAGE_I32 = 0, TESSERA_PAGE_I64 = 1 } tessera_page_ids;
+
 /** Which dimensions of the bias are stored; the others have size 1 and are broadcast. */
 enum {
   TESSERA_BIAS_BATCH = 1,
@@ -85,6 +95,16 @@ typedef struct tessera_problem {
   int32_t batch_invariant; /**< 0 or 1 */
   int32_t unaligned;       /**< 0 or 1 */
   int32_t dtype_o;         /**< tessera_dtype of o; -1 (the initial value): the problem's dtype */
+  int32_t cache;           /**< tessera_cache_lengths */
+  int32_t page_ids;        /**< tessera_page_ids */
+  int64_t seqlen_new;      /**< lengths before: new keys a sequence; packed: of the longest */
+  int64_t page_size;       /**< slots of a page; 0: rows, without pages */
+  int64_t num_pages;       /**< paged only */
+  int64_t cache_rows;      /**< rows that the cache's index picks from; 0: sequence b has row b */
+  int64_t chunk;           /**< queries see keys of their own chunk of so many; 0: all */
+  int64_t sink_tokens;     /**< first keys that are seen whatever the window's left end is */
+  int32_t leftpad;         /**< 0 or 1 */
+  int32_t tree;            /**< 0 or 1 */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);
@@ -130,6 +150,17 @@ typedef struct tessera_bias {
   /** @} */
 } tessera_bias;
 
+/** Where the sequences of a cache lie; tessera::CacheTensors in tensors.hpp describes each field.
+ */
+typedef struct tessera_cache {
+  const int32_t* seqlens;        /**< (batch) */
+  const int32_t* cu_seqlens_new; /**< (batch + 1) */
+  const void* page_table;        /**< (rows or batch, pages of a sequence) page numbers */
+  int64_t stride_page_table;     /**< from one row to the next */
+  const int32_t* index;          /**< (batch) */
+  const int32_t* leftpad;        /**< (batch) */
+} tessera_cache;
+
 /** Everything a run reads and writes; tessera::Tensors in tensors.hpp says which field is required
  * when. `saved_o` and `saved_softmax_lse` are what a backward reads: `o` and `softmax_lse`, const.
  */
@@ -161,6 +192,8 @@ typedef struct tessera_tensors {
   tessera_tensor dv;
   tessera_bias dbias;
   float* dsink;
+  tessera_cache cache;
+  const uint64_t* tree_mask;
   /** @} */
 } tessera_tensors;
 
@@ -288,19 +321,18 @@ TESSERA_API tessera_code tessera_combine(const tessera_partial_results* results,
                                          const tessera_execution* execution, char* error,
                                          size_t error_size);
 
-/** What the lengths of sequences in a cache count. */
-typedef enum tessera_lengths {
-  TESSERA_LENGTHS_FULL = 0,  /**< there are none */
-  TESSERA_LENGTHS_AFTER = 1, /**< filled slots, new rows among them */
-  TESSERA_LENGTHS_BEFORE = 2 /**< filled slots without the new rows */
-} tessera_lengths;
+/** Type of positions that are given row by row. */
+typedef enum tessera_position_type {
+  TESSERA_POSITION_I32 = 0,
+  TESSERA_POSITION_I64 = 1
+} tessera_position_type;
 
 /** One append of new keys and values to a cache: tessera::AppendShape in append.hpp describes each
  * field. Initialise with tessera_append_shape_init. */
 typedef struct tessera_append_shape {
   size_t size;                  /**< set by tessera_append_shape_init */
   int32_t dtype;                /**< tessera_dtype of queries, new rows and the cache */
-  int32_t lengths;              /**< tessera_lengths; with slot_mapping TESSERA_LENGTHS_FULL */
+  int32_t cache;                /**< tessera_cache_lengths; slot_mapping: TESSERA_CACHE_FULL */
   int64_t batch;                /**< sequences */
   int64_t num_heads;            /**< of queries; 0: none are rotated */
   int64_t num_heads_k;          /**< of keys and values */
@@ -311,8 +343,8 @@ typedef struct tessera_append_shape {
   int64_t seqlen_new;           /**< new rows of a sequence; packed_new: of the longest */
   int64_t page_size;            /**< slots of a page; 0: rows, without pages */
   int64_t num_pages;            /**< with pages only */
-  int64_t rows;                 /**< that index picks from; 0: sequence b has row b */
-  int32_t page_ids_i64;         /**< 1: page numbers are int64, not int32 */
+  int64_t cache_rows;           /**< that cache.index picks from; 0: sequence b has row b */
+  int32_t page_ids;             /**< tessera_page_ids */
   int32_t packed;               /**< 0 or 1: queries are (total_q, num_heads, head_dim) */
   int64_t total_q;              /**< packed only */
   int64_t total_new;            /**< packed_new only */
@@ -323,7 +355,7 @@ typedef struct tessera_append_shape {
   int32_t rotary_dtype;         /**< tessera_dtype of the tables: TESSERA_F32 or dtype */
   int32_t rotary_interleaved;   /**< 0 or 1: pairs are neighbours, not in the halves */
   int32_t rotary_constant_q;    /**< 0 or 1: a sequence's queries have one position */
-  int32_t rotary_positions_i64; /**< 1: positions of rows are int64, not int32 */
+  int32_t rotary_position_type; /**< tessera_position_type */
 } tessera_append_shape;
 
 /** What tessera_append reads and writes, as in tessera::AppendTensors. */
@@ -336,11 +368,7 @@ typedef struct tessera_append_tensors {
   tessera_tensor v;
   tessera_const_tensor q;
   tessera_tensor q_out;
-  const int32_t* seqlens;
-  const int32_t* cu_seqlens_new;
-  const void* page_table;
-  int64_t stride_page_table;
-  const int32_t* index;
+  tessera_cache cache; /**< leftpad is not looked at */
   const int32_t* cu_seqlens_q;
   const int64_t* slot_mapping;
   const void* rotary_cos;

@@ -33,10 +33,15 @@ template <typename Params>
 void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   params.sequences = sequences_of(p, t);
-  params.window = window_of(p);
+  if constexpr (requires { params.cache; }) {
+    params.cache = cache_of(p, t);
+    params.mask = mask_rules_of(p, t);
+  } else {
+    params.window = window_of(p);
+    params.work = plan.work;
+  }
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
-  params.work = plan.work;
   params.score = plan.score;
   params.extras.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
   params.extras.alibi_batch = p.alibi == PerHead::batch_heads ? p.num_heads : 0;

@@ -40,8 +40,11 @@ Status check(const char* name, const ConstTensor& tensor, const Problem& p, Dtyp
 
 RowSizes row_sizes(const Problem& p, bool queries) {
   const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
-  if (p.packed) return {1, queries ? p.total_q : p.total_k, heads};
-  return {p.batch, queries ? p.seqlen_q : p.seqlen_k, heads};
+  if (queries)
+    return p.packed ? RowSizes{1, p.total_q, heads} : RowSizes{p.batch, p.seqlen_q, heads};
+  if (p.packed_k()) return {1, p.total_k, heads};
+  if (p.cache && p.cache->paged()) return {p.cache->num_pages, p.cache->page_size, heads};
+  return {p.cache && p.cache->rows > 0 ? p.cache->rows : p.batch, p.seqlen_k, heads};
 }
 
 Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {

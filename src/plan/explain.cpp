@@ -83,7 +83,11 @@ std::string explain(const Problem& problem, const Device& device) {
   text += "work       " + grouped(work.count()) + " items = batch " + std::to_string(work.batch) +
           (is_gpu(device.arch) ? " x heads " : " x heads_k ") + std::to_string(work.heads) +
           (problem.pass == Pass::forward ? " x row blocks " : " x key blocks ") +
-          std::to_string(work.blocks) + " x splits " + std::to_string(work.splits) + "\n";
+          std::to_string(work.blocks) + " x splits " + std::to_string(work.splits) +
+          (data.unit_n > 0 ? ", in " + std::to_string(data.spans.count) + " spans of units of " +
+                                 std::to_string(data.unit_n) + " keys"
+                           : "") +
+          "\n";
   text += "workspace  " + grouped(static_cast<std::int64_t>(data.workspace_bytes)) + " bytes\n";
   for (const WorkspaceRegion& region : data.regions) {
     text += "   " + padded_right(region.name, 12) +

@@ -13,6 +13,7 @@ struct PlanLayout {
   SplitLayout splits;       ///< forward
   BackwardLayout backward;  ///< backward
   GpuBackwardLayout gpu_backward;
+  GpuDecodeLayout gpu_decode;
   std::byte* workers = nullptr;  ///< scratch of worker w starts at workers + w * worker_bytes
   std::int64_t worker_bytes = 0;
 };
@@ -20,11 +21,11 @@ struct PlanLayout {
 inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
   if (is_gpu(plan.kernel.arch)) {
-    // Shared memory and registers are all that the forward needs, unless it splits the keys.
+    // Shared memory and registers are all that the forward needs, unless it decodes.
     if (plan.problem.pass == Pass::backward) {
       result.gpu_backward = layout_gpu_backward(workspace, plan);
-    } else {
-      result.splits = layout_splits(workspace, plan);
+    } else if (plan.kernel.form == core::Form::decode) {
+      result.gpu_decode = layout_gpu_decode(workspace, plan);
     }
     return result;
   }

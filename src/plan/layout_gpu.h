@@ -17,6 +17,34 @@ struct GpuBackwardLayout {
   std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
 };
 
+/// Where the blocks of a GPU's decoding row leave parts for each other: see
+/// cuda/mma/decode_params.h.
+struct GpuDecodeLayout {
+  std::int64_t slots = 0;         ///< none: an item has one part
+  float* o = nullptr;             ///< [slots][block_m][head_dim_v]
+  float* lse = nullptr;           ///< [slots][block_m]
+  std::int32_t* ready = nullptr;  ///< [slots]
+};
+
+/// Units of the longest item of a decoding row at most; sink tokens begin a unit of their own.
+TESSERA_HD std::int64_t units_of_item(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  return core::max<std::int64_t>(1, core::ceil_div<std::int64_t>(p.seqlen_k, plan.unit_n)) +
+         (p.sink_tokens > 0 ? 1 : 0);
+}
+
+TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanData& plan) {
+  const std::int64_t units = units_of_item(plan), rows = plan.kernel.block_m;
+  GpuDecodeLayout layout;
+  if (units > 1) {
+    layout.slots = plan.problem.batch_invariant ? plan.work.count() * units : 2 * plan.spans.count;
+  }
+  layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.problem.head_dim_v);
+  layout.lse = workspace.take<float>("part_lse", layout.slots * rows);
+  layout.ready = workspace.take<std::int32_t>("ready", layout.slots);
+  return layout;
+}
+
 /// Whether the key blocks of a GPU's backward add their dQ in a fixed order (S9).
 TESSERA_HD bool adds_in_order(const Problem& p) { return p.deterministic || p.batch_invariant; }
 

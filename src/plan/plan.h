@@ -9,6 +9,7 @@
 #include "core/pages.h"
 #include "core/score.h"
 #include "core/sequences.h"
+#include "core/spans.h"
 #include "core/work.h"
 #include "tessera/tessera.hpp"
 
@@ -22,6 +23,8 @@ struct PlanData {
   core::Score score;     ///< softmax_scale and softcap, folded to base 2
   core::WorkOrder work;  ///< its pieces; splits > 1: the parts are merged by combine
   int split_n = 0;       ///< keys per split, 0: not split
+  core::Spans spans;     ///< a GPU's decoding row: of the items of `work`, one a block
+  int unit_n = 0;        ///< the same: keys of an item's unit
 
   /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one. A head
   /// of `work` is so many query heads.

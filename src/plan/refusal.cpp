@@ -47,8 +47,10 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
-  if (problem.cache) return "takes no cache";
-  if (std::string other = refused_mask(problem); !other.empty()) return other;
+  if (row.form != core::Form::decode) {
+    if (problem.cache) return "takes no cache";
+    if (std::string other = refused_mask(problem); !other.empty()) return other;
+  }
   if (row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);

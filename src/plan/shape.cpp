@@ -36,38 +36,27 @@ std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
   return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
 }
 
-/// Keys of a split of a GPU's decoding row; 0: no splits. Blocks of threads take equally long, and
-/// so many are on the device at once: as few rounds as possible, each with a fixed part beside its
-/// keys, and parts that somebody merges. Where bits must not depend on the batch (S9), the row's
-/// own.
-int gpu_split_size(const core::Kernel& row, const Problem& p, const Device& device) {
-  constexpr int kUnit = 64, kFixed = 96, kMerged = 8;  // all in keys: of a round; of a part
-  const std::int64_t keys = longest_keys(p, p.seqlen_q);
-  if (keys <= row.split_n) return 0;
-  if (p.batch_invariant) return 2 * row.split_n;
-  const std::int64_t resident = std::int64_t{device.threads} * (row.head_dim <= 128 ? 2 : 1);
-  const std::int64_t items = core::max<std::int64_t>(1, p.batch * p.num_heads_k);
-  std::int64_t best = 0, least = core::ceil_div(items, resident) * (keys + kFixed);
-  for (std::int64_t splits = 2; splits <= core::ceil_div<std::int64_t>(keys, row.split_n);
-       ++splits) {
-    const std::int64_t split_n = core::round_up<std::int64_t>(core::ceil_div(keys, splits), kUnit);
-    const std::int64_t cost =
-        core::ceil_div(items * core::ceil_div(keys, split_n), resident) * (split_n + kFixed) +
-        kFixed + splits * kMerged;
-    if (cost < least) {
-      least = cost;
-      best = split_n;
-    }
-    if (splits > 512) break;
-  }
-  return static_cast<int>(best);
+/// Spans of a GPU's decoding row: as many as blocks are resident, so that none of them waits for
+/// one that has not begun. An item's fixed part is what a block loses between two, in units; a span
+/// of less than a few units would lose more than it computes. Where bits must not depend on the
+/// batch (S9) units are large, and each is a part of its own.
+void set_spans(PlanData& plan) {
+  constexpr int kFixed = 1, kLeast = 2, kUnitsOfPart = 8;
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  plan.unit_n = p.batch_invariant ? kUnitsOfPart * row.block_n : row.block_n;
+  plan.spans.fixed = p.batch_invariant ? 0 : kFixed;
+  plan.spans.least = p.batch_invariant ? 1 : kLeast;
+  const std::int64_t resident = std::int64_t{plan.device.threads} * (row.head_dim <= 128 ? 2 : 1);
+  plan.spans.count = static_cast<int>(
+      core::max<std::int64_t>(1, core::min(resident, plan.work.count() * units_of_item(plan))));
 }
 
 /// Splits pay only where one block of rows faces many keys. A CPU's depend on nothing but the shape
 /// of a sequence, never on threads or batch, so they change neither repeatability nor batch
 /// invariance (S9).
-int split_size(const core::Kernel& row, const Problem& p, const Device& device) {
-  if (is_gpu(row.arch)) return row.form == core::Form::decode ? gpu_split_size(row, p, device) : 0;
+int split_size(const core::Kernel& row, const Problem& p) {
+  if (is_gpu(row.arch)) return 0;
   if (row.split_n == 0 || row.pass != Pass::forward) return 0;
   if (rows_per_head_k(p) > row.block_m) return 0;
   if (p.packed && p.batch_invariant) return 0;
@@ -150,7 +139,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.kernel = row;
   plan.kernel_name = name_of(row);
   plan.score = core::make_score(problem.scale(), problem.softcap);
-  plan.split_n = split_size(row, problem, device);
+  plan.split_n = split_size(row, problem);
   plan.row_heads = shares_rows(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
   const std::int64_t rows = problem.seqlen_q * plan.row_heads;
@@ -165,6 +154,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
                          : static_cast<int>(core::ceil_div<std::int64_t>(
                                longest_keys(problem, problem.seqlen_q), plan.split_n));
   plan.work.section = section_of(plan);
+  if (is_gpu(row.arch) && row.form == core::Form::decode) set_spans(plan);
   Workspace counter(&plan.regions);
   layout(counter, plan);
   plan.workspace_bytes = counter.bytes();

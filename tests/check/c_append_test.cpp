@@ -18,7 +18,7 @@ class CAppend : public testing::Test {
  protected:
   void SetUp() override {
     tessera_append_shape_init(&shape_, sizeof shape_);
-    shape_.lengths = TESSERA_LENGTHS_BEFORE;
+    shape_.cache = TESSERA_CACHE_BEFORE;
     shape_.batch = 2;
     shape_.num_heads = 1;
     shape_.seqlen_q = shape_.seqlen_new = 2;
@@ -26,8 +26,8 @@ class CAppend : public testing::Test {
     shape_.head_dim = shape_.head_dim_v = 2;
     shape_.page_size = 4;
     shape_.num_pages = 4;
-    shape_.page_ids_i64 = 1;
-    shape_.rows = 2;
+    shape_.page_ids = TESSERA_PAGE_I64;
+    shape_.cache_rows = 2;
     shape_.packed = shape_.packed_new = 1;
     shape_.total_q = shape_.total_new = 3;
     shape_.rotary_dim = 2;
@@ -39,11 +39,11 @@ class CAppend : public testing::Test {
     tensors_.v = {v_, 8, 2, 2};
     tensors_.q = {q_, 0, 2, 2};
     tensors_.q_out = {q_out_, 0, 2, 2};
-    tensors_.seqlens = seqlens_;
-    tensors_.cu_seqlens_new = tensors_.cu_seqlens_q = cu_seqlens_;
-    tensors_.page_table = page_table_;
-    tensors_.stride_page_table = 2;
-    tensors_.index = index_;
+    tensors_.cache.seqlens = seqlens_;
+    tensors_.cache.cu_seqlens_new = tensors_.cu_seqlens_q = cu_seqlens_;
+    tensors_.cache.page_table = page_table_;
+    tensors_.cache.stride_page_table = 2;
+    tensors_.cache.index = index_;
     tensors_.rotary_cos = cos_;
     tensors_.rotary_sin = sin_;
     tensors_.stride_rotary_cos = 1;
@@ -98,12 +98,12 @@ TEST_F(CAppend, SlotsArriveToo) {
   const std::int64_t slots[3] = {15, -1, 0};
   const std::int64_t positions[3] = {5, 100, 0};
   shape_.slot_mapping = 1;
-  shape_.lengths = TESSERA_LENGTHS_FULL;
+  shape_.cache = TESSERA_CACHE_FULL;
   shape_.seqlen_new = 0;
   shape_.num_heads = 0;
-  shape_.rotary_positions_i64 = 1;
-  tensors_.seqlens = tensors_.cu_seqlens_new = tensors_.cu_seqlens_q = tensors_.index = nullptr;
-  tensors_.page_table = nullptr;
+  shape_.rotary_position_type = TESSERA_POSITION_I64;
+  tensors_.cache = {};
+  tensors_.cu_seqlens_q = nullptr;
   tensors_.slot_mapping = slots;
   tensors_.rotary_positions = positions;
   ASSERT_EQ(append(), TESSERA_OK) << error_;
@@ -126,20 +126,25 @@ TEST_F(CAppend, WrongArgumentsAreNamed) {
     const char* name;
     std::int32_t tessera_append_shape::* field;
   } all[] = {{"dtype", &tessera_append_shape::dtype},
-             {"lengths", &tessera_append_shape::lengths},
-             {"page_ids_i64", &tessera_append_shape::page_ids_i64},
+             {"page_ids", &tessera_append_shape::page_ids},
              {"packed", &tessera_append_shape::packed},
              {"packed_new", &tessera_append_shape::packed_new},
              {"slot_mapping", &tessera_append_shape::slot_mapping},
              {"rotary_dtype", &tessera_append_shape::rotary_dtype},
              {"rotary_interleaved", &tessera_append_shape::rotary_interleaved},
              {"rotary_constant_q", &tessera_append_shape::rotary_constant_q},
-             {"rotary_positions_i64", &tessera_append_shape::rotary_positions_i64}};
+             {"rotary_position_type", &tessera_append_shape::rotary_position_type}};
   for (const auto& one : all) {
     SetUp();
     shape_.*one.field = 3;
     EXPECT_EQ(append(), TESSERA_INVALID);
     EXPECT_EQ(std::string(error_).find(std::string(one.name) + " = 3"), 0U) << error_;
+  }
+  for (const std::int32_t lengths : {0, 4}) {
+    SetUp();
+    shape_.cache = lengths;
+    EXPECT_EQ(append(), TESSERA_INVALID);
+    EXPECT_EQ(std::string(error_).find("cache = " + std::to_string(lengths)), 0U) << error_;
   }
   SetUp();
   tensors_.v_new.data = nullptr;

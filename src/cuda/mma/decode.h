@@ -1,20 +1,19 @@
 // Decoding: few query rows against many keys, at the speed of memory (FlashDecoding: Dao, Haziza,
 // Massa, Sizov 2023). All query heads of a group and their queries share one axis of rows
-// (core::Rows), 16 of them a block, so a key/value head is read once. A block owns one split of the
-// keys; its warps take tiles of 16 keys in turn, each with a ring, a softmax and an output of its
-// own, and meet only at the end. Parts of several splits are merged by the kernel `combine`.
+// (core::Rows), at most 16, so a key/value head is read once. Blocks stay on their multiprocessors
+// and take equal spans of all keys (decode_walk.h). A block's warps take tiles of 16 keys in turn,
+// each with a ring, a softmax and an output of its own, and meet only where the block is done with
+// an item (decode_results.h).
 //
 // Any GPU with cp.async, ldmatrix and mma.sync.
 #pragma once
 
-#include "core/softmax.h"
 #include "core/storage.h"
-#include "cuda/mma/decode_params.h"
+#include "cuda/mma/decode_results.h"
+#include "cuda/mma/decode_walk.h"
 #include "cuda/ptx/barrier.h"
-#include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/tile/extras.h"
-#include "cuda/tile/softcap.h"
 #include "cuda/tile/softmax.h"
 
 namespace tessera::cuda::mma {
@@ -27,10 +26,7 @@ class Decoder {
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kKeyBytes = chunk_bytes(K.head_dim), kValueBytes = chunk_bytes(K.head_dim_v);
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  /// Rows of outputs that warps leave for each other are so far apart that columns of neighbouring
-  /// rows are in different banks.
-  static constexpr int kPitch = K.head_dim_v + 4;
-  static_assert(kRows == 16 && kWarps * kRows * (kPitch + 2) * 4 <= decode_ring_bytes(K));
+  static_assert(DecodeResults<K>::kFloats * 4 <= decode_ring_bytes(K));
   static_assert(kTileKeys * 8 % 32 == 0 && (kChunks & (kChunks - 1)) == 0);
 
  public:
@@ -42,25 +38,44 @@ class Decoder {
         ring_(queries_ + kKeyBytes + warp_ * kStages * kStageBytes),
         exchange_(reinterpret_cast<float*>(shared +
                                            (queries_ + kKeyBytes - ptx::shared_address(shared)))),
+        walk_(params, *reinterpret_cast<DecodeShared*>(exchange_ + decode_ring_bytes(K) / 4)),
         w_(1.0F) {}
 
   __device__ __forceinline__ void run() {
-    work_ = p.work.at(static_cast<int>(blockIdx.x));
-    sequence_ = p.sequences.at(work_.batch);
-    rows_ = {sequence_.seqlen_q, p.group};
-    first_row_ = work_.block * kRows;
-    count_ = core::min(kRows, static_cast<int>(rows_.count()) - first_row_);
-    if (count_ <= 0) return;
-    band_ = p.window.band_of(sequence_);
-    queries_seen_ = rows_.queries_of(first_row_, first_row_ + count_);
-    keys_ = core::split_keys(band_.keys_of(queries_seen_), work_.split, p.split_n);
-    for (int half = 0; half < 2; ++half) {
-      query_[half] = rows_.query_of(first_row_ + core::min(row_of(half), count_ - 1));
+#pragma unroll 1
+    while (walk_.next()) {
+      const core::Range units = walk_.units;
+      const int together = p.parts.by_unit ? 1 : units.size();
+#pragma unroll 1
+      for (int unit = units.begin; unit < units.end; unit += together) {
+        attend_part({unit * p.unit_tiles,
+                     core::min((unit + together) * p.unit_tiles, walk_.item.tiles.count())});
+        DecodeResults<K>(p, walk_, exchange_).write_part(unit, w_, o_);
+      }
+      DecodeResults<K>(p, walk_, exchange_).merge_parts();
     }
-    const int tiles = core::ceil_div(keys_.size(), kTileKeys);
+  }
+
+ private:
+  /// The output and state of a warp's keys among some of the item's tiles.
+  __device__ __forceinline__ void attend_part(core::Range tiles) {
+    const DecodeItem& item = walk_.item;
+    end_ = tiles.end;
+    count_ = core::min(kRows, static_cast<int>(item.rows.count()));
+    for (int half = 0; half < 2; ++half) {
+      query_[half] = item.rows.query_of(core::min(row_of(half), core::max(count_ - 1, 0)));
+    }
+    common_ = mask().common_keys({0, item.sequence.seqlen_q});
+    const int first = tiles.begin + warp_;
+    Place places[kStages - 1];
+    if (paged()) {
+#pragma unroll
+      for (int i = 0; i < kStages - 1; ++i) places[i] = place_of(first + i * kWarps);
+    }
     load_queries();
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(warp_ + i * kWarps, tiles, i);
+    for (int i = 0; i < kStages - 1; ++i) load(first + i * kWarps, i, places[i]);
+    if (paged()) next_ = place_of(first + (kStages - 1) * kWarps);
     // The queries were in the first group.
     ptx::copy_wait<kStages - 2>();
     __syncthreads();
@@ -70,20 +85,25 @@ class Decoder {
     for (float& x : o_) x = 0.0F;
     int stage = 0;
 #pragma unroll 1
-    for (int tile = warp_; tile < tiles; tile += kWarps) {
+    for (int tile = first; tile < end_; tile += kWarps) {
       ptx::copy_wait<kStages - 2>();
       __syncwarp();
       attend(tile, stage);
       __syncwarp();
-      load(tile + (kStages - 1) * kWarps, tiles, stage == 0 ? kStages - 1 : stage - 1);
+      const int coming = tile + (kStages - 1) * kWarps;
+      load(coming, stage == 0 ? kStages - 1 : stage - 1, next_);
+      if (paged()) next_ = place_of(coming + kWarps);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     ptx::copy_wait<0>();
     __syncthreads();
-    merge();
   }
 
- private:
+  __device__ __forceinline__ core::SequenceMask mask() const {
+    return p.mask.of(p.sequences, walk_.item.sequence);
+  }
+  __device__ __forceinline__ bool paged() const { return p.cache.pages.table != nullptr; }
+
   /// Of the block, the lane's half-th row (of two).
   __device__ __forceinline__ int row_of(int half) const { return lane_ / 4 + 8 * half; }
 
@@ -105,37 +125,68 @@ class Decoder {
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kWarps * 32) {
       const int row = i / kUnits, unit = i % kUnits;
       const bool exists = row < count_ && unit * 8 < p.head_dim;
-      const int of = first_row_ + (exists ? row : 0);
-      const int head = work_.head * p.group + rows_.member_of(of);
-      const auto* const from = static_cast<const std::uint16_t*>(p.q.data) +
-                               sequence_.query_offset(p.q.strides, rows_.query_of(of), head) +
-                               (exists ? unit * 8 : 0);
-      ptx::copy_async(queries_ + place(row, unit), from, exists);
+      const DecodeItem& item = walk_.item;
+      const int of = exists ? row : 0;
+      const int head = item.head * p.group + item.rows.member_of(of);
+      const auto* const from =
+          static_cast<const std::uint16_t*>(p.q.data) +
+          item.sequence.query_offset(p.q.strides, item.rows.query_of(of), head) +
+          (exists ? unit * 8 : 0);
+      ptx::copy_async(queries_ + place(row, unit), exists ? from : p.q.data, exists);
     }
   }
 
+  /// Where the rows of a key lie that does not exist.
+  static constexpr std::int64_t kNowhere = -0x7FFF'FFFF'FFFF'FFFF;
+  /// Elements from the start of k and of v to a key's rows, with pages.
+  struct Place {
+    std::int64_t k, v;
+  };
+  /// Of key lane % 16 of a tile. The next tile's are found while a tile is multiplied: page numbers
+  /// take as long to come as keys.
+  __device__ __forceinline__ Place place_of(int tile) const {
+    const core::Range keys = walk_.item.tiles.from(tile);
+    const core::Sequence& sequence = walk_.item.sequence;
+    const core::Pages& pages = p.cache.pages;
+    const int key = keys.begin + lane_ % kTileKeys;
+    if (tile >= end_ || key >= keys.end) return {kNowhere, kNowhere};
+    const int slot = sequence.first_k + key, column = slot / pages.size;
+    const std::int64_t page = pages.at(sequence.entry_k, column);
+    if (!pages.exists(page)) return {kNowhere, kNowhere};
+    const auto at = [&](const core::Strides& strides) {
+      return page * strides.batch + (slot - column * pages.size) * strides.seqlen +
+             walk_.item.head * strides.head;
+    };
+    return {at(p.k.strides), at(p.v.strides)};
+  }
+
   /// A tile of keys and values; a group of copies, empty beyond the last tile.
-  __device__ __forceinline__ void load(int tile, int tiles, int stage) const {
-    if (tile < tiles) {
+  __device__ __forceinline__ void load(int tile, int stage, const Place& at) const {
+    if (tile < end_) {
       const std::uint32_t to = ring_ + stage * kStageBytes;
-      const int first = keys_.begin + tile * kTileKeys;
-      load_rows<kChunks>(to, p.k, p.head_dim, first);
-      load_rows<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, first);
+      if (paged()) {
+        load_placed<kChunks>(to, p.k, p.head_dim, at.k);
+        load_placed<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, at.v);
+      } else {
+        const core::Range keys = walk_.item.tiles.from(tile);
+        load_rows<kChunks>(to, p.k, p.head_dim, keys);
+        load_rows<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, keys);
+      }
     }
     ptx::copy_commit();
   }
+  /// Rows side by side; what does not exist becomes 0.
   template <int kRowChunks>
   __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source, int dim,
-                                            int first) const {
-    constexpr int kUnits = kRowChunks * 8;
-    constexpr int kAtOnce = kUnits <= 32 ? 32 / kUnits : 1;  // rows that a warp copies together
-    static_assert(kUnits <= 32);
+                                            core::Range keys) const {
+    constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
     const int unit = lane_ % kUnits, row = lane_ / kUnits;
     const bool in_row = unit * 8 < dim;
-    const auto* from = static_cast<const std::uint16_t*>(source.data) +
-                       sequence_.key_offset(source.strides, first + row, work_.head) +
-                       (in_row ? unit * 8 : 0);
-    const int left = keys_.end - first - row;
+    const auto* from =
+        static_cast<const std::uint16_t*>(source.data) +
+        walk_.item.sequence.key_offset(source.strides, keys.begin + row, walk_.item.head) +
+        (in_row ? unit * 8 : 0);
+    const int left = keys.end - keys.begin - row;
     to += place(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
@@ -144,6 +195,26 @@ class Decoder {
       ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists);
       from += kAtOnce * source.strides.seqlen;
     }
+  }
+  /// The same of rows that lie anywhere: row i where lane i says.
+  template <int kRowChunks>
+  __device__ __forceinline__ void load_placed(std::uint32_t to, const Source& source, int dim,
+                                              std::int64_t at) const {
+    constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
+    const int unit = lane_ % kUnits, row = lane_ / kUnits;
+    const bool in_row = unit * 8 < dim;
+    to += place(row, unit);
+#pragma unroll
+    for (int i = 0; i < kTileKeys; i += kAtOnce) {
+      const std::int64_t row_at = __shfl_sync(~0U, at, row + i);
+      const bool exists = in_row && row_at != kNowhere;
+      const auto* const from = static_cast<const std::uint16_t*>(source.data) + row_at + unit * 8;
+      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists);
+    }
+  }
+  /// Rows of so many 16-byte units that a warp copies together.
+  __device__ __forceinline__ static constexpr int rows_at_once(int units) {
+    return units <= 32 ? 32 / units : 1;
   }
 
   // ---- a tile of keys ----
@@ -199,26 +270,42 @@ class Decoder {
 #pragma unroll
       for (float& x : w_.s) x *= p.score.pre;
     }
-    const int first = keys_.begin + tile * kTileKeys;
-    if (p.extras.any()) add_row_extras(first + lane_ % 4 * 2);
-    const core::Range here = {first, first + kTileKeys};
-    if (here.end > keys_.end || band_.cover(queries_seen_, here) != core::Cover::full) {
+    const core::Range keys = walk_.item.tiles.from(tile);
+    const int first = keys.begin + lane_ % 4 * 2;
+    if (p.extras.any()) add_row_extras(first);
+    const int last = keys.begin + kTileKeys;
+    if (last <= keys.end && common_.begin <= keys.begin && last <= common_.end) return;
+    const core::SequenceMask mask = this->mask();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const core::Range seen = core::intersect(band_.keys_of(query_[half]), keys_);
-        const int lane_first = first + lane_ % 4 * 2;
-        mask_row(w_.s, half, {seen.begin - lane_first, seen.end - lane_first}, -core::kInfinity);
+    for (int half = 0; half < 2; ++half) {
+      if (mask.special()) {
+        hide_each(mask, half, first, keys.end);
+      } else {
+        const core::Range seen = {mask.begin_of(query_[half]),
+                                  core::min(mask.end_of(query_[half]), keys.end)};
+        mask_row(w_.s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
       }
+    }
+  }
+  /// Of the half-th row of the lane: what has holes.
+  __device__ __forceinline__ void hide_each(const core::SequenceMask& mask, int half, int first,
+                                            int end) {
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 4; ++i) {
+      const int key = first + i / 2 * 8 + i % 2;
+      float& score = w_.s[i / 2 * 4 + 2 * half + i % 2];
+      if (key >= end || !mask.visible(query_[half], key)) score = -core::kInfinity;
     }
   }
   /// The lane's two rows belong to any two queries and heads.
   __device__ __forceinline__ void add_row_extras(int first_key) {
+    const DecodeItem& item = walk_.item;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + core::min(row_of(half), count_ - 1);
-      const ScorePlace at = {work_.batch,        work_.head * p.group + rows_.member_of(row),
-                             query_[half],       first_key,
-                             sequence_.seqlen_q, sequence_.seqlen_k};
+      const int row = core::min(row_of(half), core::max(count_ - 1, 0));
+      const ScorePlace at = {item.sequence.batch,    item.head * p.group + item.rows.member_of(row),
+                             query_[half],           first_key,
+                             item.sequence.seqlen_q, item.sequence.seqlen_k};
       add_extras_of_row(p.extras, at, half, w_.s);
     }
   }
@@ -235,101 +322,19 @@ class Decoder {
     }
   }
 
-  // ---- results ----
-
-  /// Outputs and states of all warps, in their order, become the block's; written, or left as a
-  /// part.
-  __device__ __forceinline__ void merge() {
-    float* const outputs = exchange_;
-    float* const states = exchange_ + kWarps * kRows * kPitch;  // [warp][row][2]
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = w_.sum[half];
-      sum += __shfl_xor_sync(~0U, sum, 1);
-      sum += __shfl_xor_sync(~0U, sum, 2);
-      const int row = warp_ * kRows + row_of(half);
-      if (lane_ % 4 == 0) {
-        states[2 * row] = w_.reference[half];
-        states[2 * row + 1] = sum;
-      }
-      float* const to = outputs + row * kPitch + lane_ % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < K.head_dim_v / 8; ++i) {
-        to[8 * i] = o_[4 * i + 2 * half];
-        to[8 * i + 1] = o_[4 * i + 2 * half + 1];
-      }
-    }
-    __syncthreads();
-    constexpr int kThreadsOfRow = kWarps * 32 / kRows;
-    const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow;
-    if (row >= count_) return;
-    const int query = rows_.query_of(first_row_ + row);
-    const int head = work_.head * p.group + rows_.member_of(first_row_ + row);
-    const bool whole = p.work.splits <= 1;
-    core::Softmax<float> merged;
-    for (int w = 0; w < kWarps; ++w) merged = core::combine(merged, state_of(states, w, row));
-    // A row's sink enters with its first split.
-    const bool has_sink = p.sink != nullptr && work_.split == 0;
-    const core::FinishedRow<float> end =
-        core::finish(merged, has_sink, has_sink ? p.sink[head] : 0.0F);
-    float scale[kWarps];
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      scale[w] = ptx::ex2(state_of(states, w, row).max - core::shift_of(merged.max)) * end.factor;
-    }
-    const float lse = core::lse_of(end.state);
-    const int part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
-    const std::int64_t part_row =
-        work_.split * p.part_rows + p.sequences.row_of(sequence_, query) * p.num_heads + head;
-    if (part == 0) {
-      if (!whole) {
-        p.part_lse[part_row] = lse;
-      } else if (p.softmax_lse != nullptr) {
-        p.softmax_lse[sequence_.lse_index(p.lse_head, p.num_heads, head, query)] = lse;
-      }
-    }
-    auto* const to = static_cast<std::uint16_t*>(p.o) +
-                     (whole ? sequence_.query_offset(p.o_strides, query, head) : 0);
-    for (int column = part * 4; column < p.head_dim_v; column += kThreadsOfRow * 4) {
-      float x[4] = {};
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float4 y =
-            *reinterpret_cast<const float4*>(outputs + (w * kRows + row) * kPitch + column);
-        x[0] = fmaf(y.x, scale[w], x[0]);
-        x[1] = fmaf(y.y, scale[w], x[1]);
-        x[2] = fmaf(y.z, scale[w], x[2]);
-        x[3] = fmaf(y.w, scale[w], x[3]);
-      }
-      if (whole) {
-        ptx::store_if(true, to + column, ptx::pack<kType>(x[0], x[1]),
-                      ptx::pack<kType>(x[2], x[3]));
-      } else {
-        *reinterpret_cast<float4*>(p.part_o + part_row * p.head_dim_v + column) =
-            float4{x[0], x[1], x[2], x[3]};
-      }
-    }
-  }
-  __device__ __forceinline__ static core::Softmax<float> state_of(const float* states, int warp,
-                                                                  int row) {
-    const float* const at = states + 2 * (warp * kRows + row);
-    return {at[0], at[1]};
-  }
-
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
 
   const DecodeParams& p;
   const int warp_, lane_;
   const std::uint32_t queries_;  ///< shared address
   const std::uint32_t ring_;     ///< the warp's
-  float* const exchange_;
-  core::Work work_;
-  core::Sequence sequence_;
-  core::Rows rows_;
-  core::Band band_;
-  core::Range queries_seen_, keys_;
-  int first_row_ = 0, count_ = 0;  ///< rows of the block
-  int query_[2];                   ///< of the lane's rows
+  float* const exchange_;        ///< in the ring's place
+  DecodeWalk<K> walk_;
+  Place next_ = {kNowhere, kNowhere};  ///< of the tile to be loaded next
+  core::Range common_;                 ///< keys that all rows see
+  int end_ = 0;                        ///< of the part's tiles
+  int count_ = 0;                      ///< rows that exist
+  int query_[2];                       ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
   Weights<kType, kTileKeys> w_;
   float o_[K.head_dim_v / 2];

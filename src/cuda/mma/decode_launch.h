@@ -5,9 +5,8 @@
 
 namespace tessera::cuda::mma {
 
-/// combine_kernel: Target::combine of the queue's architecture. Errors: invalid (a tensor that is
-/// not aligned), device.
+/// Errors: invalid (a tensor that is not aligned), device.
 Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
-                  std::size_t combine_kernel, const Queue& queue);
+                  const Queue& queue);
 
 }  // namespace tessera::cuda::mma

@@ -3,12 +3,24 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/pages.h"
 #include "core/score.h"
-#include "core/sequences.h"
-#include "core/work.h"
+#include "core/spans.h"
 #include "cuda/source.h"
 
 namespace tessera::cuda::mma {
+
+/// Where blocks leave results of a part of the keys for each other.
+struct DecodeParts {
+  float* o = nullptr;             ///< [slots][row's block_m][head_dim_v], normalised
+  float* lse = nullptr;           ///< [slots][row's block_m], natural log
+  std::int32_t* ready = nullptr;  ///< [slots] the run's ticket, once the part is there
+  /// Whether every unit is a part and has a slot: [batch][heads][units]. Otherwise a span has two:
+  /// of the item that began in an earlier span [spans], and of the one that ends in a later.
+  bool by_unit = false;
+  int units = 0;            ///< by_unit: of an item at most
+  std::int32_t ticket = 0;  ///< what no other run that may have left something there has; not 0
+};
 
 struct DecodeParams {
   Source q, k, v;
@@ -18,17 +30,17 @@ struct DecodeParams {
   std::int64_t lse_head = 0;     ///< elements of softmax_lse from one head to the next
 
   core::Sequences sequences;
-  core::Window window;
+  core::Cache cache;
+  core::MaskRules mask;
   const float* sink = nullptr;  ///< null: no sink
   Extras extras;
   core::Score score;
 
-  core::WorkOrder work;
-  int split_n = 0;             ///< keys of a split; 0: one split
-  float* part_o = nullptr;     ///< [splits][rows of all sequences][num_heads][head_dim_v]
-  float* part_lse = nullptr;   ///< [splits][rows of all sequences][num_heads]
-  std::int64_t part_rows = 0;  ///< rows of all sequences x num_heads
+  core::Spans spans;   ///< one a block; items are key/value heads of sequences
+  int unit_tiles = 1;  ///< of kTileKeys keys, of a unit
+  DecodeParts parts;
 
+  int batch = 0, heads = 0;  ///< key/value heads
   int num_heads = 0, group = 1;
   int head_dim = 0, head_dim_v = 0;
 };
@@ -51,9 +63,10 @@ TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
   return decode_warps(row) * decode_stages(row) *
          (chunk_bytes(row.head_dim) + chunk_bytes(row.head_dim_v));
 }
-/// Queries, and the ring; then, in the ring's place, what the warps merge: outputs and states.
+inline constexpr int kWalkBytes = 256;  ///< DecodeShared
+/// Queries, the ring, and the walk; in the ring's place, what the warps merge: outputs and states.
 TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
-  return chunk_bytes(row.head_dim) + decode_ring_bytes(row) + 128;
+  return chunk_bytes(row.head_dim) + decode_ring_bytes(row) + kWalkBytes + 128;
 }
 /// Blocks of a multiprocessor.
 TESSERA_HD constexpr int decode_blocks(const core::Kernel& row) {

@@ -44,7 +44,7 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue) {
   if (plan.kernel.form == core::Form::decode) {
-    return mma::run_decode(plan, tensors, workspace, kTarget.combine, queue);
+    return mma::run_decode(plan, tensors, workspace, queue);
   }
   if (plan.work.count() == 0) return {};
   ForwardParams params;

@@ -1,0 +1,61 @@
+// Items of different lengths, shared out in equal spans (Stream-K: Osama, Merrill, Cecka, Garland,
+// Owens 2023). Items follow each other on a line; each costs so many units, and a fixed part before
+// them. The line is cut at equal distances, wherever that is, so an item may have parts in several
+// spans. Everybody who knows the lengths finds the cuts by himself.
+#pragma once
+
+#include "core/mask.h"
+
+namespace tessera::core {
+
+/// An item on the line.
+struct SpanItem {
+  std::int64_t start = 0;  ///< where its fixed part begins
+  int units = 1;           ///< at least 1
+};
+
+struct Spans {
+  int count = 1;            ///< of spans
+  int fixed = 0;            ///< cost of an item besides its units
+  int least = 1;            ///< no span is shorter
+  std::int64_t length = 1;  ///< of every span, but the last ones; cut() sets it
+
+  TESSERA_HD constexpr std::int64_t cost(int units) const { return std::int64_t{fixed} + units; }
+  /// total: the cost of all items.
+  TESSERA_HD constexpr void cut(std::int64_t total) {
+    length = max<std::int64_t>(ceil_div<std::int64_t>(total, count), least);
+  }
+  /// The span that has a unit of the item.
+  TESSERA_HD constexpr int span_of(const SpanItem& item, int unit) const {
+    return static_cast<int>((item.start + fixed + unit) / length);
+  }
+  /// The item's units that a span has.
+  TESSERA_HD constexpr Range units_of(const SpanItem& item, int span) const {
+    const std::int64_t begin = span * length - item.start - fixed;
+    const std::int64_t units = item.units;
+    return {static_cast<int>(max<std::int64_t>(min(begin, units), 0)),
+            static_cast<int>(max<std::int64_t>(min(begin + length, units), 0))};
+  }
+  friend constexpr bool operator==(const Spans&, const Spans&) = default;
+};
+
+/// Keys of both runs in tiles of `size`; no tile has keys of both.
+struct KeyTiles {
+  KeyRuns runs;
+  int size = 1;
+
+  TESSERA_HD constexpr int sinks() const { return ceil_div(runs.sinks.size(), size); }
+  TESSERA_HD constexpr int count() const { return sinks() + ceil_div(runs.keys.size(), size); }
+  /// From a tile's first key to the end of its run.
+  TESSERA_HD constexpr Range from(int tile) const {
+    const int first = sinks();
+    if (tile < first) return {runs.sinks.begin + tile * size, runs.sinks.end};
+    return {runs.keys.begin + (tile - first) * size, runs.keys.end};
+  }
+  /// In units of so many tiles.
+  TESSERA_HD constexpr int units(int unit_tiles) const {
+    return max(1, ceil_div(count(), unit_tiles));
+  }
+};
+
+}  // namespace tessera::core
