@@ -78,7 +78,8 @@ class _AppendTensors(ctypes.Structure):
     _fields_ = (
         [("size", ctypes.c_size_t)]
         + [(name, _Tensor) for name in ("k_new", "v_new", "k", "v", "q", "q_out")]
-        + [("cache", _Cache), ("cu_seqlens_q", _pointer), ("slot_mapping", _pointer), ("rotary_cos", _pointer), ("rotary_sin", _pointer),
+        + [("cache", _Cache), ("cu_seqlens_q", _pointer), ("slot_mapping", _pointer),
+           ("rotary_cos", _pointer), ("rotary_sin", _pointer),
            ("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64),
            ("rotary_seqlens", _pointer), ("rotary_positions", _pointer)]
     )
