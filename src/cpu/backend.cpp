@@ -80,8 +80,8 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, const Devi
   if (!isa) return isa.status();
   const Result<Executor> executor = executor_of(execution);
   if (!executor) return executor.status();
-  (*isa)->append({shape, tensors, device.threads, *executor, execution.progress,
-                  execution.progress_context});
+  (*isa)->append(
+      {shape, tensors, device.threads, *executor, execution.progress, execution.progress_context});
   return {};
 }
 
