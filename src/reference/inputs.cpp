@@ -23,7 +23,10 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
       s.seqlen_q = tensors.cu_seqlens_q[b + 1] - s.first_q;
       if (!p.cache) s.seqlen_k = tensors.cu_seqlens_k[b + 1] - tensors.cu_seqlens_k[b];
     }
-    if (p.cache) s.seqlen_k = std::max<std::int64_t>(filled_slots(b) - first_slot(b), 0);
+    if (p.cache) {
+      const std::int64_t filled = filled_slots(b), first = first_slot(b);
+      s.seqlen_k = filled > 0 && filled > first ? filled - first : 0;
+    }
     keys += s.seqlen_k;
     sequences_.push_back(s);
   }
