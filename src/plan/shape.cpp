@@ -28,12 +28,16 @@ std::int64_t visible_pairs(const Problem& p) {
 
 namespace {
 
-/// Most keys that one block of rows can see.
+/// Most keys that one block of rows can see, sink tokens among them.
 std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
   const core::Band band =
       core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
                       p.window_right, p.alignment);
-  return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
+  const auto in_chunk = [&p](std::int64_t keys) {
+    return p.chunk > 0 ? core::min(keys, p.chunk - 1) : keys;
+  };
+  return core::min(p.seqlen_k, in_chunk(band.left) + in_chunk(band.right) + queries +
+                                   core::min(p.sink_tokens, p.seqlen_k));
 }
 
 /// Keys of a split of a GPU's decoding row; 0: no splits. Blocks of threads take equally long, and
