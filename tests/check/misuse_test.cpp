@@ -337,6 +337,26 @@ TEST(Misuse, EmptyProblemsNeedNoTensors) {
                      }())
                   .ok());
   EXPECT_TRUE(attend(parse("bwd f32 b=0 h=2 q=3 k=4 d=8"), {}).ok());
+  EXPECT_TRUE(
+      attend(parse("fwd b=0 h=2 q=3 k=4 d=8 cache=after pages=0x16 leftpad tree"), {}).ok());
+}
+
+/// A cache without pages or slots, of sequences that are all no-ops.
+TEST(Misuse, EmptyCachesNeedNoKeys) {
+  for (const char* text : {"fwd b=2 h=2 q=3 k=20 d=8 cache=after pages=0x16",
+                           "fwd b=2 h=2 q=3 k=0 d=8 cache=after pages=0x16",
+                           "fwd b=2 h=2 q=3 k=0 d=8 cache=after rows=1"}) {
+    RunMemory memory(parse(text), seed_with({}, 3));
+    const std::int32_t lengths[2] = {-1, 0};
+    Tensors& t = memory.tensors();
+    t.k.data = t.v.data = nullptr;
+    t.cache.seqlens = lengths;
+    if (memory.problem().seqlen_k == 0) t.cache.page_table = nullptr;
+    const Status status = run_in(memory, this_cpu(), inline_executor());
+    EXPECT_TRUE(status.ok()) << text << ": " << status.text;
+    for (const double x : memory.output("o")) EXPECT_EQ(x, 0.0);
+    for (const double x : memory.output("softmax_lse")) EXPECT_EQ(x, -HUGE_VAL);
+  }
 }
 
 TEST(Misuse, DropoutMask) {
