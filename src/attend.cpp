@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 /// The tensors that the pass uses, q first.
-std::array<Given, 17> given_of(const Problem& p, const Tensors& t) {
+std::array<Given, 23> given_of(const Problem& p, const Tensors& t) {
   const bool rows_q = p.rows_q() > 0, rows_k = p.rows_k() > 0, backward = p.pass == Pass::backward;
   const auto given = [](const char* name, const void* data, bool used) {
     return Given{name, used ? data : nullptr};
@@ -27,7 +27,13 @@ std::array<Given, 17> given_of(const Problem& p, const Tensors& t) {
       given("alibi_slopes", t.alibi_slopes, rows_q && rows_k),
       given("sink", t.sink, rows_q),
       given("cu_seqlens_q", t.cu_seqlens_q, p.packed),
-      given("cu_seqlens_k", t.cu_seqlens_k, p.packed),
+      given("cu_seqlens_k", t.cu_seqlens_k, p.packed_k()),
+      given("cache.seqlens", t.cache.seqlens, p.cache.has_value()),
+      given("cache.cu_seqlens_new", t.cache.cu_seqlens_new, p.cache.has_value()),
+      given("cache.page_table", t.cache.page_table, p.cache.has_value()),
+      given("cache.index", t.cache.index, p.cache.has_value()),
+      given("cache.leftpad", t.cache.leftpad, p.cache.has_value()),
+      given("tree_mask", t.tree_mask, p.tree && rows_q),
       given("dout", t.dout.data, backward && rows_q),
       given("dsoftmax_lse", t.dsoftmax_lse, backward && rows_q),
       given("dq", t.dq.data, backward && rows_q),

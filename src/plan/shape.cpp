@@ -28,12 +28,16 @@ std::int64_t visible_pairs(const Problem& p) {
 
 namespace {
 
-/// Most keys that one block of rows can see.
+/// Most keys that one block of rows can see, sink tokens among them.
 std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
   const core::Band band =
       core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
                       p.window_right, p.alignment);
-  return core::min<std::int64_t>(p.seqlen_k, std::int64_t{band.left} + band.right + queries);
+  const auto in_chunk = [&p](std::int64_t keys) {
+    return p.chunk > 0 ? core::min(keys, p.chunk - 1) : keys;
+  };
+  return core::min(p.seqlen_k, in_chunk(band.left) + in_chunk(band.right) + queries +
+                                   core::min(p.sink_tokens, p.seqlen_k));
 }
 
 /// Spans of a GPU's decoding row: as many as blocks are resident, so that none of them waits for
@@ -66,21 +70,21 @@ int split_size(const core::Kernel& row, const Problem& p) {
 /// Rows of a forward item. A CPU's items are as long as their queries and outputs stay in the
 /// second-level cache, which saves requests for keys and copies of them, but short enough that
 /// every worker gets some. Only where the bits do not depend on it (S9): blocks of keys are counted
-/// from an item's first key, which a window or a split moves.
+/// from an item's first key, which a window, a chunk or a split moves.
 int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const Device& device) {
   if (is_gpu(row.arch) || row.pass != Pass::forward || row.form != core::Form::tile ||
       split_n != 0) {
     return row.block_m;
   }
   constexpr int kMostRows = 256, kLeastRows = 64;
-  if (p.window_left >= 0) return core::min(row.block_m, kMostRows);
+  if (p.window_left >= 0 || p.chunk > 0) return core::min(row.block_m, kMostRows);
   const std::int64_t row_bytes = (p.head_dim + p.head_dim_v) * 4;
   int rows = row.block_m;
   if (rows * row_bytes > device.l2_bytes / 2) rows = core::min(rows, kMostRows);
   const auto items = [&] {
     return p.batch * p.num_heads_k * core::ceil_div<std::int64_t>(rows_per_head_k(p), rows);
   };
-  const bool unequal = p.window_right >= 0 || p.packed;
+  const bool unequal = p.window_right >= 0 || p.packed || p.cache;
   const std::int64_t wanted = std::int64_t{unequal ? 4 : 2} * device.threads;
   while (device.threads > 1 && rows > kLeastRows && items() < wanted) rows /= 2;
   return rows;

@@ -200,16 +200,19 @@ Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch
   const CacheTensors& t = tensors.cache;
   const core::Cache cache = cache_of(p, tensors);
   const std::int64_t length = shape.lengths == Lengths::full ? p.seqlen_k : t.seqlens[batch];
-  if (length < 0 || cache.filled(batch) <= 0) return {};  // a no-op
-  const std::int64_t more = cache.cu_seqlens_new == nullptr
-                                ? cache.seqlen_new
-                                : cache.cu_seqlens_new[batch + 1] - cache.cu_seqlens_new[batch];
-  if (more < 0 || more > shape.seqlen_new) {
-    return Status::invalid(refused(
-        element("cache.cu_seqlens_new", batch + 1).c_str(), cache.cu_seqlens_new[batch + 1],
-        "new keys would be " + std::to_string(more) + "; they must lie in [0, seqlen_new] = [0, " +
-            std::to_string(shape.seqlen_new) + "]"));
+  if (length < 0) return {};  // a no-op
+  std::int64_t more = shape.seqlen_new;
+  if (const std::int32_t* const cu = cache.cu_seqlens_new) {
+    more = std::int64_t{cu[batch + 1]} - cu[batch];
+    if (more < 0 || more > shape.seqlen_new) {
+      return Status::invalid(refused(element("cache.cu_seqlens_new", batch + 1).c_str(),
+                                     cu[batch + 1],
+                                     "new keys would be " + std::to_string(more) +
+                                         "; they must lie in [0, seqlen_new] = [0, " +
+                                         std::to_string(shape.seqlen_new) + "]"));
+    }
   }
+  if (length + more == 0) return {};  // another
   if (length + more > p.seqlen_k) {
     return Status::invalid(refused(element("cache.seqlens", batch).c_str(), length,
                                    (more > 0 ? "and " + std::to_string(more) + " new keys " : "") +

@@ -15,39 +15,83 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
       tensors_(tensors),
       dropout_(problem.dropout_p, tensors.philox_seed, tensors.philox_offset) {
   const Problem& p = problem_;
+  std::int64_t keys = 0;  // of the sequences before
   for (std::int64_t b = 0; b < p.batch; ++b) {
+    Sequence s{b * p.seqlen_q, keys, p.seqlen_q, p.seqlen_k};
     if (p.packed) {
-      const std::int64_t q0 = tensors.cu_seqlens_q[b], q1 = tensors.cu_seqlens_q[b + 1];
-      const std::int64_t k0 = tensors.cu_seqlens_k[b], k1 = tensors.cu_seqlens_k[b + 1];
-      sequences_.push_back({q0, k0, q1 - q0, k1 - k0});
-    } else {
-      sequences_.push_back({b * p.seqlen_q, b * p.seqlen_k, p.seqlen_q, p.seqlen_k});
+      s.first_q = tensors.cu_seqlens_q[b];
+      s.seqlen_q = tensors.cu_seqlens_q[b + 1] - s.first_q;
+      if (!p.cache) s.seqlen_k = tensors.cu_seqlens_k[b + 1] - tensors.cu_seqlens_k[b];
     }
+    if (p.cache) {
+      const std::int64_t filled = filled_slots(b), first = first_slot(b);
+      s.seqlen_k = filled > 0 && filled > first ? filled - first : 0;
+    }
+    keys += s.seqlen_k;
+    sequences_.push_back(s);
   }
-  q_ = read(tensors.q, p.dtype, true, p.num_heads, p.head_dim);
-  k_ = read(tensors.k, p.dtype, false, p.num_heads_k, p.head_dim);
-  v_ = read(tensors.v, p.dtype, false, p.num_heads_k, p.head_dim_v);
+  const auto of_queries = [this](const ConstTensor& t, std::int64_t b, std::int64_t i) {
+    return problem_.packed ? (sequence(b).first_q + i) * t.stride_seqlen
+                           : b * t.stride_batch + i * t.stride_seqlen;
+  };
+  const auto of_keys = [this](const ConstTensor& t, std::int64_t b, std::int64_t j) {
+    return key_offset(t, b, j);
+  };
+  q_ = read(tensors.q, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim);
+  k_ = read(tensors.k, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim);
+  v_ = read(tensors.v, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim_v);
   if (p.pass == Pass::backward) {
-    o_ = read(tensors.saved_o, p.stored_o(), true, p.num_heads, p.head_dim_v);
-    dout_ = read(tensors.dout, p.stored_o(), true, p.num_heads, p.head_dim_v);
+    const auto read_o = [&](const ConstTensor& tensor) {
+      return read(tensor, p.stored_o(), &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v);
+    };
+    o_ = read_o(tensors.saved_o);
+    dout_ = read_o(tensors.dout);
   }
 }
 
-Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, bool of_queries,
-                          std::int64_t heads, std::int64_t dim) const {
+std::int64_t Inputs::filled_slots(std::int64_t b) const {
+  const CacheShape& shape = *problem_.cache;
+  const CacheTensors& cache = tensors_.cache;
+  if (shape.lengths == Lengths::full) return problem_.seqlen_k;
+  const std::int64_t length = cache.seqlens[b];
+  if (length < 0 || shape.lengths == Lengths::after) return length;
+  if (!problem_.packed) return length + shape.seqlen_new;
+  return length + cache.cu_seqlens_new[b + 1] - cache.cu_seqlens_new[b];
+}
+
+std::int64_t Inputs::first_slot(std::int64_t b) const {
+  return problem_.cache->leftpad ? tensors_.cache.leftpad[b] : 0;
+}
+
+std::int64_t Inputs::key_offset(const ConstTensor& tensor, std::int64_t b, std::int64_t key) const {
+  if (!problem_.cache) {
+    return problem_.packed ? (tensors_.cu_seqlens_k[b] + key) * tensor.stride_seqlen
+                           : b * tensor.stride_batch + key * tensor.stride_seqlen;
+  }
+  const CacheShape& shape = *problem_.cache;
+  const CacheTensors& cache = tensors_.cache;
+  const std::int64_t row = shape.rows > 0 ? cache.index[b] : b, slot = first_slot(b) + key;
+  if (shape.page_size == 0) return row * tensor.stride_batch + slot * tensor.stride_seqlen;
+  const std::int64_t entry = row * cache.stride_page_table + slot / shape.page_size;
+  const std::int64_t page = shape.page_ids == PageIds::i64
+                                ? static_cast<const std::int64_t*>(cache.page_table)[entry]
+                                : static_cast<const std::int32_t*>(cache.page_table)[entry];
+  return page * tensor.stride_batch + slot % shape.page_size * tensor.stride_seqlen;
+}
+
+template <class Offset>
+Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, std::int64_t Sequence::* length,
+                          const Offset& offset, std::int64_t heads, std::int64_t dim) const {
   Rows rows{{}, heads, dim};
-  rows.data.reserve(
-      static_cast<std::size_t>((of_queries ? problem_.rows_q() : problem_.rows_k()) * heads * dim));
+  std::int64_t count = 0;
+  for (const Sequence& s : sequences_) count += s.*length;
+  rows.data.reserve(static_cast<std::size_t>(count * heads * dim));
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
-    const Sequence& s = sequence(b);
-    const std::int64_t length = of_queries ? s.seqlen_q : s.seqlen_k;
-    for (std::int64_t i = 0; i < length; ++i) {
+    for (std::int64_t i = 0; i < sequence(b).*length; ++i) {
       for (std::int64_t h = 0; h < heads; ++h) {
-        const std::int64_t start =
-            problem_.packed ? ((of_queries ? s.first_q : s.first_k) + i) * tensor.stride_seqlen
-                            : b * tensor.stride_batch + i * tensor.stride_seqlen;
+        const std::int64_t start = offset(tensor, b, i) + h * tensor.stride_head;
         for (std::int64_t x = 0; x < dim; ++x) {
-          rows.data.push_back(load(dtype, tensor.data, start + h * tensor.stride_head + x));
+          rows.data.push_back(load(dtype, tensor.data, start + x));
         }
       }
     }
@@ -63,9 +107,18 @@ double Inputs::softmax_scale() const {
 bool Inputs::visible(const Sequence& s, std::int64_t query, std::int64_t key) const {
   const bool bottom_right = problem_.alignment == Alignment::bottom_right;
   const std::int64_t position = bottom_right ? query + s.seqlen_k - s.seqlen_q : query;
-  const bool left = problem_.window_left < 0 || key >= position - problem_.window_left;
-  const bool right = problem_.window_right < 0 || key <= position + problem_.window_right;
-  return left && right;
+  bool left = problem_.window_left < 0 || key >= position - problem_.window_left;
+  bool right = problem_.window_right < 0 || key <= position + problem_.window_right;
+  if (const std::int64_t chunk = problem_.chunk; chunk > 0) {
+    std::int64_t number = position / chunk;
+    if (position % chunk < 0) --number;  // rounded down, not towards 0
+    left = left && key >= number * chunk;
+    right = right && key / chunk <= number;
+  }
+  if (!right || !(left || key < problem_.sink_tokens)) return false;
+  const std::int64_t bit = key - (s.seqlen_k - s.seqlen_q);
+  if (!problem_.tree || bit < 0) return true;
+  return (tensors_.tree_mask[s.first_q + query] >> bit) % 2 == 1;
 }
 
 double Inputs::bias(std::int64_t batch, std::int64_t head, std::int64_t query,

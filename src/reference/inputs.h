@@ -1,4 +1,4 @@
-// The inputs of one problem, read into memory as plain numbers: every stride, packed layout,
+// The inputs of one problem, read into memory as plain numbers: every stride, packed layout, page,
 // broadcast and storage type is resolved here, so that the loops of the reference and of the naive
 // computation contain mathematics only. Shares nothing with core.
 #pragma once
@@ -11,14 +11,16 @@
 
 namespace tessera::reference {
 
-/// Where a sequence lies among the rows of q (first_q) and of k (first_k).
+/// Where a sequence lies among the rows of q (first_q), and among the keys of all sequences, which
+/// are counted one sequence after another (first_k).
 struct Sequence {
   std::int64_t first_q = 0, first_k = 0, seqlen_q = 0, seqlen_k = 0;
 };
 
 class Inputs {
  public:
-  /// Reads q, k, v and the options; for a backward also dout, o and dsoftmax_lse.
+  /// Reads q, the keys and values that sequences have, and the options; for a backward also dout, o
+  /// and dsoftmax_lse.
   Inputs(const Problem& problem, const Tensors& tensors);
 
   const Problem& problem() const { return problem_; }
@@ -31,7 +33,8 @@ class Inputs {
   }
   double softmax_scale() const;
 
-  /// One row: head_dim (q, k) or head_dim_v (v, o, dout) numbers. Rows count over all sequences.
+  /// One row: head_dim (q, k) or head_dim_v (v, o, dout) numbers. Rows count over all sequences;
+  /// a key that lies in the pages of two sequences is a row of each.
   const double* q(std::int64_t row, std::int64_t head) const { return at(q_, row, head); }
   const double* k(std::int64_t row, std::int64_t head_k) const { return at(k_, row, head_k); }
   const double* v(std::int64_t row, std::int64_t head_k) const { return at(v_, row, head_k); }
@@ -70,8 +73,16 @@ class Inputs {
   static const double* at(const Rows& rows, std::int64_t row, std::int64_t head) {
     return rows.data.data() + (row * rows.heads + head) * rows.dim;
   }
-  Rows read(const ConstTensor& tensor, Dtype dtype, bool of_queries, std::int64_t heads,
-            std::int64_t dim) const;
+  /// Rows of all sequences of so many each; offset(tensor, batch, number): elements to one.
+  template <class Offset>
+  Rows read(const ConstTensor& tensor, Dtype dtype, std::int64_t Sequence::* length,
+            const Offset& offset, std::int64_t heads, std::int64_t dim) const;
+
+  /// S13: slots of a cache that hold a sequence's keys, or come before them; below 0: a no-op.
+  std::int64_t filled_slots(std::int64_t batch) const;
+  std::int64_t first_slot(std::int64_t batch) const;
+  /// Elements from the start of k or v to a key of head 0 (S11, S13).
+  std::int64_t key_offset(const ConstTensor& tensor, std::int64_t batch, std::int64_t key) const;
 
   Problem problem_;
   Tensors tensors_;

@@ -123,13 +123,17 @@ struct Sums {
     }
   }
 
-  /// What is written is `exact`, rounded by `relative`, a sum of `terms` terms; `copies`: of rows.
+  /// What the order of an element's terms adds to its variance.
+  double order(std::size_t i, std::int64_t terms) const {
+    return static_cast<double>(terms) / 9.0 * square(kRoundoff * value[i]);
+  }
+  /// What is written is `exact`, rounded by `relative`, a sum of `terms` terms (0: their order is
+  /// in the variance already); `copies`: of rows.
   std::vector<double> bounds(const std::vector<double>& exact, double relative, std::int64_t terms,
                              double copies) const {
     std::vector<double> out(value.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const double order = static_cast<double>(terms) / 9.0 * square(kRoundoff * value[i]);
-      const double likely = kSigmas * std::sqrt(copies * (variance[i] + order));
+      const double likely = kSigmas * std::sqrt(copies * (variance[i] + order(i, terms)));
       out[i] = std::min(worst[i], likely + std::fabs(shared[i])) + relative * std::fabs(exact[i]);
     }
     return out;
@@ -184,7 +188,7 @@ class Noise {
     const double copies = in_.copies();
     Outputs out;
     out.lse = std::move(lse_);
-    out.o = o_.bounds(exact_.o, u_o_ + 5.0 * kRoundoff, p_.seqlen_k, 1.0);
+    out.o = o_.bounds(exact_.o, u_o_ + 5.0 * kRoundoff, 0, 1.0);
     for (std::size_t i = 0; i < lost_.size(); ++i) out.o[i] += lost_[i];
     if (p_.pass == Pass::forward) return out;
     const double relative = u_ + 3.0 * kRoundoff;
@@ -268,6 +272,7 @@ class Noise {
   void add_forward_row(const Place& at, const Row& row, const std::vector<Parts>& keys,
                        double largest) {
     const std::int64_t n = at.s.seqlen_k, columns = p_.head_dim_v;
+    const bool split = p_.seqlen_k > kWhole;  // of the longest sequence, of a cache's capacity
     const auto first = size((at.row * p_.num_heads + at.h) * columns);
     const double slack = std::min(2.0 * largest, kSlack);
     std::vector<double> together(size(columns));  // if all exponents err alike
@@ -288,7 +293,7 @@ class Noise {
       const double p = row.p[size(j)], weight = p * row.keep[size(j)];
       if (p == 0.0) continue;
       Exponent e = exponent(keys[size(j)], row.slope[size(j)], slack - std::log(p), 0.0);
-      if (n > kWhole) e.own.round(row.lse, 4);  // lse of a part of the keys and its way back
+      if (split) e.own.round(row.lse, 4);  // lse of a part of the keys and its way back
       enter(p, e);
       const double* v = in_.v(at.s.first_k + j, at.hk);
       Error rounding;
@@ -318,10 +323,11 @@ class Noise {
                         kRoundoff * count};
     o_.add_error(first, &exact_.o[first], columns, sums);
     for (std::int64_t c = 0; c < columns; ++c) {
-      o_.variance[first + size(c)] += square(together[size(c)]);
+      const std::size_t i = first + size(c);
+      o_.variance[i] += square(together[size(c)]) + o_.order(i, n);
     }
     lse.add(sums);
-    lse.round(row.lse, n > kWhole ? 6 : 2);
+    lse.round(row.lse, split ? 6 : 2);
     lse.add(kLog2 * (slack + std::log(count)));
     lse.worst += exp2_;
     lse_[size(in_.lse_index(at.b, at.h, at.i))] =

@@ -1,4 +1,4 @@
-// The reference: what attention and its gradients are (S1-S12), as literal loops in double over the
+// The reference: what attention and its gradients are (S1-S14), as literal loops in double over the
 // full score matrix. It shares nothing with core, so it judges the definition in core as well as
 // the kernels. O(seqlen_q * seqlen_k) time, O(N) memory. Called by the checker and the tests only.
 #pragma once

@@ -23,6 +23,11 @@ const char* const kProblems[] = {
     "fwd f32 b=1 h=4/1 q=3 k=9000 d=32 causal sink",
     "fwd f32 b=1 h=1 q=17 k=9000 d=16 alibi=h",
     "fwd bf16 b=5 h=4/2 q=200 k=300 d=48 packed=411,803 causal",
+    "fwd f32 b=2 h=2 q=700 k=900 d=32 chunk=300",
+    "fwd bf16 b=1 h=2 q=600 k=600 d=32 window=70,0 sink_tokens=40",
+    "fwd bf16 b=3 h=4/2 q=300 k=700 d=40 cache=after pages=150x16 leftpad causal",
+    "fwd f32 b=4 h=8/2 q=2 k=2500 d=32 cache=before:2 pages=1500x3:i64 rows=5 causal sink",
+    "fwd f16 b=5 h=4/2 q=60 k=300 d=48 packed=150 cache=after chunk=100 tree",
     "bwd f32 b=1 h=4/2 q=300 k=500 d=32 causal sink",
     "bwd bf16 b=2 h=2/1 q=257 k=400 d=64/48 dropout=0.1 bias=hk:f32",
     "bwd f16 b=1 h=2 q=200 k=520 d=24 window=64,0 alibi=h bias=qk:f32",
@@ -124,6 +129,15 @@ TEST(Runs, OnePlanServesSeveralThreads) {
   for (const Results& result : results) expect_same(expected, result);
 }
 
+/// Of results of a dense batch: those of sequence 1.
+Results of_sequence_1(Results all, std::int64_t batch) {
+  for (auto& [name, values] : all) {
+    const auto count = static_cast<std::ptrdiff_t>(values.size()) / batch;
+    values = std::vector<double>(values.begin() + count, values.begin() + 2 * count);
+  }
+  return all;
+}
+
 /// Sequence 1 of a batch of three, alone: the same bits (batch_invariant).
 TEST(Runs, BatchInvariant) {
   for (const char* text : {"fwd f32 h=4/2 q=70 k=300 d=32 causal", "fwd bf16 h=4/2 q=1 k=5000 d=64",
@@ -160,14 +174,73 @@ TEST(Runs, BatchInvariant) {
       }
       ASSERT_TRUE(run_in(batch, device_with(arch, 2), reverse_executor(2)).ok());
       ASSERT_TRUE(run_in(alone, device_with(arch, 2), reverse_executor(2)).ok());
-      Results whole = results_of(batch);
-      const Results part = results_of(alone);
-      for (auto& [name, values] : whole) {
-        const std::size_t count = values.size() / 3;
-        values = std::vector<double>(values.begin() + static_cast<std::ptrdiff_t>(count),
-                                     values.begin() + static_cast<std::ptrdiff_t>(2 * count));
-      }
-      expect_same(whole, part);
+      expect_same(of_sequence_1(results_of(batch), 3), results_of(alone));
+    }
+  }
+}
+
+/// Tensors of sequence 1 of a dense batch with a cache; o and softmax_lse are the caller's.
+Tensors sequence_1(const Problem& p, Tensors t, const Tensors& outputs) {
+  const auto advance = [](const void*& data, std::int64_t bytes) {
+    data = static_cast<const char*>(data) + bytes;
+  };
+  advance(t.q.data, t.q.stride_batch * size_of(p.dtype));
+  if (!p.cache->paged() && p.cache->rows == 0) {
+    advance(t.k.data, t.k.stride_batch * size_of(p.dtype));
+    advance(t.v.data, t.v.stride_batch * size_of(p.dtype));
+  }
+  CacheTensors& cache = t.cache;
+  if (p.cache->paged() && p.cache->rows == 0)
+    advance(cache.page_table, 4 * cache.stride_page_table);
+  for (const std::int32_t** array : {&cache.seqlens, &cache.index, &cache.leftpad}) {
+    if (*array != nullptr) ++*array;
+  }
+  if (t.tree_mask != nullptr) t.tree_mask += p.seqlen_q;
+  t.o = outputs.o;
+  t.softmax_lse = outputs.softmax_lse;
+  return t;
+}
+
+/// Sequence 1 of three that share a cache: the same bits when the others are shorter or no-ops, and
+/// alone (batch_invariant).
+TEST(Runs, BatchInvariantWithACache) {
+  for (const char* text :
+       {"fwd f32 h=4/2 q=70 k=300 d=32 causal cache=after leftpad",
+        "fwd bf16 h=4/2 q=1 k=3000 d=32 cache=after pages=70x48",
+        "fwd f32 h=8/1 q=2 k=1500 d=16 causal cache=before:2 rows=2 sink",
+        "fwd bf16 h=2 q=300 k=500 d=32 chunk=100 sink_tokens=5 cache=after pages=99x16 rows=3",
+        "fwd f16 h=4/2 q=40 k=1300 d=24 window=300,0 cache=after pages=500x3 leftpad tree"}) {
+    Problem many = parse(text);
+    many.batch = 3;
+    many.batch_invariant = true;
+    Problem one = many;
+    one.batch = 1;
+    std::uint64_t seed = 0;
+    for (std::int64_t keys = 0; keys <= many.seqlen_k / 2;) {
+      seed = fresh_seed();
+      const RunMemory memory(many, seed);
+      const CacheTensors& cache = memory.tensors().cache;
+      keys = std::int64_t{cache.seqlens[1]} - (cache.leftpad != nullptr ? cache.leftpad[1] : 0);
+    }
+    for (const Arch arch : archs()) {
+      SCOPED_TRACE(std::string(text) + " on " + to_string(arch) + ", seed " + std::to_string(seed));
+      RunMemory batch(many, seed), alone(one, seed);
+      const Device device = device_with(arch, 2);
+      ASSERT_TRUE(run_in(batch, device, reverse_executor(2)).ok());
+      const Results whole = of_sequence_1(results_of(batch), 3);
+
+      const Result<Plan> planned = plan(one, device);
+      ASSERT_TRUE(planned.ok());
+      const GuardedBuffer workspace(planned->workspace_bytes(), 0);
+      const Tensors tensors = sequence_1(many, batch.tensors(), alone.tensors());
+      ASSERT_TRUE(run(*planned, tensors, workspace.data(), workspace.bytes()).ok());
+      expect_same(whole, results_of(alone));
+
+      auto* const seqlens = const_cast<std::int32_t*>(batch.tensors().cache.seqlens);
+      seqlens[0] = seqlens[0] > 0 ? seqlens[0] / 2 : -3;
+      seqlens[2] = -1;
+      ASSERT_TRUE(run_in(batch, device, inline_executor()).ok());
+      expect_same(whole, of_sequence_1(results_of(batch), 3));
     }
   }
 }

@@ -81,6 +81,43 @@ const WrongProblem kWrongProblems[] = {
        p.seqlen_q = kMaxSeqlen;
        p.head_dim = kMaxHeadDim;
      }},
+    {"chunk", [](Problem& p) { p.chunk = -1; }},
+    {"sink_tokens", [](Problem& p) { p.sink_tokens = -1; }},
+    {"seqlen_q",
+     [](Problem& p) {
+       p.tree = true;
+       p.seqlen_q = 65;
+     }},
+    {"cache",
+     [](Problem& p) {
+       p.pass = Pass::backward;
+       p.cache = CacheShape{};
+     }},
+    {"cache.lengths", [](Problem& p) { p.cache = CacheShape{.lengths = static_cast<Lengths>(3)}; }},
+    {"cache.seqlen_new", [](Problem& p) { p.cache = CacheShape{.seqlen_new = 1}; }},
+    {"cache.seqlen_new",
+     [](Problem& p) { p.cache = CacheShape{.lengths = Lengths::before, .seqlen_new = 6}; }},
+    {"cache.seqlen_new",
+     [](Problem& p) { p.cache = CacheShape{.lengths = Lengths::before, .seqlen_new = -1}; }},
+    {"cache.page_size", [](Problem& p) { p.cache = CacheShape{.page_size = -1}; }},
+    {"cache.page_size", [](Problem& p) { p.cache = CacheShape{.page_size = kMaxSeqlen + 1}; }},
+    {"cache.num_pages", [](Problem& p) { p.cache = CacheShape{.num_pages = 1}; }},
+    {"cache.num_pages", [](Problem& p) { p.cache = CacheShape{.page_size = 16, .num_pages = -1}; }},
+    {"cache.num_pages",
+     [](Problem& p) { p.cache = CacheShape{.page_size = 16, .num_pages = kMost}; }},
+    {"cache.page_ids", [](Problem& p) { p.cache = CacheShape{.page_ids = PageIds::i64}; }},
+    {"cache.page_ids",
+     [](Problem& p) {
+       p.cache = CacheShape{.page_size = 16, .page_ids = static_cast<PageIds>(2)};
+     }},
+    {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = -1}; }},
+    {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = kMaxBatch + 1}; }},
+    {"total_k",
+     [](Problem& p) {
+       p.packed = true;
+       p.cache = CacheShape{};
+       p.total_k = 5;
+     }},
 };
 
 Problem small() { return parse("fwd bf16 b=2 h=4/2 q=4 k=5 d=8"); }
@@ -124,11 +161,35 @@ struct WrongTensors {
 
 std::int32_t* writable(const std::int32_t* offsets) { return const_cast<std::int32_t*>(offsets); }
 
+/// Of the first sequence of a cache, whose other sequences are no-ops: so many filled slots.
+CacheTensors& with_length(Tensors& t, std::int32_t length) {
+  writable(t.cache.seqlens)[0] = length;
+  writable(t.cache.seqlens)[1] = -1;
+  return t.cache;
+}
+/// The same in row 2 of three, whose keys begin in slot 0.
+CacheTensors& in_row_2(Tensors& t, std::int32_t length) {
+  writable(t.cache.index)[0] = 2;
+  writable(t.cache.leftpad)[0] = 0;
+  return with_length(t, length);
+}
+std::int32_t* page_table(const CacheTensors& cache) {
+  return writable(static_cast<const std::int32_t*>(cache.page_table));
+}
+
 constexpr const char* kForward = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8";
 constexpr const char* kBackward = "bwd bf16 b=2 h=4/2 q=4 k=5 d=8";
 constexpr const char* kPacked = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 packed=7,9";
 constexpr const char* kExtras = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk alibi=h sink";
 constexpr const char* kExtrasBackward = "bwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk sink";
+
+constexpr const char* kTree = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 tree";
+constexpr const char* kCache = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=after";
+constexpr const char* kFull = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=full";
+constexpr const char* kPackedCache = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 packed=7 cache=before:2";
+constexpr const char* kPages =
+    "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=before:2 pages=9x2 rows=3 leftpad";
+constexpr std::int32_t kNumbers[8] = {};
 
 const WrongTensors kWrongTensors[] = {
     {kForward, "q", [](Tensors& t) { t.q.data = nullptr; }},
@@ -177,6 +238,53 @@ const WrongTensors kWrongTensors[] = {
     {kBackward, "dsink", [](Tensors& t) { t.dsink = t.softmax_lse; }},
     {kExtrasBackward, "dbias.stride", [](Tensors& t) { t.dbias.stride_key = 0; }},
     {kExtrasBackward, "dbias.stride", [](Tensors& t) { t.dbias.stride_head = kMost; }},
+    {kForward, "tree_mask",
+     [](Tensors& t) { t.tree_mask = static_cast<const std::uint64_t*>(t.q.data); }},
+    {kTree, "tree_mask", [](Tensors& t) { t.tree_mask = nullptr; }},
+    {kForward, "cache.seqlens", [](Tensors& t) { t.cache.seqlens = kNumbers; }},
+    {kFull, "cache.seqlens", [](Tensors& t) { t.cache.seqlens = kNumbers; }},
+    {kForward, "cache.cu_seqlens_new", [](Tensors& t) { t.cache.cu_seqlens_new = kNumbers; }},
+    {kPages, "cache.cu_seqlens_new", [](Tensors& t) { t.cache.cu_seqlens_new = kNumbers; }},
+    {kForward, "cache.page_table", [](Tensors& t) { t.cache.page_table = kNumbers; }},
+    {kCache, "cache.page_table", [](Tensors& t) { t.cache.page_table = kNumbers; }},
+    {kForward, "cache.index", [](Tensors& t) { t.cache.index = kNumbers; }},
+    {kCache, "cache.index", [](Tensors& t) { t.cache.index = kNumbers; }},
+    {kForward, "cache.leftpad", [](Tensors& t) { t.cache.leftpad = kNumbers; }},
+    {kCache, "cache.leftpad", [](Tensors& t) { t.cache.leftpad = kNumbers; }},
+    {kPackedCache, "cu_seqlens_k", [](Tensors& t) { t.cu_seqlens_k = kNumbers; }},
+    {kPackedCache, "cu_seqlens_q", [](Tensors& t) { t.cu_seqlens_q = nullptr; }},
+    {kPackedCache, "cu_seqlens_q[2]", [](Tensors& t) { writable(t.cu_seqlens_q)[2] = 6; }},
+    {kPackedCache, "cache.cu_seqlens_new", [](Tensors& t) { t.cache.cu_seqlens_new = nullptr; }},
+    {kCache, "cache.seqlens", [](Tensors& t) { t.cache.seqlens = nullptr; }},
+    {kPages, "cache.page_table", [](Tensors& t) { t.cache.page_table = nullptr; }},
+    {kPages, "cache.index", [](Tensors& t) { t.cache.index = nullptr; }},
+    {kPages, "cache.leftpad", [](Tensors& t) { t.cache.leftpad = nullptr; }},
+    {kPages, "cache.stride_page_table", [](Tensors& t) { t.cache.stride_page_table = kMost; }},
+    {kPages, "k.stride_batch", [](Tensors& t) { t.k.stride_batch = kMost / 2; }},
+    {kCache, "cache.seqlens[0]", [](Tensors& t) { with_length(t, 6); }},
+    {kCache, "cache.seqlens[0]", [](Tensors& t) { with_length(t, 1 << 30); }},
+    {kPages, "cache.seqlens[0]", [](Tensors& t) { in_row_2(t, 4); }},
+    {kPackedCache, "cache.cu_seqlens_new[1]",
+     [](Tensors& t) { writable(with_length(t, 0).cu_seqlens_new)[1] = 3; }},
+    {kPackedCache, "cache.cu_seqlens_new[1]",
+     [](Tensors& t) { writable(with_length(t, 0).cu_seqlens_new)[1] = -1; }},
+    {kPackedCache, "cache.cu_seqlens_new[1]",
+     [](Tensors& t) {
+       std::int32_t* const offsets = writable(with_length(t, 0).cu_seqlens_new);
+       offsets[0] = std::numeric_limits<std::int32_t>::max();
+       offsets[1] = std::numeric_limits<std::int32_t>::min();
+     }},
+    {kPages, "cache.index[0]", [](Tensors& t) { writable(in_row_2(t, 1).index)[0] = 3; }},
+    {kPages, "cache.index[0]", [](Tensors& t) { writable(in_row_2(t, 1).index)[0] = -1; }},
+    {kPages, "cache.leftpad[0]", [](Tensors& t) { writable(in_row_2(t, 1).leftpad)[0] = -1; }},
+    {kPages, "cache.page_table[2][1]",
+     [](Tensors& t) {
+       std::int32_t* const row = page_table(in_row_2(t, 1)) + 2 * t.cache.stride_page_table;
+       row[0] = 8;
+       row[1] = 9;
+     }},
+    {kPages, "cache.page_table[2][0]",
+     [](Tensors& t) { page_table(in_row_2(t, 0))[2 * t.cache.stride_page_table] = -1; }},
 };
 
 TEST(Misuse, Tensors) {
@@ -229,6 +337,26 @@ TEST(Misuse, EmptyProblemsNeedNoTensors) {
                      }())
                   .ok());
   EXPECT_TRUE(attend(parse("bwd f32 b=0 h=2 q=3 k=4 d=8"), {}).ok());
+  EXPECT_TRUE(
+      attend(parse("fwd b=0 h=2 q=3 k=4 d=8 cache=after pages=0x16 leftpad tree"), {}).ok());
+}
+
+/// A cache without pages or slots, of sequences that are all no-ops.
+TEST(Misuse, EmptyCachesNeedNoKeys) {
+  for (const char* text : {"fwd b=2 h=2 q=3 k=20 d=8 cache=after pages=0x16",
+                           "fwd b=2 h=2 q=3 k=0 d=8 cache=after pages=0x16",
+                           "fwd b=2 h=2 q=3 k=0 d=8 cache=after rows=1"}) {
+    RunMemory memory(parse(text), seed_with({}, 3));
+    const std::int32_t lengths[2] = {-1, 0};
+    Tensors& t = memory.tensors();
+    t.k.data = t.v.data = nullptr;
+    t.cache.seqlens = lengths;
+    if (memory.problem().seqlen_k == 0) t.cache.page_table = nullptr;
+    const Status status = run_in(memory, this_cpu(), inline_executor());
+    EXPECT_TRUE(status.ok()) << text << ": " << status.text;
+    for (const double x : memory.output("o")) EXPECT_EQ(x, 0.0);
+    for (const double x : memory.output("softmax_lse")) EXPECT_EQ(x, -HUGE_VAL);
+  }
 }
 
 TEST(Misuse, DropoutMask) {

@@ -106,6 +106,16 @@ TEST(CrowdedRows, AgreeWithTheReference) {
                     "fwd h=16 q=40 k=515 d=64 window=300,20"});
 }
 
+/// Splits of what a window leaves, with more sink tokens than the window has keys, a few, and keys
+/// that a chunk cuts off; lengths and pages of a cache besides.
+TEST(SplitKeys, AgreeWithTheReference) {
+  check_everywhere({"fwd h=1 q=1 k=6000 d=16 window=1100,0 sink_tokens=3000",
+                    "fwd h=4/1 q=3 k=6000 d=16 window=2000,0 sink_tokens=70",
+                    "fwd h=1 q=2 k=6000 d=16 chunk=2500 sink_tokens=5",
+                    "fwd b=4 h=2/1 q=2 k=6000 d=16 causal cache=after pages=400x48 leftpad",
+                    "fwd b=4 h=2/1 q=2 k=5000 d=16 window=1500,0 sink_tokens=900 cache=after"});
+}
+
 INSTANTIATE_TEST_SUITE_P(Part, Sweep, ::testing::Range(0, 4));
 
 }  // namespace

@@ -123,7 +123,24 @@ TEST_P(Decode, EveryKeyCountEdge) {
 
 // The planner's own splits.
 TEST_P(Decode, ManyKeys) {
-  for (const Feature feature : {Feature{[](Problem&, Random&) {}}, causal, sink, dropout, packed}) {
+  const Feature features[] = {[](Problem&, Random&) {},
+                              causal,
+                              sink,
+                              dropout,
+                              packed,
+                              tree,
+                              pages,
+                              leftpad,
+                              [](Problem& p, Random& random) {
+                                p.chunk = pick(random, 500, 2000);
+                                p.sink_tokens = pick(random, 1, 40);
+                              },
+                              [](Problem& p, Random& random) {
+                                p.window_left = pick(random, 500, 2000);
+                                p.window_right = 0;
+                                p.sink_tokens = pick(random, 1, 2000);
+                              }};
+  for (const Feature feature : features) {
     Problem p = plain(random_, GetParam());
     p.seqlen_k = pick(random_, 1020, 3100);
     grouped(p, random_);

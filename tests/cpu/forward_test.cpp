@@ -88,7 +88,7 @@ TEST_P(Forward, EveryHeadDimEdge) {
 }
 
 TEST_P(Forward, SeveralBlocksOfRowsAndKeys) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 9; ++i) {
     Problem p = plain(random_, GetParam());
     p.batch = 1;
     p.head_dim = p.head_dim_v = pick(random_, 1, 20);
@@ -97,6 +97,11 @@ TEST_P(Forward, SeveralBlocksOfRowsAndKeys) {
     if (i == 1) causal(p, random_);
     if (i == 2) window(p, random_);
     if (i == 3) grouped(p, random_);
+    if (i == 4 || i == 5) pages(p, random_);
+    if (i == 5) causal(p, random_);
+    if (i == 6 || i == 7) p.chunk = pick(random_, 50, 300);
+    if (i >= 7) p.sink_tokens = pick(random_, 1, 400);
+    if (i == 8) window(p, random_);
     check(p, random_);
   }
 }

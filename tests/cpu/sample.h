@@ -17,6 +17,7 @@
 #include "archs.h"
 #include "core/philox.h"
 #include "cpu/backend.h"
+#include "cpu/sample_cache.h"
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
@@ -137,6 +138,8 @@ struct Sample {
   ConstBias bias_strides;
   std::vector<float> slopes, sink, lse;
   std::vector<std::int32_t> cu_q, cu_k;
+  SampleCache cache;
+  std::vector<std::uint64_t> tree;
   std::uint64_t seed = 1234567, offset = 89;
 
   Tensors tensors() {
@@ -151,7 +154,9 @@ struct Sample {
     t.alibi_slopes = slopes.data();
     t.sink = sink.data();
     t.cu_seqlens_q = problem.packed ? cu_q.data() : nullptr;
-    t.cu_seqlens_k = problem.packed ? cu_k.data() : nullptr;
+    t.cu_seqlens_k = problem.packed_k() ? cu_k.data() : nullptr;
+    if (problem.cache) t.cache = cache.tensors(*problem.cache);
+    t.tree_mask = tree.data();
     t.philox_seed = seed;
     t.philox_offset = offset;
     return t;
@@ -162,12 +167,17 @@ struct Sample {
   }
   std::int64_t len_k(std::int64_t b) const {
     const auto i = static_cast<std::size_t>(b);
+    if (problem.cache) return static_cast<std::int64_t>(cache.keys[i].size());
     return problem.packed ? cu_k[i + 1] - cu_k[i] : problem.seqlen_k;
   }
   std::int64_t at_q(const Placed& x, std::int64_t b, std::int64_t i, std::int64_t h) const {
     return problem.packed ? x.at(0, cu_q[static_cast<std::size_t>(b)] + i, h) : x.at(b, i, h);
   }
   std::int64_t at_k(const Placed& x, std::int64_t b, std::int64_t j, std::int64_t h) const {
+    if (problem.cache) {
+      const Slot& key = cache.keys[static_cast<std::size_t>(b)][static_cast<std::size_t>(j)];
+      return x.at(key.entry, key.slot, h);
+    }
     return problem.packed ? x.at(0, cu_k[static_cast<std::size_t>(b)] + j, h) : x.at(b, j, h);
   }
   std::int64_t lse_at(std::int64_t b, std::int64_t h, std::int64_t i) const {
@@ -176,12 +186,6 @@ struct Sample {
   }
   static constexpr std::int64_t kGuard = 64;
 };
-
-using Random = std::mt19937_64;
-
-inline std::int64_t pick(Random& random, std::int64_t low, std::int64_t high) {
-  return std::uniform_int_distribution<std::int64_t>(low, high)(random);
-}
 
 inline Placed place(Random& random, Dtype dtype, std::int64_t b, std::int64_t s, std::int64_t h,
                     std::int64_t d, double sigma, bool fill) {
@@ -225,20 +229,45 @@ inline std::vector<std::int32_t> boundaries(Random& random, std::int64_t batch,
   return cu;
 }
 
+/// NaN in slots that hold no sequence's key.
+inline void keep_keys(Placed& x, const SampleCache& cache, std::int64_t heads, std::int64_t dim) {
+  Placed kept = x;
+  kept.array.poison();
+  for (const std::vector<Slot>& sequence : cache.keys) {
+    for (const Slot& key : sequence) {
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t at = x.at(key.entry, key.slot, h);
+        for (std::int64_t c = at; c < at + dim; ++c) {
+          kept.array.set(c, static_cast<float>(x.array.get(c)));
+        }
+      }
+    }
+  }
+  x = std::move(kept);
+}
+
 inline Sample make_sample(const Problem& p, Random& random, double sigma) {
   Sample sample;
   sample.problem = p;
   const std::int64_t b = p.packed ? 1 : p.batch;
   const std::int64_t sq = p.packed ? p.total_q : p.seqlen_q;
-  const std::int64_t sk = p.packed ? p.total_k : p.seqlen_k;
-  sample.q = place(random, p.dtype, b, sq, p.num_heads, p.head_dim, sigma, true);
-  sample.k = place(random, p.dtype, b, sk, p.num_heads_k, p.head_dim, sigma, true);
-  sample.v = place(random, p.dtype, b, sk, p.num_heads_k, p.head_dim_v, 1.0, true);
-  sample.o = place(random, p.dtype, b, sq, p.num_heads, p.head_dim_v, 1.0, false);
-  if (p.packed) {
-    sample.cu_q = boundaries(random, p.batch, p.seqlen_q, p.total_q);
-    sample.cu_k = boundaries(random, p.batch, p.seqlen_k, p.total_k);
+  std::int64_t bk = b, sk = p.packed ? p.total_k : p.seqlen_k;
+  if (p.cache) {
+    bk = p.cache->paged() ? p.cache->num_pages : p.cache->rows > 0 ? p.cache->rows : p.batch;
+    sk = p.cache->paged() ? p.cache->page_size : p.seqlen_k;
   }
+  sample.q = place(random, p.dtype, b, sq, p.num_heads, p.head_dim, sigma, true);
+  sample.k = place(random, p.dtype, bk, sk, p.num_heads_k, p.head_dim, sigma, true);
+  sample.v = place(random, p.dtype, bk, sk, p.num_heads_k, p.head_dim_v, 1.0, true);
+  sample.o = place(random, p.dtype, b, sq, p.num_heads, p.head_dim_v, 1.0, false);
+  if (p.packed) sample.cu_q = boundaries(random, p.batch, p.seqlen_q, p.total_q);
+  if (p.packed_k()) sample.cu_k = boundaries(random, p.batch, p.seqlen_k, p.total_k);
+  if (p.cache) {
+    sample.cache = make_cache(p, random);
+    keep_keys(sample.k, sample.cache, p.num_heads_k, p.head_dim);
+    keep_keys(sample.v, sample.cache, p.num_heads_k, p.head_dim_v);
+  }
+  for (std::int64_t i = 0; p.tree && i < p.rows_q(); ++i) sample.tree.push_back(random());
   std::normal_distribution<float> normal(0.0F, 1.0F);
   if (p.bias) {
     const BiasShape& s = *p.bias;
@@ -270,6 +299,27 @@ inline double bias_at(const Sample& sample, std::int64_t b, std::int64_t h, std:
       (s.queries ? i * stride.stride_query : 0) + (s.keys ? j * stride.stride_key : 0));
 }
 
+/// Does the query at a position see the key? S3.
+inline bool sees(const Sample& sample, std::int64_t b, std::int64_t i, std::int64_t j,
+                 std::int64_t position) {
+  const Problem& p = sample.problem;
+  if (p.window_right >= 0 && j > position + p.window_right) return false;
+  bool left = p.window_left < 0 || j >= position - p.window_left;
+  if (p.chunk > 0) {
+    const auto begin = static_cast<std::int64_t>(
+        std::floor(static_cast<double>(position) / static_cast<double>(p.chunk)) *
+        static_cast<double>(p.chunk));
+    if (j >= begin + p.chunk) return false;
+    left = left && j >= begin;
+  }
+  if (!left && j >= p.sink_tokens) return false;
+  const std::int64_t bit = j - (sample.len_k(b) - sample.len_q(b));
+  if (!p.tree || bit < 0) return true;
+  const std::int64_t row =
+      i + (p.packed ? sample.cu_q[static_cast<std::size_t>(b)] : b * p.seqlen_q);
+  return (sample.tree[static_cast<std::size_t>(row)] >> bit & 1) != 0;
+}
+
 /// One row, literally (S1 to S10), and the units of the tolerance: `spread` is the sum of weight *
 /// |v|, `magnitude` the largest sum of |q * k|, which is what rounding errors of a score are
 /// relative to.
@@ -295,8 +345,7 @@ inline Row literal_row(const Sample& sample, const Numbers& numbers, const core:
   double top = p.sink ? static_cast<double>(sample.sink[static_cast<std::size_t>(h)]) : -kInf;
   const double* q = &numbers.q[static_cast<std::size_t>(sample.at_q(sample.q, b, i, h))];
   for (std::int64_t j = 0; j < sk; ++j) {
-    if (p.window_left >= 0 && j < i + shift - p.window_left) continue;
-    if (p.window_right >= 0 && j > i + shift + p.window_right) continue;
+    if (!sees(sample, b, i, j, i + shift)) continue;
     double x = 0, magnitude = 0;
     const double* k = &numbers.k[static_cast<std::size_t>(sample.at_k(sample.k, b, j, hk))];
     for (std::int64_t c = 0; c < p.head_dim; ++c) {
@@ -488,14 +537,46 @@ inline void packed(Problem& p, Random& random) {
   p.packed = true;
   p.batch = 3;
   p.total_q = pick(random, 0, 3 * p.seqlen_q);
-  p.total_k = pick(random, 0, 3 * p.seqlen_k);
+  if (!p.cache) p.total_k = pick(random, 0, 3 * p.seqlen_k);
 }
 inline void negative_scale(Problem& p, Random&) { p.softmax_scale = -0.3F; }
 inline void zero_scale(Problem& p, Random&) { p.softmax_scale = 0.0F; }
 inline void other_head_dim_v(Problem& p, Random& random) { p.head_dim_v = pick(random, 1, 40); }
 
+inline void chunk(Problem& p, Random& random) { p.chunk = pick(random, 1, 60); }
+inline void sink_tokens(Problem& p, Random& random) { p.sink_tokens = pick(random, 1, 60); }
+inline void tree(Problem& p, Random&) {
+  p.tree = true;
+  p.seqlen_q = std::min<std::int64_t>(p.seqlen_q, 64);
+  p.total_q = std::min(p.total_q, p.batch * p.seqlen_q);
+}
+inline void cache(Problem& p, Random& random) {
+  if (p.cache) return;
+  p.total_k = 0;
+  p.cache = CacheShape{.lengths = static_cast<Lengths>(pick(random, 0, 2))};
+  if (p.cache->lengths == Lengths::before) {
+    p.cache->seqlen_new = pick(random, 0, std::min<std::int64_t>(p.seqlen_k, 9));
+  }
+}
+inline void pages(Problem& p, Random& random) {
+  cache(p, random);
+  constexpr std::int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 32, 33, 64, 100, 128, 256};
+  p.cache->page_size = kSizes[pick(random, 0, std::size(kSizes) - 1)];
+  p.cache->num_pages = pick(random, 1, 3 * p.seqlen_k / p.cache->page_size + 4);
+  p.cache->page_ids = pick(random, 0, 1) != 0 ? PageIds::i64 : PageIds::i32;
+}
+inline void index(Problem& p, Random& random) {
+  cache(p, random);
+  p.cache->rows = pick(random, 1, 4);
+}
+inline void leftpad(Problem& p, Random& random) {
+  cache(p, random);
+  p.cache->leftpad = true;
+}
+
 constexpr Feature kFeatures[] = {
-    causal, window, left_window, top_left, grouped,        softcap,    alibi,
-    bias,   sink,   dropout,     packed,   negative_scale, zero_scale, other_head_dim_v};
+    causal, window,      left_window, top_left, grouped,        softcap,    alibi,
+    bias,   sink,        dropout,     packed,   negative_scale, zero_scale, other_head_dim_v,
+    chunk,  sink_tokens, tree,        cache,    pages,          index,      leftpad};
 
 }  // namespace tessera::forward_sample

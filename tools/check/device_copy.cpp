@@ -88,6 +88,12 @@ void DeviceCopy::move_all() {
   move(t.sink);
   move(t.cu_seqlens_q);
   move(t.cu_seqlens_k);
+  move(t.cache.seqlens);
+  move(t.cache.cu_seqlens_new);
+  move(t.cache.page_table);
+  move(t.cache.index);
+  move(t.cache.leftpad);
+  move(t.tree_mask);
   move(t.dsoftmax_lse);
   move(t.dbias.data);
   move(t.dsink);

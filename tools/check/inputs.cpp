@@ -69,11 +69,12 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   Tensors& t = tensors_;
   if (p.packed) {
     t.cu_seqlens_q = add_cu_seqlens("cu_seqlens_q", p.total_q, p.seqlen_q);
-    t.cu_seqlens_k = add_cu_seqlens("cu_seqlens_k", p.total_k, p.seqlen_k);
+    if (!p.cache) t.cu_seqlens_k = add_cu_seqlens("cu_seqlens_k", p.total_k, p.seqlen_k);
   }
   t.q = add_rows("q", Role::input, true, p.head_dim);
-  t.k = add_rows("k", Role::input, false, p.head_dim);
-  t.v = add_rows("v", Role::input, false, p.head_dim_v);
+  add_keys();
+  if (p.cache) add_cache();
+  if (p.tree) t.tree_mask = add_tree();
   if (p.bias) {
     const Bias bias = add_bias("bias", Role::input);
     t.bias = {bias.data, bias.stride_batch, bias.stride_head, bias.stride_query, bias.stride_key};
@@ -153,8 +154,9 @@ Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Siz
   block.dtype = dtype;
   block.shape = shape;
   if (free_layout) {
-    // o is written by give_forward, so no element may lie on another.
-    const bool may_broadcast = role == Role::input && name != "o";
+    // o is written by give_forward, a cache's slots are poisoned: no element may lie on another.
+    const bool of_cache = problem_.cache && (name == "k" || name == "v" || name == "kv");
+    const bool may_broadcast = role == Role::input && name != "o" && !of_cache;
     const bool bias = name == "bias" || name == "dbias";
     block.stride = strides_for(shape, may_broadcast, !bias);
   } else {
@@ -163,24 +165,115 @@ Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Siz
       block.stride[i - 1] = block.stride[i] * shape[i];
     }
   }
-  const auto width = size(size_of(dtype));
-  const std::size_t shift =
-      variation_.strided ? width * size(random_.next_between(0, 15)) : std::size_t{0};
-  block.buffer = GuardedBuffer(size(extent(shape, block.stride)) * width, shift);
   block.input = role == Role::input;
+  Block& placed = place(std::move(block), size_of(dtype));
+  if (!placed.input) return placed;
+  fill(placed);
+  placed.keep();
+  return placed;
+}
+
+/// Gives it memory, `alignment` bytes or a multiple behind an address aligned to 64.
+Block& RunMemory::place(Block block, std::int64_t alignment) {
+  const std::int64_t shift = variation_.strided ? alignment * random_.next_between(0, 15) : 0;
+  const std::int64_t bytes = extent(block.shape, block.stride) * size_of(block.dtype);
+  block.buffer = GuardedBuffer(size(bytes), size(shift));
   blocks_.push_back(std::move(block));
-  Block& kept = blocks_.back();
-  if (!kept.input) return kept;
-  fill(kept);
-  kept.before.assign(kept.buffer.data(), kept.buffer.data() + kept.buffer.bytes());
-  return kept;
+  return blocks_.back();
+}
+
+template <class T>
+const T* RunMemory::add_integers(const std::string& name, const std::vector<T>& numbers) {
+  Block block;
+  block.name = name;
+  constexpr auto kWidth = static_cast<std::int64_t>(sizeof(T));
+  block.shape = {static_cast<std::int64_t>(numbers.size()) * kWidth / size_of(block.dtype)};
+  block.stride = {1};
+  block.input = true;
+  Block& placed = place(std::move(block), kWidth);
+  if (!numbers.empty()) {
+    std::memcpy(placed.buffer.data(), numbers.data(), numbers.size() * sizeof(T));
+  }
+  placed.keep();
+  return reinterpret_cast<const T*>(placed.buffer.data());
+}
+
+/// k and v; those of a cache in one block now and then.
+void RunMemory::add_keys() {
+  const Problem& p = problem_;
+  Tensors& t = tensors_;
+  if (!p.cache || !variation_.strided || random_.next_between(0, 1) == 0) {
+    t.k = add_rows("k", Role::input, false, p.head_dim);
+    t.v = add_rows("v", Role::input, false, p.head_dim_v);
+    return;
+  }
+  const Sizes rows = shape_of_keys(p.head_dim);
+  const Block& block =
+      add("kv", Role::input, p.dtype,
+          {rows[0], 2, rows[1], rows[2], std::max(p.head_dim, p.head_dim_v)}, true);
+  t.k = {block.buffer.data(), block.stride[0], block.stride[2], block.stride[3]};
+  t.v = t.k;
+  t.v.data = block.at(extent(block.shape, block.stride) == 0 ? 0 : block.stride[1]);
+}
+
+/// The rest of a cache. Slots of k and v that hold no sequence's key are poisoned.
+void RunMemory::add_cache() {
+  CacheTensors& t = tensors_.cache;
+  const CacheLayout layout(problem_, variation_.strided ? 3 : 0, random_);
+  const auto add_some = [this](const char* name, const std::vector<std::int32_t>& numbers) {
+    return numbers.empty() ? nullptr : add_integers(name, numbers);
+  };
+  t.seqlens = add_some("cache.seqlens", layout.seqlens);
+  t.cu_seqlens_new = add_some("cache.cu_seqlens_new", layout.cu_seqlens_new);
+  t.index = add_some("cache.index", layout.index);
+  t.leftpad = add_some("cache.leftpad", layout.leftpad);
+  t.stride_page_table = layout.stride_page_table;
+  if (problem_.cache->page_ids == PageIds::i64) {
+    t.page_table = add_integers("cache.page_table", layout.page_table);
+  } else if (problem_.cache->paged()) {
+    t.page_table = add_integers<std::int32_t>("cache.page_table",
+                                              {layout.page_table.begin(), layout.page_table.end()});
+  }
+  for (Block& block : blocks_) {
+    if (block.name != "k" && block.name != "v" && block.name != "kv") continue;
+    const std::int64_t tensors = block.name == "kv" ? 2 : 1;
+    const Sizes& shape = block.shape;
+    const std::int64_t slots = shape[shape.size() - 3],
+                       row = shape[shape.size() - 2] * shape.back();
+    block.for_each([&](std::int64_t index, std::int64_t offset) {
+      const std::int64_t first = index / (tensors * slots * row), slot = index / row % slots;
+      if (layout.used[size(first * slots + slot)]) return;
+      poison(block.at(offset), size(size_of(block.dtype)));
+    });
+    block.keep();
+  }
+}
+
+/// Random words, some of which hide most keys.
+const std::uint64_t* RunMemory::add_tree() {
+  std::vector<std::uint64_t> words(size(problem_.rows_q()));
+  for (std::uint64_t& word : words) {
+    word = random_.next();
+    if (random_.next_between(0, 3) == 0) word &= random_.next() & random_.next();
+  }
+  return add_integers("tree_mask", words);
+}
+
+RunMemory::Sizes RunMemory::shape_of_keys(std::int64_t dim) const {
+  const Problem& p = problem_;
+  if (p.cache && p.cache->paged()) {
+    return {p.cache->num_pages, p.cache->page_size, p.num_heads_k, dim};
+  }
+  if (p.cache && p.cache->rows > 0) return {p.cache->rows, p.seqlen_k, p.num_heads_k, dim};
+  if (p.packed_k()) return {1, p.total_k, p.num_heads_k, dim};
+  return {p.batch, p.seqlen_k, p.num_heads_k, dim};
 }
 
 Tensor RunMemory::add_rows(const std::string& name, Role role, bool queries, std::int64_t dim) {
   const Problem& p = problem_;
-  const std::int64_t heads = queries ? p.num_heads : p.num_heads_k;
-  const Sizes shape = p.packed ? Sizes{1, queries ? p.total_q : p.total_k, heads, dim}
-                               : Sizes{p.batch, queries ? p.seqlen_q : p.seqlen_k, heads, dim};
+  const Sizes of_queries = p.packed ? Sizes{1, p.total_q, p.num_heads, dim}
+                                    : Sizes{p.batch, p.seqlen_q, p.num_heads, dim};
+  const Sizes shape = queries ? of_queries : shape_of_keys(dim);
   const bool of_o = name == "o" || name == "dout";
   Block& block = add(name, role, of_o ? p.stored_o() : p.dtype, shape, true);
   return {block.buffer.data(), block.stride[0], block.stride[1], block.stride[2]};
@@ -205,9 +298,7 @@ const std::int32_t* RunMemory::add_cu_seqlens(const std::string& name, std::int6
                                               std::int64_t longest) {
   const std::int64_t batch = problem_.batch;
   const std::int64_t first = batch > 0 ? random_.next_between(0, batch - 1) : 0;
-  Block& block = add(name, Role::input, Dtype::f32, {batch + 1}, false);
-  auto* offsets = reinterpret_cast<std::int32_t*>(block.buffer.data());
-  offsets[0] = 0;
+  std::vector<std::int32_t> offsets(size(batch + 1));
   std::int64_t rest = total - std::min(longest, total), others = batch - 1;
   for (std::int64_t b = 0; b < batch; ++b) {
     std::int64_t length = std::min(longest, total);
@@ -218,10 +309,9 @@ const std::int32_t* RunMemory::add_cu_seqlens(const std::string& name, std::int6
       if (others > 0 && rest <= others * longest && random_.next_between(0, 3) == 0) length = 0;
       rest -= length;
     }
-    offsets[b + 1] = offsets[b] + static_cast<std::int32_t>(length);
+    offsets[size(b + 1)] = offsets[size(b)] + static_cast<std::int32_t>(length);
   }
-  block.before.assign(block.buffer.data(), block.buffer.data() + block.buffer.bytes());
-  return offsets;
+  return add_integers(name, offsets);
 }
 
 void RunMemory::fill(Block& block) const {
@@ -236,17 +326,21 @@ void RunMemory::fill(Block& block) const {
     });
     return;
   }
-  const bool large = variation_.values == Values::large, is_k = name == "k";
-  const bool equal_keys = is_k && variation_.values == Values::equal_scores;
+  const bool both = name == "kv", has_k = name == "k" || both;
+  const bool large = variation_.values == Values::large;
+  const bool equal_scores = variation_.values == Values::equal_scores;
   const bool outliers = variation_.values == Values::outliers, is_bias = name == "bias";
-  const auto row = is_k ? static_cast<std::uint64_t>(block.shape[2] * block.shape[3]) : 1U;
-  const auto keys = is_k ? static_cast<std::uint64_t>(block.shape[1]) : 1U;
-  double usual = 1.0;
-  if (large && name == "q") usual = 16.0;
-  if (large && name == "v") usual = 20.0;
+  const std::size_t axis = both ? 2 : 1;  // of keys
+  const auto row =
+      has_k ? static_cast<std::uint64_t>(block.shape[axis + 1] * block.shape[axis + 2]) : 1U;
+  const auto keys = has_k ? static_cast<std::uint64_t>(block.shape[axis]) : 1U;
   block.for_each([&](std::int64_t at, std::int64_t offset) {
     const auto index = static_cast<std::uint64_t>(at);
-    double factor = usual;
+    const bool is_k = has_k && !(both && index / (row * keys) % 2 == 1);
+    const bool equal_keys = is_k && equal_scores;
+    double factor = 1.0;
+    if (large && name == "q") factor = 16.0;
+    if (large && (name == "v" || (both && !is_k))) factor = 20.0;
     // Small keys first: the softmax's maximum rises late, by any amount.
     if (large && is_k && index / row % keys >= keys / 2) factor = 16.0;
     if (outliers) {
@@ -275,7 +369,7 @@ void RunMemory::give_forward(const std::vector<double>& o, const std::vector<dou
     block.for_each([&](std::int64_t index, std::int64_t offset) {
       reference::store(block.dtype, block.buffer.data(), offset, values[size(index)]);
     });
-    block.before.assign(block.buffer.data(), block.buffer.data() + block.buffer.bytes());
+    block.keep();
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "check/cache.h"
 #include "check/memory.h"
 #include "check/random.h"
 #include "tessera/tensors.hpp"
@@ -46,18 +47,22 @@ enum class Heads : std::uint8_t {
 /// One tensor in guarded memory.
 struct Block {
   std::string name;
-  Dtype dtype = Dtype::f32;                 ///< cu_seqlens: f32, the same size
+  Dtype dtype = Dtype::f32;                 ///< whole numbers: f32, of 64 bits two of them
   std::vector<std::int64_t> shape, stride;  ///< in elements
   GuardedBuffer buffer;
   bool input = false;
   std::vector<std::byte> before;  ///< inputs: the bytes as they were given
 
+  std::byte* at(std::int64_t offset) const { return buffer.data() + offset * size_of(dtype); }
+  /// What it holds is an input now.
+  void keep() { before.assign(buffer.data(), buffer.data() + buffer.bytes()); }
   /// Calls visit(number in row-major order, offset in elements) for every element.
   template <class Visit>
   void for_each(const Visit& visit) const;
 };
 
-/// The memory of one run. Not copyable: Tensors point into it.
+/// The memory of one run. Not copyable: Tensors point into it. Slots of a cache that hold no
+/// sequence's key are NaN.
 class RunMemory {
  public:
   RunMemory(const Problem& problem, std::uint64_t seed, Heads heads = Heads::inside);
@@ -87,12 +92,20 @@ class RunMemory {
   enum class Role : std::uint8_t { input, output };
 
   Block& add(const std::string& name, Role role, Dtype dtype, const Sizes& shape, bool free_layout);
+  Block& place(Block block, std::int64_t alignment);
+  /// Whole numbers side by side.
+  template <class T>
+  const T* add_integers(const std::string& name, const std::vector<T>& numbers);
+  void add_keys();
+  void add_cache();
   Tensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
   float* add_numbers(const std::string& name, Role role, const Sizes& shape);
   const std::int32_t* add_cu_seqlens(const std::string& name, std::int64_t total,
                                      std::int64_t longest);
+  const std::uint64_t* add_tree();
   Bias add_bias(const std::string& name, Role role);
   Sizes lse_shape() const;
+  Sizes shape_of_keys(std::int64_t dim) const;
   void add_backward();
   Sizes strides_for(const Sizes& shape, bool may_broadcast, bool last_is_one);
   void fill(Block& block) const;

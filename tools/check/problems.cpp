@@ -115,6 +115,31 @@ Feature bias_dtype() {
       });
 }
 
+/// How the lengths of a cache are given; 0: there is no cache.
+Feature cache() {
+  return feature<int>(
+      "cache", {0, 1, 2, 3}, {"none", "full", "after", "before"},
+      [](const Case& c) {
+        return c.problem.cache ? 1 + static_cast<int>(c.problem.cache->lengths) : 0;
+      },
+      [](Case& c, int v) {
+        c.problem.cache.reset();
+        if (v > 0) c.problem.cache = CacheShape{.lengths = static_cast<Lengths>(v - 1)};
+      });
+}
+
+/// A field of CacheShape: the first value where there is no cache.
+template <class T>
+Feature cache_field(const std::string& name, T CacheShape::* member, const std::vector<T>& values,
+                    const std::vector<std::string>& names) {
+  return feature<T>(
+      name, values, names,
+      [member](const Case& c) { return c.problem.cache.value_or(CacheShape{}).*member; },
+      [member](Case& c, const T& value) {
+        if (c.problem.cache) (*c.problem.cache).*member = value;
+      });
+}
+
 /// Lengths around every power of two that a tile may have, and around the splits.
 const std::vector<std::int64_t> kSeqlensQ = {0,  1,  2,  3,   4,   5,   7,   8,   9,
                                              15, 16, 17, 24,  31,  32,  33,  48,  63,
@@ -125,6 +150,8 @@ const std::vector<std::int64_t> kSeqlensK = {
 const std::vector<std::int64_t> kHeadDims = {
     1,  2,  3,  4,  5,  7,   8,   9,   15,  16,  17,  24,  31,  32,  33,  40,  48,  63,
     64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 192, 255, 256, 257, 320, 384, 511, 512};
+/// 0: rows.
+const std::vector<std::int64_t> kPageSizes = {0, 1, 2, 3, 16, 64, 100, 256};
 
 std::vector<Feature> make_features() {
   using P = Problem;
@@ -154,6 +181,15 @@ std::vector<Feature> make_features() {
       bias_dtype(),  // after dtype and bias
       flag("sink", &P::sink),
       field<float>("dropout", &P::dropout_p, {0.0F, 0.1F, 0.5F, 0.9F}, {"0", "0.1", "0.5", "0.9"}),
+      number("chunk", &P::chunk, {0, 1, 7, 16, 100, 1000000}),
+      number("sink_tokens", &P::sink_tokens, {0, 1, 4, 40, 1000000}),
+      flag("tree", &P::tree),
+      cache(),
+      cache_field("page size", &CacheShape::page_size, kPageSizes, texts(kPageSizes)),
+      cache_field<PageIds>("page numbers", &CacheShape::page_ids, {PageIds::i32, PageIds::i64},
+                           {"i32", "i64"}),
+      cache_field<std::int64_t>("rows", &CacheShape::rows, {0, 1, 4}, {"b", "1", "4"}),
+      cache_field<bool>("leftpad", &CacheShape::leftpad, {false, true}, {"off", "on"}),
       flag("deterministic", &P::deterministic),
       flag("batch_invariant", &P::batch_invariant),
       feature<Values>(
@@ -190,8 +226,7 @@ struct Contradiction {
   int value_b = 0;
 };
 
-/// Their indices, found once: they are asked for millions of times.
-std::vector<Contradiction> contradictions() {
+std::vector<Contradiction> make_contradictions() {
   constexpr struct {
     const char *feature_a, *value_a, *feature_b, *value_b;
   } kNamed[] = {
@@ -221,7 +256,32 @@ std::vector<Contradiction> contradictions() {
     const std::size_t a = feature(c.feature_a), b = feature(c.feature_b);
     found.push_back({a, value(a, c.value_a), b, value(b, c.value_b)});
   }
+  // Any value of a feature but its first.
+  const auto forbid = [&](const char* name, const char* beside, const char* its_value) {
+    const std::size_t a = feature(name), b = feature(beside);
+    for (std::size_t v = 1; v < features()[a].values.size(); ++v) {
+      found.push_back({a, static_cast<int>(v), b, value(b, its_value)});
+    }
+  };
+  for (const char* name :
+       {"chunk", "sink_tokens", "tree", "cache", "page size", "page numbers", "rows", "leftpad"}) {
+    forbid(name, "pass", "bwd");
+    forbid(name, "dlse", "on");
+  }
+  for (const char* name : {"page size", "page numbers", "rows", "leftpad"}) {
+    forbid(name, "cache", "none");
+  }
+  forbid("page numbers", "page size", "0");
+  for (const std::int64_t seqlen_q : kSeqlensQ) {
+    if (seqlen_q > 64) forbid("tree", "seqlen_q", std::to_string(seqlen_q).c_str());
+  }
   return found;
+}
+
+/// Found once: they are asked for millions of times.
+const std::vector<Contradiction>& contradictions() {
+  static const std::vector<Contradiction> all = make_contradictions();
+  return all;
 }
 
 /// A value of each feature, and the two that must stay.
@@ -239,12 +299,9 @@ Case build(const Draft& draft) {
 }
 
 bool consistent(const Draft& draft) {
-  for (std::size_t a = 0; a < draft.value.size(); ++a) {
-    for (std::size_t b = a + 1; b < draft.value.size(); ++b) {
-      if (!possible(a, draft.value[a], b, draft.value[b])) return false;
-    }
-  }
-  return true;
+  const auto has = [&draft](std::size_t f, int value) { return draft.value[f] == value; };
+  return std::none_of(contradictions().begin(), contradictions().end(),
+                      [&](const auto& c) { return has(c.a, c.value_a) && has(c.b, c.value_b); });
 }
 
 void draw(Draft& draft, Random& random, std::size_t f, Arch best) {
@@ -261,15 +318,45 @@ bool is_extra(const std::string& feature) {
          feature == "bias dtype" || feature == "dropout" || feature == "o dtype";
 }
 
+bool is_mask(const std::string& feature) {
+  return feature == "chunk" || feature == "sink_tokens" || feature == "tree";
+}
+
+bool is_of_cache(const std::string& feature) {
+  return feature == "cache" || feature == "page size" || feature == "page numbers" ||
+         feature == "rows" || feature == "leftpad";
+}
+
+/// What only a forward has. Of sixteen draws five have a cache and four a mask of more than a band;
+/// of the others half are a backward.
+struct ForwardOnly {
+  bool cache = false, mask = false;
+
+  explicit ForwardOnly(Random& random) {
+    const std::int64_t kind = random.next_between(0, 15);
+    cache = kind >= 11;
+    mask = kind == 9 || kind == 10 || kind >= 14;
+  }
+  /// Whether a feature that need not stay keeps its first value.
+  bool leaves_out(const std::string& feature) const {
+    if (is_of_cache(feature)) return !cache;
+    if (is_mask(feature)) return !mask;
+    return (cache || mask) && (feature == "pass" || feature == "dlse");
+  }
+};
+
 /// Draws everything that need not stay; then draws single features again, keeping what makes the
 /// case smaller, until it is cheap enough.
 Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, bool plain) {
   const std::size_t count = features().size();
   draft.value.resize(count);
   do {
+    const ForwardOnly forward(random);
     for (std::size_t f = 0; f < count; ++f) {
+      const std::string& name = features()[f].name;
+      if (draft.kept(f)) continue;
       draw(draft, random, f, best);
-      if (plain && is_extra(features()[f].name)) draft.value[f] = 0;
+      if ((plain && is_extra(name)) || forward.leaves_out(name)) draft.value[f] = 0;
     }
   } while (!consistent(draft));
   Case item = build(draft);
@@ -287,7 +374,15 @@ Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, b
   Problem& p = item.problem;
   if (p.packed) {
     p.total_q = random.next_between(0, p.batch * p.seqlen_q);
-    p.total_k = random.next_between(0, p.batch * p.seqlen_k);
+    if (!p.cache) p.total_k = random.next_between(0, p.batch * p.seqlen_k);
+  }
+  if (p.cache && p.cache->lengths == Lengths::before) {
+    p.cache->seqlen_new = random.next_between(0, std::min<std::int64_t>(p.seqlen_k, 20));
+  }
+  if (p.cache && p.cache->paged()) {
+    const std::int64_t rows = p.cache->rows > 0 ? p.cache->rows : p.batch;
+    const std::int64_t columns = (p.seqlen_k + p.cache->page_size - 1) / p.cache->page_size;
+    p.cache->num_pages = random.next_between(1, rows * columns + 2);
   }
   item.random = random.next();
   return item;
@@ -325,7 +420,7 @@ const std::vector<Feature>& features() {
 }
 
 bool possible(std::size_t a, int value_a, std::size_t b, int value_b) {
-  static const std::vector<Contradiction> all = contradictions();
+  const std::vector<Contradiction>& all = contradictions();
   return std::none_of(all.begin(), all.end(), [&](const Contradiction& c) {
     return (c.a == a && c.value_a == value_a && c.b == b && c.value_b == value_b) ||
            (c.a == b && c.value_a == value_b && c.b == a && c.value_b == value_a);
