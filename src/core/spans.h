@@ -10,31 +10,28 @@ namespace tessera::core {
 
 /// An item on the line.
 struct SpanItem {
-  std::int64_t start = 0;  ///< where its fixed part begins
-  int units = 1;           ///< at least 1
+  int start = 0;  ///< where its fixed part begins
+  int units = 1;  ///< at least 1
 };
 
+/// The line is shorter than 2^30.
 struct Spans {
-  int count = 1;            ///< of spans
-  int fixed = 0;            ///< cost of an item besides its units
-  int least = 1;            ///< no span is shorter
-  std::int64_t length = 1;  ///< of every span, but the last ones; cut() sets it
+  int count = 1;   ///< of spans
+  int fixed = 0;   ///< cost of an item besides its units
+  int least = 1;   ///< no span is shorter
+  int length = 1;  ///< of every span, but the last ones; cut() sets it
 
-  TESSERA_HD constexpr std::int64_t cost(int units) const { return std::int64_t{fixed} + units; }
+  TESSERA_HD constexpr int cost(int units) const { return fixed + units; }
   /// total: the cost of all items.
-  TESSERA_HD constexpr void cut(std::int64_t total) {
-    length = max<std::int64_t>(ceil_div<std::int64_t>(total, count), least);
-  }
+  TESSERA_HD constexpr void cut(int total) { length = max(ceil_div(total, count), least); }
   /// The span that has a unit of the item.
   TESSERA_HD constexpr int span_of(const SpanItem& item, int unit) const {
-    return static_cast<int>((item.start + fixed + unit) / length);
+    return (item.start + fixed + unit) / length;
   }
   /// The item's units that a span has.
   TESSERA_HD constexpr Range units_of(const SpanItem& item, int span) const {
-    const std::int64_t begin = span * length - item.start - fixed;
-    const std::int64_t units = item.units;
-    return {static_cast<int>(max<std::int64_t>(min(begin, units), 0)),
-            static_cast<int>(max<std::int64_t>(min(begin + length, units), 0))};
+    const int begin = span * length - item.start - fixed;
+    return {max(min(begin, item.units), 0), max(min(begin + length, item.units), 0)};
   }
   friend constexpr bool operator==(const Spans&, const Spans&) = default;
 };

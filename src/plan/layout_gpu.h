@@ -20,10 +20,9 @@ struct GpuBackwardLayout {
 /// Where the blocks of a GPU's decoding row leave parts for each other: see
 /// cuda/mma/decode_params.h.
 struct GpuDecodeLayout {
-  std::int64_t slots = 0;         ///< none: an item has one part
-  float* o = nullptr;             ///< [slots][block_m][head_dim_v]
-  float* lse = nullptr;           ///< [slots][block_m]
-  std::int32_t* ready = nullptr;  ///< [slots]
+  std::int64_t slots = 0;          ///< none: an item has one part
+  float* o = nullptr;              ///< [slots][block_m][head_dim_v]
+  std::uint64_t* state = nullptr;  ///< [slots][block_m]
 };
 
 /// Units of the longest item of a decoding row at most; sink tokens begin a unit of their own.
@@ -40,8 +39,7 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
     layout.slots = plan.problem.batch_invariant ? plan.work.count() * units : 2 * plan.spans.count;
   }
   layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.problem.head_dim_v);
-  layout.lse = workspace.take<float>("part_lse", layout.slots * rows);
-  layout.ready = workspace.take<std::int32_t>("ready", layout.slots);
+  layout.state = workspace.take<std::uint64_t>("part_state", layout.slots * rows);
   return layout;
 }
 

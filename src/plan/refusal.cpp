@@ -59,6 +59,13 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   if (row.form == core::Form::decode) {
     if (problem.dropout_p > 0.0F) return "takes no dropout";
     if (std::string other = refused_rows(row, problem); !other.empty()) return other;
+    const std::int64_t keys = problem.batch * problem.num_heads_k *
+                              (problem.seqlen_k + problem.sink_tokens + 2 * row.block_n);
+    if (keys / row.block_n >= std::int64_t{1} << facts.counted_bits) {
+      return "counts up to 2^" + std::to_string(facts.counted_bits) + " times " +
+             std::to_string(row.block_n) + " keys of all heads and sequences; there are up to " +
+             std::to_string(keys);
+    }
   }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
   const bool turned = row.pass == Pass::forward && !(problem.scale() > 0.0F);

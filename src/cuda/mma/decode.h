@@ -1,20 +1,18 @@
 // Decoding: few query rows against many keys, at the speed of memory (FlashDecoding: Dao, Haziza,
 // Massa, Sizov 2023). All query heads of a group and their queries share one axis of rows
 // (core::Rows), at most 16, so a key/value head is read once. Blocks stay on their multiprocessors
-// and take equal spans of all keys (decode_walk.h). A block's warps take tiles of 16 keys in turn,
-// each with a ring, a softmax and an output of its own, and meet only where the block is done with
-// an item (decode_results.h).
+// and take equal spans of all keys (decode_walk.h), piece after piece. A block's warps take tiles
+// of 16 keys in turn, each with a ring, a softmax and an output of its own, and meet only at the
+// end of a piece (decode_results.h). Loads are ahead of the products, in the next piece, too.
 //
 // Any GPU with cp.async, ldmatrix and mma.sync.
 #pragma once
 
 #include "core/storage.h"
 #include "cuda/mma/decode_results.h"
-#include "cuda/mma/decode_walk.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/tile/extras.h"
-#include "cuda/tile/softmax.h"
 
 namespace tessera::cuda::mma {
 
@@ -26,88 +24,156 @@ class Decoder {
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kKeyBytes = chunk_bytes(K.head_dim), kValueBytes = chunk_bytes(K.head_dim_v);
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  static_assert(DecodeResults<K>::kFloats * 4 <= decode_ring_bytes(K));
   static_assert(kTileKeys * 8 % 32 == 0 && (kChunks & (kChunks - 1)) == 0);
+  static_assert(kRows * K.head_dim_v * 4 <= kStageBytes);
+
+  /// Shared memory, from its first multiple of 128 bytes.
+  struct Shared {
+    char queries[2][kKeyBytes];  ///< of a piece and the next
+    char ring[kWarps][kStages][kStageBytes];
+    DecodePiece pieces[kWarps][2];
+    DecodeExchange<K> exchange;
+  };
+  static_assert(sizeof(Shared) + 128 <= decode_bytes(K));
 
  public:
-  __device__ __forceinline__ Decoder(const DecodeParams& params, char* shared)
+  __device__ __forceinline__ Decoder(const DecodeParams& params, char* memory)
       : p(params),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        queries_((ptx::shared_address(shared) + 127) / 128 * 128),
-        ring_(queries_ + kKeyBytes + warp_ * kStages * kStageBytes),
-        exchange_(reinterpret_cast<float*>(shared +
-                                           (queries_ + kKeyBytes - ptx::shared_address(shared)))),
-        walk_(params, *reinterpret_cast<DecodeShared*>(exchange_ + decode_ring_bytes(K) / 4)),
+        shared_(*reinterpret_cast<Shared*>(memory + (128 - ptx::shared_address(memory) % 128))),
+        walk_(params),
         w_(1.0F) {}
 
   __device__ __forceinline__ void run() {
+    if (!walk_.first(piece())) return;
+    load_queries(piece());
+    begin_loading(piece());
+    fill();
+    meet_queries();
 #pragma unroll 1
-    while (walk_.next()) {
-      const core::Range units = walk_.units;
-      const int together = p.parts.by_unit ? 1 : units.size();
-#pragma unroll 1
-      for (int unit = units.begin; unit < units.end; unit += together) {
-        attend_part({unit * p.unit_tiles,
-                     core::min((unit + together) * p.unit_tiles, walk_.item.tiles.count())});
-        DecodeResults<K>(p, walk_, exchange_).write_part(unit, w_, o_);
-      }
-      DecodeResults<K>(p, walk_, exchange_).merge_parts();
+    for (bool more = true; more;) {
+      attend_piece();
+      if (!ahead_) advance();
+      more = more_;
+      const DecodeResults<K> results(p, walk_, piece(), shared_.exchange);
+      results.leave(w_, o_, reinterpret_cast<float*>(shared_.ring[warp_][before(stage_)]));
+      meet_queries();  // and all outputs
+      results.merge_warps();
+      __syncthreads();
+      results.announce();
+      if (results.merges_parts()) results.merge_parts(reinterpret_cast<float*>(shared_.ring));
+      turn();
     }
   }
 
  private:
-  /// The output and state of a warp's keys among some of the item's tiles.
-  __device__ __forceinline__ void attend_part(core::Range tiles) {
-    const DecodeItem& item = walk_.item;
-    end_ = tiles.end;
-    count_ = core::min(kRows, static_cast<int>(item.rows.count()));
-    for (int half = 0; half < 2; ++half) {
-      query_[half] = item.rows.query_of(core::min(row_of(half), core::max(count_ - 1, 0)));
-    }
-    common_ = mask().common_keys({0, item.sequence.seqlen_q});
-    const int first = tiles.begin + warp_;
-    Place places[kStages - 1];
-    if (paged()) {
-#pragma unroll
-      for (int i = 0; i < kStages - 1; ++i) places[i] = place_of(first + i * kWarps);
-    }
-    load_queries();
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(first + i * kWarps, i, places[i]);
-    if (paged()) next_ = place_of(first + (kStages - 1) * kWarps);
-    // The queries were in the first group.
-    ptx::copy_wait<kStages - 2>();
-    __syncthreads();
-    hold_queries();
-    w_.reset();
-#pragma unroll
-    for (float& x : o_) x = 0.0F;
-    int stage = 0;
-#pragma unroll 1
-    for (int tile = first; tile < end_; tile += kWarps) {
-      ptx::copy_wait<kStages - 2>();
-      __syncwarp();
-      attend(tile, stage);
-      __syncwarp();
-      const int coming = tile + (kStages - 1) * kWarps;
-      load(coming, stage == 0 ? kStages - 1 : stage - 1, next_);
-      if (paged()) next_ = place_of(coming + kWarps);
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-    }
-    ptx::copy_wait<0>();
-    __syncthreads();
+  __device__ __forceinline__ DecodePiece& piece() const { return shared_.pieces[warp_][now_]; }
+  __device__ __forceinline__ DecodePiece& next_piece() const {
+    return shared_.pieces[warp_][1 - now_];
   }
-
+  __device__ __forceinline__ static int before(int stage) {
+    return stage == 0 ? kStages - 1 : stage - 1;
+  }
+  __device__ __forceinline__ static int after(int stage) {
+    return stage + 1 == kStages ? 0 : stage + 1;
+  }
   __device__ __forceinline__ core::SequenceMask mask() const {
-    return p.mask.of(p.sequences, walk_.item.sequence);
+    return p.mask.of(p.sequences, piece().sequence);
   }
   __device__ __forceinline__ bool paged() const { return p.cache.pages.table != nullptr; }
 
-  /// Of the block, the lane's half-th row (of two).
-  __device__ __forceinline__ int row_of(int half) const { return lane_ / 4 + 8 * half; }
+  // ---- pieces ----
+
+  /// Output and state of the warp's keys in a piece.
+  __device__ __forceinline__ void attend_piece() {
+    hold_queries();
+    count_ = core::min(kRows, piece().sequence.seqlen_q * p.rows.group);
+    for (int half = 0; half < 2; ++half) {
+      query_[half] = p.rows.query_of(core::min(row_of(half), core::max(count_ - 1, 0)));
+    }
+    common_ = mask().common_keys({0, piece().sequence.seqlen_q});
+    w_.reset();
+#pragma unroll
+    for (float& x : o_) x = 0.0F;
+    const int end = piece().tiles.end;
+#pragma unroll 1
+    for (int tile = piece().tiles.begin + warp_; tile < end; tile += kWarps) {
+      ptx::copy_wait<kStages - 2>();
+      __syncwarp();
+      attend(tile, stage_);
+      __syncwarp();
+      --under_way_;
+      stage_ = after(stage_);
+      load_next();
+    }
+  }
+
+  /// All warps have their parts of the queries that were asked for last.
+  __device__ __forceinline__ void meet_queries() const {
+    // They were in the group of the next tile, or in one before it.
+    if (under_way_ == kStages - 1) {
+      ptx::copy_wait<kStages - 2>();
+    } else {
+      ptx::copy_commit();
+      ptx::copy_wait<0>();
+    }
+    __syncthreads();
+  }
+
+  /// The next piece becomes the piece.
+  __device__ __forceinline__ void turn() {
+    now_ = 1 - now_;
+    ahead_ = false;
+    if (!more_) return;
+    if (!loading_) advance();
+    if (under_way_ < kStages - 1) fill();
+  }
 
   // ---- loads ----
+
+  /// As many tiles as the ring takes, each in a group of its own.
+  __device__ __forceinline__ void fill() {
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) load_next();
+  }
+  /// A group of copies: the next tile's, if there is one and a stage for it.
+  __device__ __forceinline__ void load_next() {
+    if (loading_ && under_way_ < kStages - 1) {
+      const DecodePiece& from = ahead_ ? next_piece() : piece();
+      load(from, shared_.ring[warp_][to_]);
+      to_ = after(to_);
+      ++under_way_;
+      next_ += kWarps;
+      if (next_ < from.tiles.end) {
+        look_up(from);
+      } else {
+        loading_ = false;
+        if (!ahead_ && !keeps_ring()) advance();
+      }
+    }
+    ptx::copy_commit();
+  }
+  /// Does the piece end with a merge of parts that takes the ring, with pieces after it?
+  __device__ __forceinline__ bool keeps_ring() const {
+    return p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
+  }
+  /// Loads go on with the next piece, if there is one.
+  __device__ __forceinline__ void advance() {
+    ahead_ = true;
+    more_ = walk_.next(piece(), next_piece());
+    if (!more_) return;
+    load_queries(next_piece());
+    begin_loading(next_piece());
+  }
+  __device__ __forceinline__ void begin_loading(const DecodePiece& from) {
+    next_ = from.tiles.begin + warp_;
+    loading_ = next_ < from.tiles.end;
+    if (loading_) look_up(from);
+  }
+
+  /// Of the block, the lane's half-th row (of two).
+  __device__ __forceinline__ int row_of(int half) const { return lane_ / 4 + 8 * half; }
 
   /// Shared address of a 16-byte unit of a row, in chunks of 64 columns, swizzled.
   __device__ __forceinline__ static std::uint32_t place(int row, int unit) {
@@ -119,73 +185,74 @@ class Decoder {
     return (first ^ i % 4 * 32) + i / 4 * (kTileKeys * 128);
   }
 
-  /// Queries of all rows, and zeros. A part of the first group of copies.
-  __device__ __forceinline__ void load_queries() const {
+  /// Queries of all rows, and zeros: the warp's share of a piece's.
+  __device__ __forceinline__ void load_queries(const DecodePiece& of) const {
     constexpr int kUnits = kChunks * 8;
+    const std::uint32_t to =
+        ptx::shared_address(shared_.queries[&of == &piece() ? now_ : 1 - now_]);
+    const int count = core::min(kRows, of.sequence.seqlen_q * p.rows.group);
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kWarps * 32) {
       const int row = i / kUnits, unit = i % kUnits;
-      const bool exists = row < count_ && unit * 8 < p.head_dim;
-      const DecodeItem& item = walk_.item;
-      const int of = exists ? row : 0;
-      const int head = item.head * p.group + item.rows.member_of(of);
+      const bool exists = row < count && unit * 8 < p.head_dim;
       const auto* const from =
           static_cast<const std::uint16_t*>(p.q.data) +
-          item.sequence.query_offset(p.q.strides, item.rows.query_of(of), head) +
-          (exists ? unit * 8 : 0);
-      ptx::copy_async(queries_ + place(row, unit), exists ? from : p.q.data, exists);
+          of.sequence.query_offset(p.q.strides, p.rows.query_of(row),
+                                   of.head * p.rows.group + p.rows.member_of(row)) +
+          unit * 8;
+      ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
   }
 
+  /// With pages: in which one lies key lane % 16 of the tile to be loaded next. It takes as long to
+  /// come as keys do, so nothing is made of it before they are asked for.
+  __device__ __forceinline__ void look_up(const DecodePiece& from) {
+    if (!paged()) return;
+    const core::Range keys = from.keys.from(next_);
+    const core::Pages& pages = p.cache.pages;
+    const int slot =
+        from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
+    const int column = slot / pages.size;
+    in_page_ = slot - column * pages.size;
+    const std::int64_t at = from.sequence.entry_k * pages.stride + column;
+    if (pages.ids == PageIds::i32) {
+      page_ = static_cast<const std::int32_t*>(pages.table)[at];
+    } else {
+      wide_page_ = static_cast<const std::int64_t*>(pages.table)[at];
+    }
+  }
+
+  /// Keys and values of the next tile.
+  __device__ __forceinline__ void load(const DecodePiece& from, char* stage) const {
+    const std::uint32_t to = ptx::shared_address(stage);
+    const core::Range keys = from.keys.from(next_);
+    if (!paged()) {
+      load_rows<kChunks>(to, p.k, p.head_dim, from, keys);
+      load_rows<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, from, keys);
+      return;
+    }
+    const core::Pages& pages = p.cache.pages;
+    const std::int64_t page = pages.ids == PageIds::i32 ? page_ : wide_page_;
+    const bool exists = keys.begin + lane_ % kTileKeys < keys.end && pages.exists(page);
+    const auto at = [&](const core::Strides& strides) {
+      return exists ? page * strides.batch + in_page_ * strides.seqlen + from.head * strides.head
+                    : kNowhere;
+    };
+    load_placed<kChunks>(to, p.k, p.head_dim, at(p.k.strides));
+    load_placed<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, at(p.v.strides));
+  }
   /// Where the rows of a key lie that does not exist.
   static constexpr std::int64_t kNowhere = -0x7FFF'FFFF'FFFF'FFFF;
-  /// Elements from the start of k and of v to a key's rows, with pages.
-  struct Place {
-    std::int64_t k, v;
-  };
-  /// Of key lane % 16 of a tile. The next tile's are found while a tile is multiplied: page numbers
-  /// take as long to come as keys.
-  __device__ __forceinline__ Place place_of(int tile) const {
-    const core::Range keys = walk_.item.tiles.from(tile);
-    const core::Sequence& sequence = walk_.item.sequence;
-    const core::Pages& pages = p.cache.pages;
-    const int key = keys.begin + lane_ % kTileKeys;
-    if (tile >= end_ || key >= keys.end) return {kNowhere, kNowhere};
-    const int slot = sequence.first_k + key, column = slot / pages.size;
-    const std::int64_t page = pages.at(sequence.entry_k, column);
-    if (!pages.exists(page)) return {kNowhere, kNowhere};
-    const auto at = [&](const core::Strides& strides) {
-      return page * strides.batch + (slot - column * pages.size) * strides.seqlen +
-             walk_.item.head * strides.head;
-    };
-    return {at(p.k.strides), at(p.v.strides)};
-  }
 
-  /// A tile of keys and values; a group of copies, empty beyond the last tile.
-  __device__ __forceinline__ void load(int tile, int stage, const Place& at) const {
-    if (tile < end_) {
-      const std::uint32_t to = ring_ + stage * kStageBytes;
-      if (paged()) {
-        load_placed<kChunks>(to, p.k, p.head_dim, at.k);
-        load_placed<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, at.v);
-      } else {
-        const core::Range keys = walk_.item.tiles.from(tile);
-        load_rows<kChunks>(to, p.k, p.head_dim, keys);
-        load_rows<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, keys);
-      }
-    }
-    ptx::copy_commit();
-  }
   /// Rows side by side; what does not exist becomes 0.
   template <int kRowChunks>
   __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source, int dim,
-                                            core::Range keys) const {
+                                            const DecodePiece& of, core::Range keys) const {
     constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
     const int unit = lane_ % kUnits, row = lane_ / kUnits;
     const bool in_row = unit * 8 < dim;
-    const auto* from =
-        static_cast<const std::uint16_t*>(source.data) +
-        walk_.item.sequence.key_offset(source.strides, keys.begin + row, walk_.item.head) +
-        (in_row ? unit * 8 : 0);
+    const auto* from = static_cast<const std::uint16_t*>(source.data) +
+                       of.sequence.key_offset(source.strides, keys.begin + row, of.head) +
+                       (in_row ? unit * 8 : 0);
     const int left = keys.end - keys.begin - row;
     to += place(row, unit);
 #pragma unroll
@@ -227,11 +294,14 @@ class Decoder {
   }
   /// The i-th 16 columns of all rows as the A operand.
   __device__ __forceinline__ void read_queries(int i, std::uint32_t* words) const {
-    ptx::load_matrices(words, columns(queries_ + place(lane_ % 16, lane_ / 16), i));
+    ptx::load_matrices(
+        words,
+        columns(ptx::shared_address(shared_.queries[now_]) + place(lane_ % 16, lane_ / 16), i));
   }
 
   __device__ __forceinline__ void attend(int tile, int stage) {
-    const std::uint32_t keys = ring_ + stage * kStageBytes, values = keys + kKeyBytes;
+    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp_][stage]);
+    const std::uint32_t values = keys + kKeyBytes;
     multiply_keys(keys);
     transform(tile);
     w_.weigh_at_once([this] {
@@ -270,7 +340,7 @@ class Decoder {
 #pragma unroll
       for (float& x : w_.s) x *= p.score.pre;
     }
-    const core::Range keys = walk_.item.tiles.from(tile);
+    const core::Range keys = piece().keys.from(tile);
     const int first = keys.begin + lane_ % 4 * 2;
     if (p.extras.any()) add_row_extras(first);
     const int last = keys.begin + kTileKeys;
@@ -299,13 +369,13 @@ class Decoder {
   }
   /// The lane's two rows belong to any two queries and heads.
   __device__ __forceinline__ void add_row_extras(int first_key) {
-    const DecodeItem& item = walk_.item;
+    const core::Sequence& sequence = piece().sequence;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = core::min(row_of(half), core::max(count_ - 1, 0));
-      const ScorePlace at = {item.sequence.batch,    item.head * p.group + item.rows.member_of(row),
-                             query_[half],           first_key,
-                             item.sequence.seqlen_q, item.sequence.seqlen_k};
+      const ScorePlace at = {sequence.batch,    piece().head * p.rows.group + p.rows.member_of(row),
+                             query_[half],      first_key,
+                             sequence.seqlen_q, sequence.seqlen_k};
       add_extras_of_row(p.extras, at, half, w_.s);
     }
   }
@@ -326,15 +396,20 @@ class Decoder {
 
   const DecodeParams& p;
   const int warp_, lane_;
-  const std::uint32_t queries_;  ///< shared address
-  const std::uint32_t ring_;     ///< the warp's
-  float* const exchange_;        ///< in the ring's place
-  DecodeWalk<K> walk_;
-  Place next_ = {kNowhere, kNowhere};  ///< of the tile to be loaded next
-  core::Range common_;                 ///< keys that all rows see
-  int end_ = 0;                        ///< of the part's tiles
-  int count_ = 0;                      ///< rows that exist
-  int query_[2];                       ///< of the lane's rows
+  Shared& shared_;
+  DecodeWalk walk_;
+  int now_ = 0;          ///< of the warp's two pieces
+  bool ahead_ = false;   ///< loads are in the next piece
+  bool more_ = true;     ///< there is one, where they are
+  bool loading_ = true;  ///< tile next_ exists
+  int next_ = 0;         ///< tile to be loaded
+  int page_ = 0, in_page_ = 0;
+  std::int64_t wide_page_ = 0;
+  int under_way_ = 0;       ///< tiles loaded, but not multiplied
+  int stage_ = 0, to_ = 0;  ///< of the ring: of the first of them, of the next
+  core::Range common_;      ///< keys that all rows see
+  int count_ = 0;           ///< rows that exist
+  int query_[2];            ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
   Weights<kType, kTileKeys> w_;
   float o_[K.head_dim_v / 2];

@@ -14,11 +14,11 @@ namespace {
 
 /// A run's own number: a block that waits for parts in a workspace that holds anything must not
 /// take that for one. Whoever has waited leaves a 0, so a graph may replay a run.
-std::int32_t next_ticket() {
+std::uint32_t next_ticket() {
   static std::atomic<std::uint32_t> next{std::random_device()()};
   std::uint32_t ticket = next.fetch_add(1, std::memory_order_relaxed);
   while (ticket == 0) ticket = next.fetch_add(1, std::memory_order_relaxed);
-  return static_cast<std::int32_t>(ticket);
+  return ticket;
 }
 
 DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecodeLayout& layout) {
@@ -30,16 +30,12 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   set_forward(params, plan, t);
   params.spans = plan.spans;
   params.unit_tiles = plan.unit_n / kTileKeys;
-  params.parts = {layout.o,
-                  layout.lse,
-                  layout.ready,
-                  p.batch_invariant,
-                  static_cast<int>(units_of_item(plan)),
+  params.parts = {layout.o, layout.state, p.batch_invariant, static_cast<int>(units_of_item(plan)),
                   next_ticket()};
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);
-  params.group = static_cast<int>(p.group());
+  params.rows = core::FewRows::of(static_cast<int>(p.group()));
   return params;
 }
 

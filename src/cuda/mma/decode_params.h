@@ -6,20 +6,22 @@
 #include "core/pages.h"
 #include "core/score.h"
 #include "core/spans.h"
+#include "core/work.h"
 #include "cuda/source.h"
 
 namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  float* o = nullptr;             ///< [slots][row's block_m][head_dim_v], normalised
-  float* lse = nullptr;           ///< [slots][row's block_m], natural log
-  std::int32_t* ready = nullptr;  ///< [slots] the run's ticket, once the part is there
+  float* o = nullptr;  ///< [slots][row's block_m][head_dim_v], normalised
+  /// [slots][row's block_m] once the part is there: its natural-log lse, and above it the run's
+  /// ticket.
+  std::uint64_t* state = nullptr;
   /// Whether every unit is a part and has a slot: [batch][heads][units]. Otherwise a span has two:
   /// of the item that began in an earlier span [spans], and of the one that ends in a later.
   bool by_unit = false;
-  int units = 0;            ///< by_unit: of an item at most
-  std::int32_t ticket = 0;  ///< what no other run that may have left something there has; not 0
+  int units = 0;             ///< by_unit: of an item at most
+  std::uint32_t ticket = 0;  ///< what no other run that may have left something there has; not 0
 };
 
 struct DecodeParams {
@@ -41,7 +43,8 @@ struct DecodeParams {
   DecodeParts parts;
 
   int batch = 0, heads = 0;  ///< key/value heads
-  int num_heads = 0, group = 1;
+  int num_heads = 0;
+  core::FewRows rows;
   int head_dim = 0, head_dim_v = 0;
 };
 
@@ -63,10 +66,11 @@ TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
   return decode_warps(row) * decode_stages(row) *
          (chunk_bytes(row.head_dim) + chunk_bytes(row.head_dim_v));
 }
-inline constexpr int kWalkBytes = 256;  ///< DecodeShared
-/// Queries, the ring, and the walk; in the ring's place, what the warps merge: outputs and states.
+/// What else is in shared memory: every warp's piece and its next one, states of rows.
+inline constexpr int kOtherBytes = 2048;
+/// Queries of two pieces, the ring, and that.
 TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
-  return chunk_bytes(row.head_dim) + decode_ring_bytes(row) + kWalkBytes + 128;
+  return 2 * chunk_bytes(row.head_dim) + decode_ring_bytes(row) + kOtherBytes + 128;
 }
 /// Blocks of a multiprocessor.
 TESSERA_HD constexpr int decode_blocks(const core::Kernel& row) {

@@ -9,148 +9,145 @@
 
 namespace tessera::cuda::mma {
 
-/// A key/value head of a sequence.
-struct DecodeItem {
+/// Some of the keys of a key/value head of a sequence.
+struct DecodePiece {
   core::Sequence sequence;
-  core::Rows rows;
-  core::KeyTiles tiles;
+  core::KeyTiles keys;
   int head = 0;
-  core::SpanItem place;
+  core::SpanItem item;
+  core::Range units;  ///< of the item
+  core::Range tiles;  ///< of keys
 };
 
-/// What the walk keeps in shared memory: registers are few.
-struct DecodeShared {
-  DecodeItem item;
-  bool exists;  ///< the item
-  bool fresh;   ///< it has not been shown yet
-  std::int64_t sums[8];
-  std::int64_t found[2];  ///< batch, start
-};
-
-static_assert(sizeof(DecodeShared) <= kWalkBytes);
-
-template <core::Kernel K>
+/// Every warp of the block walks by itself. Lanes do and write the same.
 class DecodeWalk {
-  static constexpr int kThreads = decode_threads(K), kWarps = kThreads / 32;
-  static_assert(kWarps <= 8);
-
  public:
-  __device__ __forceinline__ DecodeWalk(const DecodeParams& params, DecodeShared& shared)
+  __device__ __forceinline__ explicit DecodeWalk(const DecodeParams& params)
       : p(params),
-        item(shared.item),
-        spans(params.spans),
-        span(spans.count - 1 - static_cast<int>(blockIdx.x)),
-        shared_(shared) {
-    std::int64_t mine = 0;
-    for (int b = static_cast<int>(threadIdx.x); b < p.batch; b += kThreads) mine += cost_of(b);
-    std::int64_t all;
-    sum_before(mine, all);
-    spans.cut(all);
-    find(span * spans.length, all);
+        spans_(params.spans),
+        span_(spans_.count - 1 - static_cast<int>(blockIdx.x)),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ int span() const { return span_; }
+  __device__ __forceinline__ const core::Spans& spans() const { return spans_; }
+
+  /// The first piece; false: there is none.
+  __device__ __forceinline__ bool first(DecodePiece& piece) {
+    if (!find(piece)) return false;
+    // A span may begin with the end of an item's fixed part.
+    return cut(piece) || next(piece, piece);
+  }
+  /// The piece after `from`.
+  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece) const {
+    if (p.parts.by_unit && !last_of_item(from)) {
+      DecodePiece to = from;
+      take(to, from.units.end);
+      put(to, piece);
+      return true;
+    }
+    const int start = from.item.start + spans_.cost(from.item.units);
+    if (start >= end()) return false;
+    const bool same = from.head + 1 < p.heads;
+    if (!same && from.sequence.batch + 1 >= p.batch) return false;
+    DecodePiece to = same ? from : of_sequence(from.sequence.batch + 1);
+    to.head = same ? from.head + 1 : 0;
+    to.item.start = start;
+    put(to, piece);
+    return cut(piece);
+  }
+  /// Does the span have no further units of its item?
+  __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
+    return piece.units.end == spans_.units_of(piece.item, span_).end;
   }
 
-  /// Turns to the next item of which the span has units; false: there is none. All threads.
-  __device__ __forceinline__ bool next() {
-    do {
-      __syncthreads();
-      if (threadIdx.x == 0) step();
-      __syncthreads();
-      if (!shared_.exists) return false;
-      units = spans.units_of(item.place, span);
-    } while (units.empty());
+ private:
+  __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
+
+  __device__ __forceinline__ static void put(const DecodePiece& from, DecodePiece& to) {
+    __syncwarp();
+    to = from;
+    __syncwarp();
+  }
+  /// The units that the span has of the piece's item, or the first of them; false: there are none.
+  __device__ __forceinline__ bool cut(DecodePiece& piece) const {
+    const core::Range units = spans_.units_of(piece.item, span_);
+    if (units.empty()) return false;
+    DecodePiece to = piece;
+    to.units = units;
+    take(to, units.begin);
+    put(to, piece);
     return true;
+  }
+  /// All units of the piece, or the one that is a part.
+  __device__ __forceinline__ void take(DecodePiece& piece, int unit) const {
+    if (p.parts.by_unit) piece.units = {unit, unit + 1};
+    piece.tiles = {piece.units.begin * p.unit_tiles,
+                   core::min(piece.units.end * p.unit_tiles, piece.keys.count())};
+  }
+
+  /// A sequence's first item, but for its place on the line.
+  __device__ __forceinline__ DecodePiece of_sequence(int batch) const {
+    DecodePiece piece;
+    piece.sequence = p.sequences.at(batch);
+    p.cache.place(piece.sequence);
+    const core::SequenceMask mask = p.mask.of(p.sequences, piece.sequence);
+    piece.keys = {mask.runs_of({0, piece.sequence.seqlen_q}), kTileKeys};
+    piece.item.units = piece.keys.units(p.unit_tiles);
+    return piece;
+  }
+  /// The sum of x over the lanes up to this one.
+  __device__ __forceinline__ int sum_up_to(int x) const {
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int other = __shfl_up_sync(~0U, x, i);
+      if (lane_ >= i) x += other;
+    }
+    return x;
+  }
+
+  /// The item at the span's start: first how long the line is, then what lies there.
+  __device__ __forceinline__ bool find(DecodePiece& piece) {
+    DecodePiece mine;
+    int cost = 0, all = 0;
+#pragma unroll 1
+    for (int first = 0; first < p.batch; first += 32) {
+      cost = look_at(first + lane_, mine);
+      all += cost;
+    }
+    all = __shfl_sync(~0U, sum_up_to(all), 31) * p.heads;
+    spans_.cut(all);
+    const int position = span_ * spans_.length;
+    if (position >= all) return false;
+#pragma unroll 1
+    for (int first = 0, passed = 0;; first += 32) {
+      if (p.batch > 32) cost = look_at(first + lane_, mine);
+      const int end = passed + sum_up_to(cost) * p.heads;
+      const unsigned beyond = __ballot_sync(~0U, position < end);
+      if (beyond == 0) {
+        passed = __shfl_sync(~0U, end, 31);
+        continue;
+      }
+      if (lane_ == __ffs(static_cast<int>(beyond)) - 1) {
+        const int start = end - cost * p.heads;
+        mine.head = (position - start) / cost;
+        mine.item.start = start + mine.head * cost;
+        piece = mine;
+      }
+      __syncwarp();
+      return true;
+    }
+  }
+  /// The cost of one of a sequence's items; 0 beyond the last sequence.
+  __device__ __forceinline__ int look_at(int batch, DecodePiece& piece) const {
+    if (batch >= p.batch) return 0;
+    piece = of_sequence(batch);
+    return spans_.cost(piece.item.units);
   }
 
   const DecodeParams& p;
-  const DecodeItem& item;
-  core::Spans spans;
-  const int span;
-  core::Range units;  ///< of the item
-
- private:
-  __device__ __forceinline__ void step() {
-    DecodeItem& to = shared_.item;
-    if (!shared_.fresh) {
-      to.place.start += spans.cost(to.place.units);
-      if (++to.head == p.heads) {
-        to.head = 0;
-        shared_.exists = to.sequence.batch + 1 < p.batch;
-        if (shared_.exists) turn_to(to.sequence.batch + 1);
-      }
-    }
-    shared_.fresh = false;
-    shared_.exists = shared_.exists && to.place.start < (span + 1) * spans.length;
-  }
-
-  __device__ __forceinline__ void turn_to(int batch) {
-    DecodeItem& to = shared_.item;
-    to.sequence = p.sequences.at(batch);
-    p.cache.place(to.sequence);
-    to.rows = {to.sequence.seqlen_q, p.group};
-    to.tiles = tiles_of(to.sequence);
-    to.place.units = to.tiles.units(p.unit_tiles);
-  }
-  __device__ __forceinline__ core::KeyTiles tiles_of(const core::Sequence& sequence) const {
-    const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
-    return {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
-  }
-  /// Of all heads of a sequence.
-  __device__ __forceinline__ std::int64_t cost_of(int batch) const {
-    core::Sequence sequence = p.sequences.at(batch);
-    p.cache.place(sequence);
-    return spans.cost(tiles_of(sequence).units(p.unit_tiles)) * p.heads;
-  }
-
-  /// The sum of x over the threads before this one; all: over all of them.
-  __device__ __forceinline__ std::int64_t sum_before(std::int64_t x, std::int64_t& all) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    std::int64_t sum = x;
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-      const std::int64_t other = __shfl_up_sync(~0U, sum, i);
-      if (lane >= i) sum += other;
-    }
-    if (lane == 31) shared_.sums[warp] = sum;
-    __syncthreads();
-    std::int64_t before = 0;
-    all = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w == warp) before = all;
-      all += shared_.sums[w];
-    }
-    __syncthreads();
-    return before + sum - x;
-  }
-
-  /// The item at a position of the line.
-  __device__ __forceinline__ void find(std::int64_t position, std::int64_t all) {
-    const bool exists = position < all;
-    std::int64_t passed = 0;
-    for (int first = 0; exists && passed <= position; first += kThreads) {
-      const int mine = first + static_cast<int>(threadIdx.x);
-      const std::int64_t cost = mine < p.batch ? cost_of(mine) : 0;
-      std::int64_t together;
-      const std::int64_t start = passed + sum_before(cost, together);
-      if (start <= position && position < start + cost) {
-        shared_.found[0] = mine;
-        shared_.found[1] = start;
-      }
-      passed += together;
-    }
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    shared_.fresh = true;
-    shared_.exists = exists;
-    if (!exists) return;
-    turn_to(static_cast<int>(shared_.found[0]));
-    DecodeItem& to = shared_.item;
-    const std::int64_t of_head = spans.cost(to.place.units);
-    to.head = static_cast<int>((position - shared_.found[1]) / of_head);
-    to.place.start = shared_.found[1] + to.head * of_head;
-  }
-
-  DecodeShared& shared_;
+  core::Spans spans_;
+  const int span_;
+  const int lane_;
 };
 
 }  // namespace tessera::cuda::mma

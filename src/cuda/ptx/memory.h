@@ -95,6 +95,14 @@ __device__ __forceinline__ void store_release(std::int32_t* to, int x) {
 __device__ __forceinline__ void add_release(std::int32_t* to, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ std::uint64_t load_acquire(const std::uint64_t* from) {
+  std::uint64_t x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_release(std::uint64_t* to, std::uint64_t x) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
 /// Stores four 8 x 8 matrices of 16-bit elements: register i of the warp's threads is matrix i, and
 /// lane l names where row l % 8 of matrix l / 8 goes. A thread's word holds columns 2 (lane % 4)
 /// and the next of row lane / 4.
