@@ -17,12 +17,14 @@ class Head {
         batch_(batch),
         kernel_head_(head_k),
         sequence_(sequences_of(plan.problem, tensors).at(batch)),
-        band_(window_of(plan.problem).band_of(sequence_)),
+        mask_(mask_rules_of(plan.problem, tensors)
+                  .of(sequences_of(plan.problem, tensors), sequence_)),
         rows_{sequence_.seqlen_q, plan.row_heads},
         dropout_(core::make_dropout(p_.dropout_p, t_.philox_seed, t_.philox_offset)) {}
 
   const core::Sequence& sequence() const { return sequence_; }
-  const core::Band& band() const { return band_; }
+  const core::SequenceMask& mask() const { return mask_; }
+  const core::Band& band() const { return mask_.band; }
   const core::Rows& rows() const { return rows_; }
   const core::Score& score() const { return plan_.score; }
   int batch() const { return batch_; }
@@ -102,7 +104,7 @@ class Head {
   int batch_;
   int kernel_head_;  ///< of the work's: PlanData::row_heads query heads
   core::Sequence sequence_;
-  core::Band band_;
+  core::SequenceMask mask_;
   core::Rows rows_;
   core::Dropout dropout_;
 };
