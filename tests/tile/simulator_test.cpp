@@ -199,7 +199,17 @@ TEST_P(EveryRow, TilesComputeAttention) {
     const bool spans = is_gpu(row.arch) && decode;
     if (spans) {
       add_masks(p, random);
+      p.dropout_p = 0.0F;
       p.batch_invariant = !p.packed && random() % 2 == 0;
+      if (trial % 8 == 0) {
+        // Several units, each a part or not.
+        p.batch_invariant = trial % 16 == 0;
+        p.packed = false;
+        p.seqlen_q = std::max<std::int64_t>(p.seqlen_q, 1);
+        p.seqlen_k += 1200;
+        p.window_right = -1;
+        p.chunk = 0;
+      }
     }
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
