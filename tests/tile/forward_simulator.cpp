@@ -69,7 +69,7 @@ Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
           add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
         }
       };
-      if (is_gpu(kernel.arch) && kernel.form == core::Form::tile) {
+      if (is_gpu(kernel.arch)) {
         for_each_key_block(head.band(), queries, kernel.block_n, out, add);
       } else {
         for_each_key_tile(head.band(), queries, keys, kernel.block_n, out, add);
