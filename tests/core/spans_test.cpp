@@ -116,22 +116,27 @@ TEST(Spans, AreAlikeAndAsShortAsTheirNumberAllows) {
 
 /// What the slots of parts and the order of blocks rest on: of the items that have parts, a span
 /// has the first part of at most one and another part of at most one; and parts follow each other
-/// in spans that do, so that the first is in the lowest.
+/// in spans that do, from the lowest, where the first is, to the one of the last unit.
 TEST(Spans, HaveAtMostTwoPartsWhichFollowEachOther) {
   int both = 0;
   for_each_line([&](const Line& line, const std::vector<std::vector<int>>& owners) {
-    std::vector<int> firsts(static_cast<std::size_t>(line.spans.count)), others(firsts);
-    for (const std::vector<int>& item : owners) {
-      if (item.front() == item.back()) continue;
-      for (std::size_t unit = 0; unit < item.size(); ++unit) {
-        const auto span = static_cast<std::size_t>(item[unit]);
-        if (unit == 0) {
-          ++firsts[span];
-        } else if (item[unit] != item[unit - 1]) {
-          ASSERT_EQ(item[unit], item[unit - 1] + 1);
-          ++others[span];
-        }
+    const Spans& spans = line.spans;
+    std::vector<int> firsts(static_cast<std::size_t>(spans.count)), others(firsts);
+    for (std::size_t i = 0; i < line.items.size(); ++i) {
+      const SpanItem& item = line.items[i];
+      const int first = spans.span_of(item, 0), last = spans.span_of(item, item.units - 1);
+      ASSERT_EQ(first, owners[i].front());
+      ASSERT_EQ(last, owners[i].back());
+      int end = 0;  // of the parts so far
+      for (int span = 0; span < spans.count; ++span) {
+        const Range units = spans.units_of(item, span);
+        ASSERT_EQ(units.empty(), span < first || span > last) << span;
+        if (units.empty()) continue;
+        ASSERT_EQ(units.begin, end) << span;
+        end = units.end;
+        if (first != last) ++(units.begin == 0 ? firsts : others)[static_cast<std::size_t>(span)];
       }
+      ASSERT_EQ(end, item.units);
     }
     for (std::size_t span = 0; span < firsts.size(); ++span) {
       ASSERT_LE(firsts[span], 1) << span;
