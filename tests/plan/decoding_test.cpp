@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/catalog.h"
+#include "plan/layout.h"
 #include "plan/names.h"
 #include "plan/select.h"
 
@@ -79,6 +80,29 @@ TEST(Decoding, PartsHaveSlots) {
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=150 d=64"), slots(2 * 12, 64));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=1500 d=64/40 batch_invariant"), slots(4 * 3, 40));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=64 d=64"), "");
+}
+
+/// Sink tokens end a tile of their own, so there can be one unit more than keys make, and a slot.
+TEST(Decoding, NoItemHasMoreUnitsThanSlots_S3) {
+  int more = 0;
+  for (int seqlen_k = 1008; seqlen_k <= 1040; ++seqlen_k) {
+    for (int sink_tokens = 0; sink_tokens <= 18; ++sink_tokens) {
+      for (const int hidden : {0, 1, 20}) {
+        Problem p = problem_of("fwd bf16 h=4 q=1 d=64 batch_invariant window=0,0");
+        p.seqlen_k = seqlen_k;
+        p.sink_tokens = sink_tokens;
+        p.window_left = seqlen_k - 1 - sink_tokens - hidden;
+        const Result<Plan> plan = tessera::plan(p, h200());
+        ASSERT_TRUE(plan.ok()) << plan.status().text;
+        const core::SequenceMask mask = {window_of(p).band_of({0, 1, seqlen_k}), 0, sink_tokens};
+        const core::KeyTiles keys = {mask.runs_of({0, 1}), 16};
+        const int units = keys.units(plan->data().unit_n / 16);
+        ASSERT_LE(units, units_of_item(plan->data())) << to_string(p);
+        more += units > core::ceil_div(seqlen_k, plan->data().unit_n) ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(more, 0);
 }
 
 /// Caches, chunks, sink tokens and trees: a GPU decodes them, where there are few rows. Otherwise

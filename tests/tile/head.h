@@ -16,7 +16,8 @@ class Head {
         t_(tensors),
         batch_(batch),
         kernel_head_(head_k),
-        sequence_(sequences_of(plan.problem, tensors).at(batch)),
+        sequence_(sequence_of(plan.problem, tensors, batch)),
+        pages_(cache_of(plan.problem, tensors).pages),
         mask_(mask_rules_of(plan.problem, tensors)
                   .of(sequences_of(plan.problem, tensors), sequence_)),
         rows_{sequence_.seqlen_q, plan.row_heads},
@@ -87,7 +88,8 @@ class Head {
            sequence_.query_offset(strides_of(t), rows_.query_of(row), head_of(row));
   }
   const float* key_row(const ConstTensor& t, int key) const {
-    return static_cast<const float*>(t.data) + sequence_.key_offset(strides_of(t), key, head_k());
+    return static_cast<const float*>(t.data) +
+           core::slot_offset(pages_, sequence_, strides_of(t), key, head_k());
   }
   std::int64_t lse_index(std::int64_t row) const {
     return sequence_.lse_index(lse_head_of(p_), static_cast<int>(p_.num_heads), head_of(row),
@@ -104,6 +106,7 @@ class Head {
   int batch_;
   int kernel_head_;  ///< of the work's: PlanData::row_heads query heads
   core::Sequence sequence_;
+  core::Pages pages_;
   core::SequenceMask mask_;
   core::Rows rows_;
   core::Dropout dropout_;

@@ -1,5 +1,6 @@
 // Every catalog row's tiling against the double reference: random problems with ragged tails, both
-// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features.
+// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features;
+// where a GPU decodes, caches, chunks, sink tokens and trees, too.
 #include "tile/simulator.h"
 
 #include <gtest/gtest.h>
@@ -28,6 +29,7 @@ namespace {
 struct Data {
   std::vector<float> q, k, v, o, dout, lse, dlse, bias, slopes, sink;
   std::vector<std::int32_t> cu_q, cu_k;
+  std::vector<std::int32_t> seqlens, index, leftpad, pages;
   std::vector<std::uint64_t> tree;
   Tensors tensors;
 };
@@ -55,6 +57,32 @@ std::vector<std::int32_t> random_offsets(std::mt19937& random, std::int64_t batc
   return offsets;
 }
 
+/// Lengths, rows, left padding and pages of a cache; the first sequence fills it.
+void place_in_cache(const Problem& p, Data& data, std::mt19937& random) {
+  const auto below = [&random](std::int64_t high) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(high));
+  };
+  const CacheShape& shape = *p.cache;
+  CacheTensors& cache = data.tensors.cache;
+  const std::int64_t most = p.seqlen_k - (shape.lengths == Lengths::before ? shape.seqlen_new : 0);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    data.seqlens.push_back(b == 0 ? static_cast<std::int32_t>(most) : below(most + 2) - 1);
+    data.index.push_back(below(std::max<std::int64_t>(shape.rows, 1)));
+    data.leftpad.push_back(below(40));
+  }
+  cache.seqlens = shape.lengths == Lengths::full ? nullptr : data.seqlens.data();
+  if (shape.rows > 0) cache.index = data.index.data();
+  if (shape.leftpad) cache.leftpad = data.leftpad.data();
+  if (!shape.paged()) return;
+  cache.stride_page_table = core::ceil_div(p.seqlen_k, shape.page_size) + 1;
+  data.pages.resize(
+      static_cast<std::size_t>(std::max(p.batch, shape.rows) * cache.stride_page_table));
+  for (std::int32_t& page : data.pages) page = below(shape.num_pages);
+  cache.page_table = data.pages.data();
+  data.tensors.k.stride_batch = shape.page_size * data.tensors.k.stride_seqlen;
+  data.tensors.v.stride_batch = shape.page_size * data.tensors.v.stride_seqlen;
+}
+
 Data make_data(Problem& p, std::mt19937& random) {
   Data data;
   if (p.packed) {
@@ -78,6 +106,7 @@ Data make_data(Problem& p, std::mt19937& random) {
   t.q = contiguous(data.q, p.seqlen_q, p.num_heads, p.head_dim);
   t.k = contiguous(data.k, p.seqlen_k, p.num_heads_k, p.head_dim);
   t.v = contiguous(data.v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
+  if (p.cache) place_in_cache(p, data, random);
   t.saved_o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.dout = contiguous(data.dout, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.saved_softmax_lse = data.lse.data();
@@ -161,6 +190,23 @@ void add_masks(Problem& p, std::mt19937& random) {
   p.tree = random() % 3 == 0;
 }
 
+void add_cache(Problem& p, std::mt19937& random) {
+  const auto one_in = [&random](unsigned n) { return random() % n == 0; };
+  CacheShape cache;
+  cache.lengths = one_in(3) ? Lengths::full : Lengths::after;
+  if (!p.packed && one_in(3)) {
+    cache.lengths = Lengths::before;
+    cache.seqlen_new = std::min(p.seqlen_q, p.seqlen_k);
+  }
+  if (one_in(2)) cache.rows = p.batch + 2;
+  cache.leftpad = one_in(2);
+  if (one_in(2)) {
+    cache.page_size = one_in(2) ? 1 : 24;
+    cache.num_pages = 50;
+  }
+  p.cache = cache;
+}
+
 const Device kCpu{"any", Arch::avx512_bf16, 1, 48 << 10, 1 << 20};
 const Device kGpu{"any", Arch::sm90, 132, 232448, 50 << 20};
 
@@ -176,7 +222,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const bool few = kSanitized || row.operand == core::Operand::f16;
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
-  int merged = 0, merged_units = 0;
+  int merged = 0, merged_units = 0, cached = 0;
   for (int trial = 0; trial < trials && ran < enough; ++trial) {
     Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
     if (trial % 8 == 0 && row.split_n > 0) {
@@ -210,6 +256,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
         p.window_right = -1;
         p.chunk = 0;
       }
+      if (random() % 2 == 0) add_cache(p, random);
     }
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
@@ -255,6 +302,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
     full += got.full_tiles;
     split += plan.work.splits > 1 ? 1 : 0;
     (p.batch_invariant ? merged_units : merged) += got.merged_items;
+    cached += p.cache ? 1 : 0;
   }
   // The list must have exercised what it claims to prove.
   EXPECT_GT(ran, 0) << "seed " << seed;
@@ -265,6 +313,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   if (is_gpu(row.arch) && decode) {
     EXPECT_GT(merged, 0);
     EXPECT_GT(merged_units, 0);
+    EXPECT_GT(cached, 0);
   } else if (row.split_n > 0) {
     EXPECT_GT(split, 0);
   }
