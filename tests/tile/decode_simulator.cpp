@@ -25,9 +25,12 @@ struct PartOfRow {
 };
 using Part = std::vector<PartOfRow>;
 
-/// A key/value head of a sequence on the line.
+/// A block of rows of a key/value head of a sequence on the line.
 struct Item {
   Head head;
+  std::int64_t first_row;
+  std::size_t rows;
+  std::size_t slot;  ///< of its first unit, if every one has a slot
   core::KeyTiles keys;
   core::SpanItem place;
 };
@@ -43,18 +46,30 @@ class DecodeSimulator {
         dv_(static_cast<std::size_t>(p_.head_dim_v)) {
     Workspace counter;
     slots_.resize(static_cast<std::size_t>(layout_gpu_decode(counter, plan).slots));
-    const auto rows = static_cast<std::size_t>(p_.rows_q() * p_.num_heads);
-    out_.o.assign(rows * dv_, 0.0F);
-    out_.lse.assign(rows, 0.0F);
+    const auto all_rows = static_cast<std::size_t>(p_.rows_q() * p_.num_heads);
+    out_.o.assign(all_rows * dv_, 0.0F);
+    out_.lse.assign(all_rows, 0.0F);
     int start = 0;
     for (int batch = 0; batch < plan.work.batch; ++batch) {
       for (int head = 0; head < plan.work.heads; ++head) {
-        Item item = {Head(plan, tensors, batch, head), {}, {}};
-        item.keys = {item.head.mask().runs_of({0, item.head.sequence().seqlen_q}),
-                     cuda::mma::kTileKeys};
-        item.place = {start, item.keys.units(unit_tiles_)};
-        start += spans_.cost(item.place.units);
-        items_.push_back(item);
+        const Head of(plan, tensors, batch, head);
+        const core::KeyTiles all = {of.mask().runs_of({0, of.sequence().seqlen_q}),
+                                    cuda::mma::kTileKeys};
+        const std::int64_t rows = of.rows().count();
+        for (std::int64_t first = 0; first < std::max<std::int64_t>(rows, 1); first += kRows) {
+          const std::int64_t end = std::min(first + kRows, rows);
+          const int block = static_cast<int>(first / kRows);
+          const int index = (batch * plan.work.heads + head) * plan.work.blocks + block;
+          const core::KeyTiles keys = {of.mask().runs_of(of.rows().queries_of(first, end)),
+                                       cuda::mma::kTileKeys};
+          items_.push_back({of,
+                            first,
+                            static_cast<std::size_t>(end - first),
+                            static_cast<std::size_t>(index * units_of_item(plan)),
+                            keys,
+                            {start, all.units(unit_tiles_)}});
+          start += spans_.cost(items_.back().place.units);
+        }
       }
     }
     spans_.cut(start);
@@ -69,6 +84,8 @@ class DecodeSimulator {
   }
 
  private:
+  static constexpr std::int64_t kRows = 16;
+
   /// The units of the item that the span has, in one piece, or, batch_invariant, unit by unit.
   void attend(std::size_t index, int span) {
     const Item& item = items_[index];
@@ -90,8 +107,9 @@ class DecodeSimulator {
   /// Units of the item, from all warps of a block.
   Part part_of(const Item& item, Range units) {
     const Head& head = item.head;
-    const auto rows = static_cast<std::size_t>(head.rows().count());
-    const Range common = head.mask().common_keys({0, head.sequence().seqlen_q});
+    const std::size_t rows = item.rows;
+    const Range common = head.mask().common_keys(
+        head.rows().queries_of(item.first_row, item.first_row + static_cast<std::int64_t>(rows)));
     const int first = units.begin * unit_tiles_;
     const int end = core::min(units.end * unit_tiles_, item.keys.count());
     std::vector<std::vector<Accumulator>> warps(
@@ -104,8 +122,8 @@ class DecodeSimulator {
       ++(masked ? out_.masked_tiles : out_.full_tiles);
       std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % warps_)];
       for (std::size_t row = 0; row < rows; ++row) {
-        add_tile(head, static_cast<std::int64_t>(row), {rest.begin, core::min(after, rest.end)},
-                 masked, warp[row]);
+        add_tile(head, item.first_row + static_cast<std::int64_t>(row),
+                 {rest.begin, core::min(after, rest.end)}, masked, warp[row]);
       }
     }
     Part part(rows);
@@ -115,7 +133,7 @@ class DecodeSimulator {
       // A row's sink enters with its first part.
       const core::FinishedRow<float> finished =
           core::finish(merged, p_.sink && units.begin == 0,
-                       head.sink2(static_cast<std::int64_t>(row)) * core::kLn2);
+                       head.sink2(item.first_row + static_cast<std::int64_t>(row)) * core::kLn2);
       part[row] = {core::lse_of(finished.state), std::vector<float>(dv_, 0.0F)};
       for (const auto& warp : warps) {
         const float scale =
@@ -129,8 +147,7 @@ class DecodeSimulator {
   /// Of a unit's part that the span has of an item.
   std::size_t slot_of(std::size_t index, int span, int unit) const {
     if (p_.batch_invariant) {
-      return index * static_cast<std::size_t>(units_of_item(plan_)) +
-             static_cast<std::size_t>(unit);
+      return items_[index].slot + static_cast<std::size_t>(unit);
     }
     return static_cast<std::size_t>(unit == 0 ? spans_.count + span : span);
   }
@@ -139,8 +156,7 @@ class DecodeSimulator {
   void merge(std::size_t index, int span) {
     const Item& item = items_[index];
     const int last = spans_.span_of(item.place, item.place.units - 1);
-    Part merged(static_cast<std::size_t>(item.head.rows().count()),
-                {-core::kInfinity, std::vector<float>(dv_, 0.0F)});
+    Part merged(item.rows, {-core::kInfinity, std::vector<float>(dv_, 0.0F)});
     std::vector<const Part*> parts;
     for (int at = span; at <= last; ++at) {
       const Range units = spans_.units_of(item.place, at);
@@ -169,7 +185,7 @@ class DecodeSimulator {
 
   void write(const Item& item, const Part& rows) {
     for (std::size_t row = 0; row < rows.size(); ++row) {
-      const std::size_t at = item.head.flat(static_cast<std::int64_t>(row));
+      const std::size_t at = item.head.flat(item.first_row + static_cast<std::int64_t>(row));
       out_.lse[at] = rows[row].lse;
       std::copy(rows[row].o.begin(), rows[row].o.end(),
                 out_.o.begin() + static_cast<std::ptrdiff_t>(at * dv_));

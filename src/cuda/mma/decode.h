@@ -26,7 +26,7 @@ class Decoder {
   static constexpr int kKeyBytes = chunk_bytes(K.head_dim), kValueBytes = chunk_bytes(K.head_dim_v);
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
   static_assert(kTileKeys * 8 % 32 == 0 && (kChunks & (kChunks - 1)) == 0);
-  static_assert(kRows * K.head_dim_v * 4 <= kStageBytes);
+  static_assert(kRows * K.head_dim_v * 4 <= kStageBytes && kRows == kBlockRows);
 
   /// Shared memory, from its first multiple of 128 bytes.
   struct Shared {
@@ -91,11 +91,12 @@ class Decoder {
   /// Output and state of the warp's keys in a piece.
   __device__ __forceinline__ void attend_piece() {
     hold_queries();
-    count_ = core::min(kRows, piece().sequence.seqlen_q * p.rows.group);
+    const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
-      query_[half] = p.rows.query_of(core::min(row_of(half), core::max(count_ - 1, 0)));
+      query_[half] = mma::row_of(piece(), p.rows, core::min(row_of(half), last)).query;
     }
-    common_ = mask().common_keys({0, piece().sequence.seqlen_q});
+    common_ = mask().common_keys(
+        {mma::row_of(piece(), p.rows, 0).query, mma::row_of(piece(), p.rows, last).query + 1});
     w_.reset();
 #pragma unroll
     for (float& x : o_) x = 0.0F;
@@ -193,14 +194,13 @@ class Decoder {
     constexpr int kUnits = kChunks * 8;
     const std::uint32_t to =
         ptx::shared_address(shared_.queries[&of == &piece() ? now_ : 1 - now_]);
-    const int count = core::min(kRows, of.sequence.seqlen_q * p.rows.group);
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kWarps * 32) {
       const int row = i / kUnits, unit = i % kUnits;
-      const bool exists = row < count && unit * 8 < p.head_dim;
+      const bool exists = row < of.rows && unit * 8 < p.head_dim;
+      const DecodeRow at = mma::row_of(of, p.rows, row);
       const auto* const from =
           static_cast<const std::uint16_t*>(p.q.data) +
-          of.sequence.query_offset(p.q.strides, p.rows.query_of(row),
-                                   of.head * p.rows.group + p.rows.member_of(row)) +
+          of.sequence.query_offset(p.q.strides, at.query, of.head * p.rows.group + at.member) +
           unit * 8;
       ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
@@ -375,10 +375,11 @@ class Decoder {
     const core::Sequence& sequence = piece().sequence;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = core::min(row_of(half), core::max(count_ - 1, 0));
-      const ScorePlace at = {sequence.batch,    piece().head * p.rows.group + p.rows.member_of(row),
-                             query_[half],      first_key,
-                             sequence.seqlen_q, sequence.seqlen_k};
+      const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
+      const ScorePlace at = {
+          sequence.batch,    piece().head * p.rows.group + mma::row_of(piece(), p.rows, row).member,
+          query_[half],      first_key,
+          sequence.seqlen_q, sequence.seqlen_k};
       add_extras_of_row(p.extras, at, half, w_.s);
     }
   }
@@ -411,7 +412,6 @@ class Decoder {
   int under_way_ = 0;       ///< tiles loaded, but not multiplied
   int stage_ = 0, to_ = 0;  ///< of the ring: of the first of them, of the next
   core::Range common_;      ///< keys that all rows see
-  int count_ = 0;           ///< rows that exist
   int query_[2];            ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
   Weights<kType, kTileKeys> w_;

@@ -30,7 +30,11 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   set_forward(params, plan, t);
   params.spans = plan.spans;
   params.unit_tiles = plan.unit_n / kTileKeys;
-  params.parts = {layout.o, layout.state, p.batch_invariant, static_cast<int>(units_of_item(plan)),
+  params.parts = {layout.o,
+                  layout.state,
+                  p.batch_invariant,
+                  plan.work.blocks,
+                  static_cast<int>(units_of_item(plan)),
                   next_ticket()};
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;

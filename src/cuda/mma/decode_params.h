@@ -17,9 +17,11 @@ struct DecodeParts {
   /// [slots][row's block_m] once the part is there: its natural-log lse, and above it the run's
   /// ticket.
   std::uint64_t* state = nullptr;
-  /// Whether every unit is a part and has a slot: [batch][heads][units]. Otherwise a span has two:
-  /// of the item that began in an earlier span [spans], and of the one that ends in a later.
+  /// Whether every unit is a part and has a slot: [batch][heads][blocks][units]. Otherwise a span
+  /// has two: of the item that began in an earlier span [spans], and of the one that ends in a
+  /// later.
   bool by_unit = false;
+  int blocks = 0;            ///< by_unit: of rows, of a head at most
   int units = 0;             ///< by_unit: of an item at most
   std::uint32_t ticket = 0;  ///< what no other run that may have left something there has; not 0
 };

@@ -32,18 +32,15 @@ class DecodeResults {
   /// piece: of this warp; its numbers are all warps'.
   __device__ __forceinline__ DecodeResults(const DecodeParams& params, const DecodeWalk& walk,
                                            const DecodePiece& piece, DecodeExchange<K>& exchange)
-      : p(params),
-        walk_(walk),
-        piece_(piece),
-        exchange_(exchange),
-        count_(core::min(kRows, piece.sequence.seqlen_q * p.rows.group)) {
+      : p(params), walk_(walk), piece_(piece), exchange_(exchange), count_(piece.rows) {
     // As many threads a row as there are for a power of two of rows.
     const int shift = count_ > 1 ? 32 - __clz(count_ - 1) : 0;
     threads_ = kThreads >> shift;
     thread_ = static_cast<int>(threadIdx.x) & (threads_ - 1);
     row_ = static_cast<int>(threadIdx.x) >> (31 - __clz(threads_));
-    query_ = p.rows.query_of(row_);
-    head_ = piece.head * p.rows.group + p.rows.member_of(row_);
+    const DecodeRow row = row_of(piece, p.rows, row_);
+    query_ = row.query;
+    head_ = piece.head * p.rows.group + row.member;
   }
 
   /// The warp's output and state, into its free stage of the ring.
@@ -188,7 +185,8 @@ class DecodeResults {
     return piece_.units.begin == 0 ? walk_.spans().count + walk_.span() : walk_.span();
   }
   __device__ __forceinline__ int first_slot() const {
-    return (piece_.sequence.batch * p.heads + piece_.head) * p.parts.units;
+    const int head = piece_.sequence.batch * p.heads + piece_.head;
+    return (head * p.parts.blocks + piece_.block) * p.parts.units;
   }
   __device__ __forceinline__ std::uint64_t* state_at(int slot) const {
     return p.parts.state + std::int64_t{slot} * kRows + row_;

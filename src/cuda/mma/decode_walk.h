@@ -9,15 +9,30 @@
 
 namespace tessera::cuda::mma {
 
-/// Some of the keys of a key/value head of a sequence.
+/// Some of the keys that a block of rows of a key/value head of a sequence sees.
 struct DecodePiece {
   core::Sequence sequence;
   core::KeyTiles keys;
   int head = 0;
+  int block = 0, blocks = 1;  ///< of rows, and how many the sequence has
+  int rows = 0;               ///< of the block
   core::SpanItem item;
   core::Range units;  ///< of the item
   core::Range tiles;  ///< of keys
 };
+
+inline constexpr int kBlockRows = 16;
+
+/// Of a row of a piece.
+struct DecodeRow {
+  int query = 0, member = 0;  ///< of its group
+};
+__device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core::FewRows& rows,
+                                            int row) {
+  const int at = piece.block * kBlockRows + row;
+  const int query = at < kBlockRows ? rows.query_of(at) : at / rows.group;
+  return {query, at - query * rows.group};
+}
 
 /// Every warp of the block walks by itself. Lanes do and write the same.
 class DecodeWalk {
@@ -40,19 +55,29 @@ class DecodeWalk {
   /// The piece after `from`.
   __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece) const {
     if (p.parts.by_unit && !last_of_item(from)) {
-      DecodePiece to = from;
-      take(to, from.units.end);
-      put(to, piece);
+      const int unit = from.units.end;
+      put(from, piece);
+      take(piece, unit);
+      __syncwarp();
       return true;
     }
     const int start = from.item.start + spans_.cost(from.item.units);
     if (start >= end()) return false;
-    const bool same = from.head + 1 < p.heads;
+    const int block = from.block + 1 < from.blocks ? from.block + 1 : 0;
+    const int head = block > 0 ? from.head : from.head + 1;
+    const bool same = head < p.heads;
     if (!same && from.sequence.batch + 1 >= p.batch) return false;
-    DecodePiece to = same ? from : of_sequence(from.sequence.batch + 1);
-    to.head = same ? from.head + 1 : 0;
-    to.item.start = start;
-    put(to, piece);
+    if (same) {
+      put(from, piece);
+      piece.head = head;
+      if (piece.blocks > 1) set_block(piece, block);
+    } else {
+      const int batch = from.sequence.batch + 1;
+      __syncwarp();
+      set_sequence(piece, batch);
+    }
+    piece.item.start = start;
+    __syncwarp();
     return cut(piece);
   }
   /// Does the span have no further units of its item?
@@ -72,10 +97,10 @@ class DecodeWalk {
   __device__ __forceinline__ bool cut(DecodePiece& piece) const {
     const core::Range units = spans_.units_of(piece.item, span_);
     if (units.empty()) return false;
-    DecodePiece to = piece;
-    to.units = units;
-    take(to, units.begin);
-    put(to, piece);
+    __syncwarp();
+    piece.units = units;
+    take(piece, units.begin);
+    __syncwarp();
     return true;
   }
   /// All units of the piece, or the one that is a part.
@@ -85,16 +110,31 @@ class DecodeWalk {
                    core::min(piece.units.end * p.unit_tiles, piece.keys.count())};
   }
 
-  /// A sequence's first item, but for its place on the line.
-  __device__ __forceinline__ DecodePiece of_sequence(int batch) const {
-    DecodePiece piece;
-    piece.sequence = p.sequences.at(batch);
-    p.cache.place(piece.sequence);
+  /// The rows of a block and what they see.
+  __device__ __forceinline__ void set_block(DecodePiece& piece, int block) const {
+    const int first = block * kBlockRows;
+    piece.block = block;
+    piece.rows =
+        core::max(core::min(kBlockRows, piece.sequence.seqlen_q * p.rows.group - first), 0);
     const core::SequenceMask mask = p.mask.of(p.sequences, piece.sequence);
-    piece.keys = {mask.runs_of({0, piece.sequence.seqlen_q}), kTileKeys};
-    piece.item.units = piece.keys.units(p.unit_tiles);
-    return piece;
+    const int last = row_of(piece, p.rows, piece.rows - 1).query;
+    piece.keys = {mask.runs_of({row_of(piece, p.rows, 0).query, last + 1}), kTileKeys};
   }
+  /// A sequence's first item, but for its place on the line. All its items have as many units: as
+  /// many as all its queries see.
+  __device__ __forceinline__ void set_sequence(DecodePiece& piece, int batch) const {
+    core::Sequence sequence = p.sequences.at(batch);
+    p.cache.place(sequence);
+    piece.sequence = sequence;
+    const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
+    piece.keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
+    piece.item.units = piece.keys.units(p.unit_tiles);
+    piece.head = piece.block = 0;
+    piece.rows = sequence.seqlen_q * p.rows.group;
+    piece.blocks = core::max(core::ceil_div(piece.rows, kBlockRows), 1);
+    if (piece.blocks > 1) set_block(piece, 0);
+  }
+
   /// The sum of x over the lanes up to this one.
   __device__ __forceinline__ int sum_up_to(int x) const {
 #pragma unroll
@@ -114,34 +154,36 @@ class DecodeWalk {
       cost = look_at(first + lane_, mine);
       all += cost;
     }
-    all = __shfl_sync(~0U, sum_up_to(all), 31) * p.heads;
+    all = __shfl_sync(~0U, sum_up_to(all), 31);
     spans_.cut(all);
     const int position = span_ * spans_.length;
     if (position >= all) return false;
 #pragma unroll 1
     for (int first = 0, passed = 0;; first += 32) {
       if (p.batch > 32) cost = look_at(first + lane_, mine);
-      const int end = passed + sum_up_to(cost) * p.heads;
+      const int end = passed + sum_up_to(cost);
       const unsigned beyond = __ballot_sync(~0U, position < end);
       if (beyond == 0) {
         passed = __shfl_sync(~0U, end, 31);
         continue;
       }
       if (lane_ == __ffs(static_cast<int>(beyond)) - 1) {
-        const int start = end - cost * p.heads;
-        mine.head = (position - start) / cost;
-        mine.item.start = start + mine.head * cost;
+        const int start = end - cost, of_item = spans_.cost(mine.item.units);
+        const int item = (position - start) / of_item;
+        mine.head = item / mine.blocks;
+        mine.item.start = start + item * of_item;
+        if (mine.blocks > 1) set_block(mine, item - mine.head * mine.blocks);
         piece = mine;
       }
       __syncwarp();
       return true;
     }
   }
-  /// The cost of one of a sequence's items; 0 beyond the last sequence.
+  /// The cost of all items of a sequence; 0 beyond the last one.
   __device__ __forceinline__ int look_at(int batch, DecodePiece& piece) const {
     if (batch >= p.batch) return 0;
-    piece = of_sequence(batch);
-    return spans_.cost(piece.item.units);
+    set_sequence(piece, batch);
+    return spans_.cost(piece.item.units) * piece.blocks * p.heads;
   }
 
   const DecodeParams& p;
