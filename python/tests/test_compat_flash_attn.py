@@ -574,8 +574,6 @@ def test_refusals(device: str) -> None:
     slopes = torch.ones(q.shape[1], device=device)
     with pytest.raises(NotImplementedError, match="with seqused_k: alibi_slopes is given.*and leave seqused_k out"):
         fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, alibi_slopes=slopes, seqused_k=used)
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
-        fa.flash_attn_with_kvcache(q[None], k[None], v[None])
     dense = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"softcap = 5\.0 with dropout_p = 0\.1"):
         fa.flash_attn_func(dense, dense, dense, 0.1, softcap=5.0)

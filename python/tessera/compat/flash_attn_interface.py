@@ -20,7 +20,7 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from tessera.compat._attention import (
     score_keywords,
     without_autocast,
 )
+from tessera.compat._caches import attend_with_cache, capacity_of, window_of
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch import ops
@@ -216,12 +217,45 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
-) -> NoReturn:
-    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.flash_attn_with_kvcache``."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache: Tessera does not manage key/value caches; keep the cache yourself and call "
-        "flash_attn_varlen_func on it, with cu_seqlens_k = None and, as seqused_k, how much is filled"
-    )
+) -> Any:
+    """Attention over a cache, to which new keys and values are appended first. Outside autograd.
+
+    Mirrors ``flash_attn_interface.flash_attn_with_kvcache``.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim), or packed with `cu_seqlens_q` and `max_seqlen_q`.
+        k_cache, v_cache: (batch_cache, capacity, num_heads_k, head_dim), written in place; with `page_table`
+            (num_pages, page_size, num_heads_k, head_dim), pages of any size.
+        k, v: (batch, seqlen_new, num_heads_k, head_dim), or packed with `cu_seqlens_k_new`, which is not looked at
+            without them. They go behind what `cache_seqlens` counts. Every row is written, also of a sequence without
+            queries.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), float32 or q's type. New keys get the positions from
+            `rotary_seqlens` on, or from `cache_seqlens`, left padding counted; so do queries with `causal`, a window or
+            `attention_chunk`, and otherwise all queries of a sequence get the first one. A window that reaches
+            capacity - 1 keys to the left or seqlen_q - 1 to the right is none in this.
+        cache_seqlens: filled slots before the append, an int for all sequences or int32 (batch). A negative one is left
+            alone: nothing is written, its queries see no key. None: all slots are filled.
+        cache_batch_idx: int32 (batch): the row of the cache, or of `page_table`, that a sequence has.
+        cache_leftpad: int32 (batch): the slot at which the keys of a sequence begin.
+        page_table: int32 (batch, pages). What is beyond the lengths is not read.
+        scheduler_metadata, num_splits, pack_gqa, sm_margin: accepted, change nothing.
+        qv, q_descale, k_descale, v_descale: must be None.
+
+    Returns:
+        o; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
+        lse is -inf for queries that see no key.
+    """
+    refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
+    out, lse = attend_with_cache(
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, window=window, chunk=attention_chunk,
+        cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        rotary_seqlens=rotary_seqlens, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
+        softcap=max(softcap, 0.0),
+    )  # fmt: skip
+    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
 
 
 def get_scheduler_metadata(
@@ -246,11 +280,12 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-) -> NoReturn:
-    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.get_scheduler_metadata``."""
-    raise NotImplementedError(
-        "get_scheduler_metadata: it prepares flash_attn_with_kvcache, which Tessera does not have"
-    )
+) -> Tensor:
+    """A schedule for :func:`flash_attn_with_kvcache`, which needs none: int32 (1), zero, where `cache_seqlens` is.
+
+    Mirrors ``flash_attn_interface.get_scheduler_metadata``.
+    """
+    return torch.zeros(1, dtype=torch.int32, device=cache_seqlens.device)
 
 
 def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:

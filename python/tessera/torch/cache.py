@@ -176,14 +176,13 @@ def append(
     longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
     if max_seqlen_new is None:
         max_seqlen_new = k_new.shape[0]  # no sequence has more
-    q, k_new, v_new = (None if x is None else rows(x.resolve_neg()) for x in (q, k_new, v_new))
-    rotary_cos, rotary_sin = (None if x is None else rows(x.resolve_neg()) for x in (rotary_cos, rotary_sin))
+    k_new, v_new = rows(k_new.resolve_neg()), rows(v_new.resolve_neg())
+    q, rotary_cos, rotary_sin = (None if x is None else rows(x.resolve_neg()) for x in (q, rotary_cos, rotary_sin))
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
         rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,
         rotary_interleaved, rotary_constant_q,
     )  # fmt: skip
-    assert k_new is not None and v_new is not None
     if is_watched(k_cache) or is_transformed():
         q_out = torch.ops.tessera.append(k_new, v_new, k_cache, v_cache, q, *more)
         return None if q is None else q_out
