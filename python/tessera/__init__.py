@@ -1,7 +1,7 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
-`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a cache
-of keys and values, `append` writes to it; both are for torch tensors. `tessera.torch` has what only
+`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a
+cache of keys and values, `append` writes to it; both are for torch tensors. `tessera.torch` has what only
 PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
 `tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
 frameworks.

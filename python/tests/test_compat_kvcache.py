@@ -1,5 +1,5 @@
-"""flash_attn_with_kvcache of FlashAttention-2 and -3: what is appended is there bit for bit, nothing else is touched, and
-attention is what plain torch computes in double from the cache as it is then."""
+"""flash_attn_with_kvcache of FlashAttention-2 and -3, and pages in their other functions: what is appended is there bit
+for bit, nothing else is touched, and attention is what plain torch computes in double from the cache as it is then."""
 
 import random
 from typing import Any
@@ -266,6 +266,92 @@ def test_hints_change_nothing(device: str) -> None:
     )  # fmt: skip
     assert torch.equal(out, expected)
     assert torch.equal(fa2.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=seqlens, num_splits=3), expected)
+
+
+def paged(device: str) -> tuple[Tensor, Tensor, caches.Cache, list[Any], dict[str, Any]]:
+    """Packed q, how many keys its three sequences have, their cache, `sequences` of caches.attend, and arguments."""
+    cache = caches.random_cache(3, CAPACITY, 16, 2, (32, 32), torch.bfloat16, device)
+    q = torch.randn(7, 4, 32, device=device, dtype=torch.bfloat16)
+    keys = caches.random_lengths(3, CAPACITY, device)
+    sequences = [(slice(*at), b, 0, int(keys[b])) for b, at in enumerate(((0, 2), (2, 4), (4, 7)))]
+    cu = torch.tensor([0, 2, 4, 7], dtype=torch.int32, device=device)
+    return q, keys, cache, sequences, {"cu_seqlens_q": cu, "max_seqlen_q": 3}
+
+
+def both(q: Tensor, cache: caches.Cache, sequences: list[Any], **options: Any) -> tuple[Any, Any]:
+    """In double and in q's type."""
+    exact = caches.attend(q, cache, sequences, **options)
+    return exact, caches.attend(q, cache, sequences, dtype=q.dtype, **options)
+
+
+def test_blocks_of_packed_keys(device: str) -> None:
+    """flash_attn_varlen_func of version 2 with a block_table, and the function under it with all about pages."""
+    q, keys, cache, sequences, packed = paged(device)
+    cu_k = torch.nn.functional.pad(keys.cumsum(0), (1, 0)).to(torch.int32)
+    exact, plain = both(q, cache, sequences, causal=True, softcap=5.0)
+    exact = exact[0], exact[1].masked_fill(exact[1] == -INFINITY, INFINITY)
+    out, lse, matrix = fa2.flash_attn_varlen_func(
+        q, cache.k, cache.v, **packed, cu_seqlens_k=cu_k, max_seqlen_k=CAPACITY, causal=True, softcap=5.0,
+        block_table=cache.page_table, return_attn_probs=True,
+    )  # fmt: skip
+    caches.check_close((out, lse), exact, plain)
+    assert matrix.numel() == 0
+
+    leftpad = [random.randint(0, n) for n in keys.tolist()]
+    sequences = [(rows, b, pad, end) for (rows, b, _, end), pad in zip(sequences, leftpad, strict=True)]
+    exact, plain = both(q, cache, sequences, window=(9, 3))
+    exact = exact[0], exact[1].masked_fill(exact[1] == -INFINITY, INFINITY)
+    out, lse, *_ = fa2._flash_attn_varlen_forward(
+        q, cache.k, cache.v, packed["cu_seqlens_q"], cu_k, 3, CAPACITY, 0.0, 32**-0.5, False, 9, 3,
+        block_table=cache.page_table, seqused_k=keys,
+        leftpad_k=torch.tensor(leftpad, dtype=torch.int32, device=device),
+    )  # fmt: skip
+    caches.check_close((out, lse), exact, plain)
+
+    cu_q = packed["cu_seqlens_q"]
+    with pytest.raises(NotImplementedError, match="with block_table: q requires a gradient"):
+        fa2.flash_attn_varlen_func(
+            q.clone().requires_grad_(), cache.k, cache.v, cu_q, cu_k, 3, 3, block_table=cache.page_table
+        )
+    with pytest.raises(NotImplementedError, match=r"dropout_p = 0\.1 with block_table: must be 0"):
+        fa2.flash_attn_varlen_func(
+            q, cache.k, cache.v, cu_q, cu_k, 3, 3, dropout_p=0.1, block_table=cache.page_table
+        )
+
+
+def test_pages_of_the_operator(device: str) -> None:
+    """torch.ops.flash_attn_3._flash_attn_forward over a cache: pages, an index of their table's rows, left padding."""
+    q, keys, cache, sequences, packed = paged(device)
+    rows, leftpad = random.sample(range(3), 3), [random.randint(0, n) for n in keys.tolist()]
+    sequences = [(mine, rows[b], leftpad[b], end) for b, (mine, _, _, end) in enumerate(sequences)]
+    exact, plain = both(q, cache, sequences, causal=True, chunk=12)
+    out, lse, *rest = fa3._flash_attn_forward(
+        q, cache.k, cache.v, **packed, seqused_k=keys, page_table=cache.page_table, causal=True, attention_chunk=12,
+        kv_batch_idx=torch.tensor(rows, dtype=torch.int32, device=device),
+        leftpad_k=torch.tensor(leftpad, dtype=torch.int32, device=device), scheduler_metadata=keys,
+    )  # fmt: skip
+    caches.check_close((out, lse), exact, plain)
+    assert all(x.numel() == 0 for x in rest)
+    for name in ("cu_seqlens_k", "seqused_q"):
+        with pytest.raises(NotImplementedError, match=f"_flash_attn_forward over a cache: {name} is given"):
+            fa3._flash_attn_forward(q, cache.k, cache.v, **packed, page_table=cache.page_table, **{name: keys})
+
+
+def test_attention_chunk(device: str) -> None:
+    """Of dense keys, in all functions that have it, where no gradient is asked for."""
+    qkv = torch.randn(2, 8, 3, 2, 32, device=device, dtype=torch.bfloat16)
+    q, k, v = qkv.unbind(2)
+    cache = caches.Cache(k, v, None, 8)
+    for options in ({"causal": True}, {"window": (2, 1)}):
+        exact, plain = both(q, cache, [(0, 0, 0, 8), (1, 1, 0, 8)], chunk=3, **options)
+        named = {{"window": "window_size"}.get(name, name): value for name, value in options.items()}
+        named |= {"attention_chunk": 3, "return_attn_probs": True}
+        caches.check_close(fa3.flash_attn_func(q, k, v, **named), exact, plain)
+        caches.check_close(fa3.flash_attn_qkvpacked_func(qkv, **named), exact, plain)
+        used = torch.tensor([8, 5], dtype=torch.int32, device=device)
+        exact, plain = both(q, cache, [(0, 0, 0, 8), (1, 1, 0, 5)], chunk=3, **options)
+        result = fa3.flash_attn_varlen_func(q, k, v, None, None, None, None, seqused_k=used, **named)
+        caches.check_close(result, exact, plain)
 
 
 def test_refusals(device: str) -> None:

@@ -15,8 +15,9 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
   differentiable; upstream ignores its gradient.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``:
-  NotImplementedError says what to do instead.
+  tensors on the CPU are accepted; float8 is not, and neither are ``qv`` and the descale factors: NotImplementedError
+  says what to do instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions;
+  with dense k and v, and without gradients.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
@@ -27,6 +28,7 @@ from torch import Tensor
 
 import tessera.torch
 from tessera.compat._attention import (
+    Keywords,
     Split,
     attend,
     attend_packed,
@@ -67,9 +69,10 @@ def flash_attn_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    if attention_chunk > 0:
+        return _attend_in_chunks("flash_attn_func", attention_chunk, q, k, v, keywords, return_attn_probs)
     out, lse = attend(q, k, v, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
@@ -101,10 +104,13 @@ def flash_attn_qkvpacked_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
-    out, lse = attend_packed(None, qkv, _split_of(qkv, num_heads_q), keywords, return_attn_probs)
+    split = _split_of(qkv, num_heads_q)
+    if attention_chunk > 0:
+        q, k, v = split(qkv)
+        return _attend_in_chunks("flash_attn_qkvpacked_func", attention_chunk, q, k, v, keywords, return_attn_probs)
+    out, lse = attend_packed(None, qkv, split, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -150,9 +156,13 @@ def flash_attn_varlen_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    if attention_chunk > 0:
+        return _attend_in_chunks(
+            "flash_attn_varlen_func", attention_chunk, q, k, v, keywords, return_attn_probs, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+        )  # fmt: skip
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
@@ -288,6 +298,33 @@ def get_scheduler_metadata(
     return torch.zeros(1, dtype=torch.int32, device=cache_seqlens.device)
 
 
+def _attend_in_chunks(
+    function: str,
+    chunk: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keywords: Keywords,
+    return_lse: bool,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Any:
+    """Dense keys as a cache that is full, or filled as far as `seqused_k` says: chunks are a matter of those."""
+    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if needs_gradients or cu_seqlens_k is not None or seqused_q is not None:
+        refuse(function, attention_chunk=chunk)
+    out, lse = attend_with_cache(
+        q, rows(k), rows(v), None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=chunk,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=keywords["softmax_scale"],
+        softcap=keywords["softcap"],
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
 def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:
     """How to make q, k and v of a tensor that holds them."""
     if qkv.dim() == 5:
@@ -341,16 +378,25 @@ def _flash_attn_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, lse, and two tensors of no elements where upstream has the results of splits).
 
-    q, and k with v, are dense, or packed if their cu_seqlens are given; lse has the layout of q. What the public
-    functions refuse is refused here as well.
+    q, and k with v, are dense, or packed if their cu_seqlens are given; lse has the layout of q. With `page_table`,
+    `kv_batch_idx`, `leftpad_k` or `attention_chunk` k and v are a cache, as :func:`flash_attn_with_kvcache` takes it,
+    and `seqused_k` its lengths. Nothing is appended: this operator changes no argument. `cu_seqlens_k_new` and
+    `scheduler_metadata` are not looked at. What the public functions refuse is refused here as well.
     """
     refuse(
-        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=page_table, kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos,
+        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata,
+        v_descale=v_descale,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
+    if page_table is not None or kv_batch_idx is not None or leftpad_k is not None or attention_chunk > 0:
+        refuse("_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q)
+        out, lse = attend_with_cache(
+            q, k, v, None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=attention_chunk,
+            cache_index=kv_batch_idx, leftpad=leftpad_k, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=keywords["softcap"],
+        )  # fmt: skip
+        return out, lse, lse.new_empty(0), lse.new_empty(0)
     refuse_float8(q=q, k=k, v=v)
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k

@@ -37,7 +37,7 @@ from tessera.compat import flash_attn_2_cuda as flash_attn_gpu
 from tessera.compat._attention import Keywords, attend, attend_packed, packed_keywords
 from tessera.compat._caches import attend_with_cache, capacity_of, window_of
 from tessera.compat._dropout_matrix import dropout_matrix
-from tessera.compat._refusals import refuse
+from tessera.compat._refusals import refuse_gradients
 
 USE_TRITON_ROCM = False  # upstream's other backend, which some callers ask about
 
@@ -129,8 +129,19 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """Attention over packed tensors. Mirrors ``flash_attn.flash_attn_varlen_func``; no `block_table`."""
-    refuse("flash_attn_varlen_func", block_table=block_table)
+    """Attention over packed tensors. Mirrors ``flash_attn.flash_attn_varlen_func``.
+
+    Args:
+        block_table: int32 (batch, blocks): k and v are (num_blocks, block_size, num_heads_k, head_dim), blocks of any
+            size, and cu_seqlens_k says how many keys in its blocks each sequence has. Without dropout and gradients.
+    """
+    if block_table is not None:
+        refuse_gradients("flash_attn_varlen_func with block_table", q=q, k=k, v=v)
+        blocks = flash_attn_gpu.attend_blocks(
+            q, k, v, cu_seqlens_q, cu_seqlens_k.diff(), block_table, max_seqlen_q, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes,
+        )  # fmt: skip
+        return (*blocks, q.new_empty(0)) if return_attn_probs else blocks[0]
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
