@@ -55,6 +55,7 @@ KernelFunction find_kernel(const core::Kernel& row) {
 
 }  // namespace
 
-extern const Isa kIsa = {find_kernel, combine_partial, append_rows, f32_burst, bf16_burst, read_sweep};
+extern const Isa kIsa = {find_kernel, combine_partial, append_rows,
+                         f32_burst,   bf16_burst,      read_sweep};
 
 }  // namespace tessera::cpu::TESSERA_ISA

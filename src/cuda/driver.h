@@ -37,6 +37,15 @@ inline constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
 inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
                      kMapFillZero = 0;
 
+/// CUlaunchAttribute: one that is a number.
+struct CuLaunchAttribute {
+  int id;
+  alignas(8) int value;
+  char rest[60];
+};
+static_assert(sizeof(CuLaunchAttribute) == 72);
+inline constexpr int kProgrammaticSerialization = 6;
+
 /// CUlaunchConfig.
 struct CuLaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;

@@ -23,8 +23,10 @@ struct Loaded {
   CuFunction function = nullptr;
 };
 
+/// begins_early: before what was enqueued before it is done; its kernel waits for that by itself.
 Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared_bytes,
-               CuStream stream, const void* params) {
+               CuStream stream, const void* params, bool begins_early) {
+  CuLaunchAttribute early = {kProgrammaticSerialization, 1, {}};
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,
                                  1,
@@ -33,8 +35,8 @@ Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared
                                  1,
                                  static_cast<unsigned>(shared_bytes),
                                  stream,
-                                 nullptr,
-                                 0};
+                                 begins_early ? &early : nullptr,
+                                 begins_early ? 1U : 0U};
   void* arguments[] = {const_cast<void*>(params)};
   const Driver& d = driver();
   return d.check(d.launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
@@ -56,7 +58,8 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
     return load_function(loaded.function, symbol, symbol.c_str(), shared_bytes);
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params);
+  return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params,
+                 row.form == core::Form::decode);
 }
 
 Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
@@ -72,7 +75,8 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
                          architecture->auxiliary[number].name, 0);
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params);
+  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params,
+                 false);
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,

@@ -45,13 +45,13 @@ std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
 /// of less than a few units would lose more than it computes. Where bits must not depend on the
 /// batch (S9) units are large, and each is a part of its own.
 void set_spans(PlanData& plan) {
-  constexpr int kFixed = 1, kLeast = 2, kUnitsOfPart = 8;
+  constexpr int kFixed = 1, kLeast = 2;
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
-  plan.unit_n = p.batch_invariant ? kUnitsOfPart * row.block_n : row.block_n;
+  plan.unit_n = p.batch_invariant ? row.split_n : row.block_n;
   plan.spans.fixed = p.batch_invariant ? 0 : kFixed;
   plan.spans.least = p.batch_invariant ? 1 : kLeast;
-  const std::int64_t resident = std::int64_t{plan.device.threads} * (row.head_dim <= 128 ? 2 : 1);
+  const std::int64_t resident = std::int64_t{plan.device.threads} * core::decode_blocks(row);
   plan.spans.count = static_cast<int>(
       core::max<std::int64_t>(1, core::min(resident, plan.work.count() * units_of_item(plan))));
 }

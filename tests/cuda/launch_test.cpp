@@ -1,14 +1,14 @@
 // What a run on a GPU asks of the driver, with a fake one. What a kernel computes is
 // bench/gpu_check.py's business.
-#include <algorithm>
 #include <array>
+#include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "check/check.h"
 #include "check/inputs.h"
-#include "cuda/aux/combine_params.h"
 #include "cuda/backend.h"
 #include "cuda/launches.h"
 #include "cuda/mma/decode_params.h"
@@ -165,50 +165,127 @@ TEST_F(Launches, ThePackedRowsOfAllSequencesMustBeAligned) {
   EXPECT_EQ(launched(), "");
 }
 
-// A row that decodes has a block of threads for every piece of work, and its splits are merged by a
-// second launch, from the plan's workspace to the caller's tensors. One split is written at once.
-TEST_F(Launches, SplitKeysAreMerged) {
+/// What a decoding kernel is launched with, and with what plan.
+struct DecodeLaunch {
+  PlanData plan;
+  cuda::mma::DecodeParams params;
+};
+
+class DecodeLaunches : public Launches {
+ protected:
+  DecodeLaunch watch(const Problem& problem, const Tensors& tensors) {
+    DecodeLaunch seen;
+    const Result<Plan> planned = plan(problem, gpu_);
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    if (!planned) return seen;
+    seen.plan = planned->data();
+    fake::state().on_launch = [&seen](const fake::Launch&, const void* parameters) {
+      seen.params = *static_cast<const cuda::mma::DecodeParams*>(parameters);
+    };
+    const Status status = enqueue(problem, tensors);
+    EXPECT_TRUE(status) << status.text;
+    fake::state().on_launch = nullptr;
+    return seen;
+  }
+  /// Where a region of the plan's workspace lies; null: it has none of the name.
+  const void* region(const PlanData& plan, const char* name) const {
+    for (const WorkspaceRegion& region : plan.regions) {
+      if (region.name == name) return workspace_.data() + region.offset;
+    }
+    return nullptr;
+  }
+};
+
+// A row that decodes is one launch of a block for every span, which leave each other parts in the
+// plan's workspace.
+TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64 sink");
-  const Result<Plan> planned = plan(problem, gpu_);
-  ASSERT_TRUE(planned.ok()) << planned.status().text;
-  const int splits = planned->data().work.splits;
-  ASSERT_GT(splits, 1);
   Tensors tensors = tensors_of(problem);
   tensors.softmax_lse = numbers_.data();
-  cuda::mma::DecodeParams decode;
-  cuda::aux::CombineParams combine;
-  fake::state().on_launch = [&](const fake::Launch& launch, const void* parameters) {
-    if (launch.kernel.find("decode") != std::string::npos) {
-      decode = *static_cast<const cuda::mma::DecodeParams*>(parameters);
-    } else {
-      combine = *static_cast<const cuda::aux::CombineParams*>(parameters);
-    }
-  };
-  const Status status = enqueue(problem, tensors);
-  ASSERT_TRUE(status) << status.text;
-  EXPECT_EQ(
-      launched(), "tessera_" +
-                      [&] {
-                        std::string symbol(planned->kernel());
-                        std::replace(symbol.begin(), symbol.end(), '.', '_');
-                        return symbol;
-                      }() +
-                      " " + std::to_string(4 * splits) + "\ncombine_f32 " +
-                      std::to_string(combine.blocks()) + "\n");
-  EXPECT_EQ(decode.group, 3);
-  EXPECT_EQ(decode.split_n, planned->data().split_n);
-  EXPECT_EQ(decode.sink, tensors.sink);
-  EXPECT_EQ(decode.part_rows, 2 * 2 * 6);
-  EXPECT_EQ(decode.part_o, combine.o_parts.data);
-  EXPECT_EQ(decode.part_lse, combine.lse_parts.data);
-  EXPECT_EQ(combine.splits, splits);
-  EXPECT_EQ(combine.rows, 2 * 2 * 6);
-  EXPECT_EQ(combine.o, tensors.o.data);
-  EXPECT_EQ(combine.softmax_lse, tensors.softmax_lse);
-  EXPECT_EQ(combine.lse_strides.head, problem.seqlen_q);
-  fake::state().on_launch = nullptr;
-  EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6/2 q=2 k=100 d=64"));
-  EXPECT_EQ(launched().find("combine"), std::string::npos);
+  const auto [plan, p] = watch(problem, tensors);
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 264\n");
+  EXPECT_EQ(p.spans, plan.spans);
+  EXPECT_EQ(p.spans.count, 264);
+  EXPECT_EQ(p.unit_tiles, 4);
+  EXPECT_EQ(p.parts.o, region(plan, "part_o"));
+  EXPECT_EQ(p.parts.state, region(plan, "part_state"));
+  EXPECT_NE(p.parts.state, nullptr);
+  EXPECT_FALSE(p.parts.by_unit);
+  EXPECT_EQ(p.batch, 2);
+  EXPECT_EQ(p.heads, 2);
+  EXPECT_EQ(p.num_heads, 6);
+  EXPECT_EQ(p.rows.group, 3);
+  EXPECT_EQ(p.rows.inverse, core::FewRows::of(3).inverse);
+  EXPECT_EQ(p.sink, tensors.sink);
+  EXPECT_EQ(p.o, tensors.o.data);
+  EXPECT_EQ(p.softmax_lse, tensors.softmax_lse);
+  EXPECT_EQ(p.lse_head, problem.seqlen_q);
+  EXPECT_FALSE(p.cache.used);
+  EXPECT_EQ(p.mask, core::MaskRules{});
+}
+
+// What another run has left in the workspace must not be taken for a part.
+TEST_F(DecodeLaunches, EveryRunHasATicketOfItsOwn) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64");
+  std::set<std::uint32_t> tickets;
+  for (int i = 0; i < 10; ++i) {
+    tickets.insert(watch(problem, tensors_of(problem)).params.parts.ticket);
+  }
+  EXPECT_EQ(tickets.size(), 10U);
+  EXPECT_EQ(tickets.count(0), 0U);
+}
+
+// With batch_invariant every unit is a part and has a slot.
+TEST_F(DecodeLaunches, PartsAreUnitsWhereBitsMustNotDependOnTheBatch_S9) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64 batch_invariant");
+  const auto [plan, p] = watch(problem, tensors_of(problem));
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 72\n");
+  EXPECT_TRUE(p.parts.by_unit);
+  EXPECT_EQ(p.parts.units, 18);
+  EXPECT_EQ(p.unit_tiles, 32);
+  EXPECT_EQ(p.parts.o, region(plan, "part_o"));
+  EXPECT_EQ(p.parts.state, region(plan, "part_state"));
+}
+
+// Where an item is one unit there is no other part, and no memory for one.
+TEST_F(DecodeLaunches, OneUnitNeedsNoWorkspace) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=60 d=64");
+  const auto [plan, p] = watch(problem, tensors_of(problem));
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 4\n");
+  EXPECT_EQ(plan.workspace_bytes, 0U);
+}
+
+// Lengths, pages and masks are read where the kernel runs: it is told where they lie.
+TEST_F(DecodeLaunches, TheKernelIsToldOfCacheAndMask_S3_S13) {
+  const Problem problem = problem_of(
+      "fwd f16 b=2 h=6/2 q=2 k=9000 d=128 cache=before:2 pages=900x16:i64 rows=5 leftpad "
+      "window=300,0 align=tl chunk=512 sink_tokens=4 tree");
+  Tensors tensors = tensors_of(problem);
+  std::array<std::int32_t, 2> seqlens = {}, index = {}, leftpad = {};
+  std::array<std::int64_t, 1> pages = {};
+  std::array<std::uint64_t, 4> tree = {};
+  tensors.cache.seqlens = seqlens.data();
+  tensors.cache.index = index.data();
+  tensors.cache.leftpad = leftpad.data();
+  tensors.cache.page_table = pages.data();
+  tensors.cache.stride_page_table = 570;
+  tensors.tree_mask = tree.data();
+  const cuda::mma::DecodeParams p = watch(problem, tensors).params;
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_f16_d128_16x64 264\n");
+  EXPECT_TRUE(p.cache.used);
+  EXPECT_EQ(p.cache.seqlens, seqlens.data());
+  EXPECT_EQ(p.cache.seqlen_new, 2);
+  EXPECT_EQ(p.cache.cu_seqlens_new, nullptr);
+  EXPECT_EQ(p.cache.index, index.data());
+  EXPECT_EQ(p.cache.rows, 5);
+  EXPECT_EQ(p.cache.leftpad, leftpad.data());
+  EXPECT_EQ(p.cache.capacity, 9000);
+  EXPECT_EQ(p.cache.pages, (core::Pages{pages.data(), 570, 900, 16, PageIds::i64}));
+  EXPECT_EQ(p.mask, (core::MaskRules{{300, 0, Alignment::top_left}, 512, 4, tree.data()}));
+  EXPECT_EQ(p.k.data, tensors.k.data);
+  EXPECT_EQ(p.k.strides.batch, tensors.k.stride_batch);
+  EXPECT_EQ(p.v.strides.seqlen, tensors.v.stride_seqlen);
+  EXPECT_EQ(p.sequences, sequences_of(problem, tensors));
 }
 
 // Memory of no bytes may have no address, or any.

@@ -33,8 +33,13 @@ Problem random_problem(std::mt19937& random) {
     p.total_k = number(1000000);
   }
   if (coin()) {
-    p.cache = CacheShape{static_cast<Lengths>(number(3)), number(20), coin() ? number(300) : 0,
-                         number(1000), coin() ? PageIds::i32 : PageIds::i64, number(50), coin()};
+    p.cache = CacheShape{static_cast<Lengths>(number(3)),
+                         number(20),
+                         coin() ? number(300) : 0,
+                         number(1000),
+                         coin() ? PageIds::i32 : PageIds::i64,
+                         number(50),
+                         coin()};
   }
   if (coin()) p.chunk = number(5000);
   if (coin()) p.sink_tokens = number(10);

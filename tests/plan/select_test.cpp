@@ -281,35 +281,6 @@ TEST(Select, GroupsShareTilesWhereThatMakesFewer_S10) {
   EXPECT_EQ(packed("fwd bf16 b=3 h=8/2 q=9 k=90 d=128 packed=20,200 batch_invariant"), 1);
 }
 
-/// Few rows are decoded: any group shares them. Keys are split until the device is full, by the
-/// problem's whole shape; where bits must not depend on the batch, by a fixed number (S9).
-TEST(Select, FewRowsAreDecodedInSplits_S9) {
-  const Result<Device> device = named_device("h200");
-  ASSERT_TRUE(device.ok()) << device.status().text;
-  const auto planned = [&](const char* problem) -> std::string {
-    const Result<Plan> plan = tessera::plan(problem_of(problem), *device);
-    if (!plan) return plan.status().text;
-    const PlanData& data = plan->data();
-    return std::string(plan->kernel()) + " " + std::to_string(data.row_heads) + " heads " +
-           std::to_string(data.work.count()) + "/" + std::to_string(data.work.splits) + " of " +
-           std::to_string(data.split_n);
-  };
-  EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 512/1 of 0");
-  EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=131072 d=128"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 264/33 of 4032");
-  EXPECT_EQ(planned("fwd f16 h=28/4 q=2 k=8192 d=72 sink alibi=h"),
-            "sm90.forward.decode.f16.d128.16x64 7 heads 128/32 of 256");
-  EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=8192 d=128 batch_invariant"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 128/16 of 512");
-  EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 8192/16 of 512");
-  for (const char* problem :
-       {"fwd bf16 h=32/8 q=5 k=8192 d=128", "fwd bf16 q=1 k=100 d=64 dropout=0.1"}) {
-    EXPECT_EQ(planned(problem).find("decode"), std::string::npos) << problem;
-  }
-}
-
 /// The row of a packed batch does not depend on its longest sequence if bits must not.
 TEST(Select, BatchInvarianceFixesTheRow_S9) {
   const Result<Device> device = named_device("h200");

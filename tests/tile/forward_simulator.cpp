@@ -1,8 +1,8 @@
-// The forward loops of the catalog's rows.
+// The forward loops of the catalog's rows, but a GPU's that decode: decode_simulator.cpp.
 #include <vector>
 
 #include "core/softmax.h"
-#include "tile/head.h"
+#include "tile/accumulator.h"
 #include "tile/simulator.h"
 
 namespace tessera::tile {
@@ -37,36 +37,6 @@ void for_each_key_block(const core::Band& band, Range queries, int block_n, Simu
   }
 }
 
-/// One row's running state: softmax and unnormalised output.
-struct Accumulator {
-  core::Softmax<float> softmax;
-  std::vector<float> o;
-};
-
-void add_tile(const Head& head, std::int64_t row, Range tile, bool masked, Accumulator& acc) {
-  const Range seen = head.band().keys_of(head.rows().query_of(row));
-  core::Softmax<float> next = acc.softmax;
-  std::vector<float> scores(static_cast<std::size_t>(tile.size()), -core::kInfinity);
-  for (int key = tile.begin; key < tile.end; ++key) {
-    if (masked && (key < seen.begin || key >= seen.end)) continue;
-    float& s = scores[static_cast<std::size_t>(key - tile.begin)];
-    s = head.score2(row, key);
-    next.max = core::max(next.max, s);
-  }
-  const float shift = core::shift_of(next.max);
-  const float rescale = core::exp2(acc.softmax.max - shift);
-  next.sum *= rescale;
-  for (float& x : acc.o) x *= rescale;
-  for (int key = tile.begin; key < tile.end; ++key) {
-    const float p = core::exp2(scores[static_cast<std::size_t>(key - tile.begin)] - shift);
-    if (p == 0.0F) continue;
-    next.sum += p;
-    const float weight = p * head.keep(row, key);
-    for (std::size_t c = 0; c < acc.o.size(); ++c) acc.o[c] += weight * head.v(key)[c];
-  }
-  acc.softmax = next;
-}
-
 }  // namespace
 
 Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
@@ -99,7 +69,7 @@ Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
           add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
         }
       };
-      if (is_gpu(kernel.arch) && kernel.form == core::Form::tile) {
+      if (is_gpu(kernel.arch)) {
         for_each_key_block(head.band(), queries, kernel.block_n, out, add);
       } else {
         for_each_key_tile(head.band(), queries, keys, kernel.block_n, out, add);

@@ -16,13 +16,16 @@ class Head {
         t_(tensors),
         batch_(batch),
         kernel_head_(head_k),
-        sequence_(sequences_of(plan.problem, tensors).at(batch)),
-        band_(window_of(plan.problem).band_of(sequence_)),
+        sequence_(sequence_of(plan.problem, tensors, batch)),
+        pages_(cache_of(plan.problem, tensors).pages),
+        mask_(mask_rules_of(plan.problem, tensors)
+                  .of(sequences_of(plan.problem, tensors), sequence_)),
         rows_{sequence_.seqlen_q, plan.row_heads},
         dropout_(core::make_dropout(p_.dropout_p, t_.philox_seed, t_.philox_offset)) {}
 
   const core::Sequence& sequence() const { return sequence_; }
-  const core::Band& band() const { return band_; }
+  const core::SequenceMask& mask() const { return mask_; }
+  const core::Band& band() const { return mask_.band; }
   const core::Rows& rows() const { return rows_; }
   const core::Score& score() const { return plan_.score; }
   int batch() const { return batch_; }
@@ -85,7 +88,8 @@ class Head {
            sequence_.query_offset(strides_of(t), rows_.query_of(row), head_of(row));
   }
   const float* key_row(const ConstTensor& t, int key) const {
-    return static_cast<const float*>(t.data) + sequence_.key_offset(strides_of(t), key, head_k());
+    return static_cast<const float*>(t.data) +
+           core::slot_offset(pages_, sequence_, strides_of(t), key, head_k());
   }
   std::int64_t lse_index(std::int64_t row) const {
     return sequence_.lse_index(lse_head_of(p_), static_cast<int>(p_.num_heads), head_of(row),
@@ -102,7 +106,8 @@ class Head {
   int batch_;
   int kernel_head_;  ///< of the work's: PlanData::row_heads query heads
   core::Sequence sequence_;
-  core::Band band_;
+  core::Pages pages_;
+  core::SequenceMask mask_;
   core::Rows rows_;
   core::Dropout dropout_;
 };

@@ -20,10 +20,15 @@ struct Simulated {
   std::vector<float> dbias;  ///< [stored dimensions]; GPU rows only
   int masked_tiles = 0;      ///< tiles that went through the mask
   int full_tiles = 0;        ///< tiles that did not
+  int merged_items = 0;      ///< a GPU's decoding: items of several parts
+  int lost_parts = 0;        ///< the same: not there when merged, or lying where another one is put
 };
 
 /// Tensors must be fp32. forward: reads q, k, v and the options.
 Simulated simulate_forward(const PlanData& plan, const Tensors& tensors);
+
+/// The same of a GPU's row that decodes.
+Simulated simulate_decode(const PlanData& plan, const Tensors& tensors);
 
 /// Reads also dout, and o, softmax_lse (as core/ lays them out: [batch, num_heads, seqlen_q] or
 /// packed).

@@ -1,5 +1,6 @@
 // Every catalog row's tiling against the double reference: random problems with ragged tails, both
-// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features.
+// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features;
+// where a GPU decodes, caches, chunks, sink tokens and trees, too.
 #include "tile/simulator.h"
 
 #include <gtest/gtest.h>
@@ -28,6 +29,8 @@ namespace {
 struct Data {
   std::vector<float> q, k, v, o, dout, lse, dlse, bias, slopes, sink;
   std::vector<std::int32_t> cu_q, cu_k;
+  std::vector<std::int32_t> seqlens, index, leftpad, pages;
+  std::vector<std::uint64_t> tree;
   Tensors tensors;
 };
 
@@ -54,6 +57,32 @@ std::vector<std::int32_t> random_offsets(std::mt19937& random, std::int64_t batc
   return offsets;
 }
 
+/// Lengths, rows, left padding and pages of a cache; the first sequence fills it.
+void place_in_cache(const Problem& p, Data& data, std::mt19937& random) {
+  const auto below = [&random](std::int64_t high) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(high));
+  };
+  const CacheShape& shape = *p.cache;
+  CacheTensors& cache = data.tensors.cache;
+  const std::int64_t most = p.seqlen_k - (shape.lengths == Lengths::before ? shape.seqlen_new : 0);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    data.seqlens.push_back(b == 0 ? static_cast<std::int32_t>(most) : below(most + 2) - 1);
+    data.index.push_back(below(std::max<std::int64_t>(shape.rows, 1)));
+    data.leftpad.push_back(below(40));
+  }
+  cache.seqlens = shape.lengths == Lengths::full ? nullptr : data.seqlens.data();
+  if (shape.rows > 0) cache.index = data.index.data();
+  if (shape.leftpad) cache.leftpad = data.leftpad.data();
+  if (!shape.paged()) return;
+  cache.stride_page_table = core::ceil_div(p.seqlen_k, shape.page_size) + 1;
+  data.pages.resize(
+      static_cast<std::size_t>(std::max(p.batch, shape.rows) * cache.stride_page_table));
+  for (std::int32_t& page : data.pages) page = below(shape.num_pages);
+  cache.page_table = data.pages.data();
+  data.tensors.k.stride_batch = shape.page_size * data.tensors.k.stride_seqlen;
+  data.tensors.v.stride_batch = shape.page_size * data.tensors.v.stride_seqlen;
+}
+
 Data make_data(Problem& p, std::mt19937& random) {
   Data data;
   if (p.packed) {
@@ -77,6 +106,7 @@ Data make_data(Problem& p, std::mt19937& random) {
   t.q = contiguous(data.q, p.seqlen_q, p.num_heads, p.head_dim);
   t.k = contiguous(data.k, p.seqlen_k, p.num_heads_k, p.head_dim);
   t.v = contiguous(data.v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
+  if (p.cache) place_in_cache(p, data, random);
   t.saved_o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.dout = contiguous(data.dout, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.saved_softmax_lse = data.lse.data();
@@ -90,6 +120,11 @@ Data make_data(Problem& p, std::mt19937& random) {
     const std::int64_t batch = p.bias->batch ? p.batch : 1;
     data.bias = normal(random, std::max<std::int64_t>(batch * heads * queries * keys, 1));
     t.bias = {data.bias.data(), heads * queries * keys, queries * keys, keys, 1};
+  }
+  if (p.tree) {
+    data.tree.resize(static_cast<std::size_t>(std::max<std::int64_t>(p.rows_q(), 1)));
+    for (std::uint64_t& word : data.tree) word = random();
+    t.tree_mask = data.tree.data();
   }
   t.philox_seed = random();
   t.philox_offset = random() % 3;
@@ -148,6 +183,30 @@ std::vector<double> by_row(const Problem& p, const std::vector<double>& lse) {
   return result;
 }
 
+/// What narrows and widens the window.
+void add_masks(Problem& p, std::mt19937& random) {
+  if (random() % 3 == 0) p.chunk = static_cast<std::int64_t>(1 + random() % 500);
+  if (random() % 3 == 0) p.sink_tokens = static_cast<std::int64_t>(1 + random() % 50);
+  p.tree = random() % 3 == 0;
+}
+
+void add_cache(Problem& p, std::mt19937& random) {
+  const auto one_in = [&random](unsigned n) { return random() % n == 0; };
+  CacheShape cache;
+  cache.lengths = one_in(3) ? Lengths::full : Lengths::after;
+  if (!p.packed && one_in(3)) {
+    cache.lengths = Lengths::before;
+    cache.seqlen_new = std::min(p.seqlen_q, p.seqlen_k);
+  }
+  if (one_in(2)) cache.rows = p.batch + 2;
+  cache.leftpad = one_in(2);
+  if (one_in(2)) {
+    cache.page_size = one_in(2) ? 1 : 24;
+    cache.num_pages = 50;
+  }
+  p.cache = cache;
+}
+
 const Device kCpu{"any", Arch::avx512_bf16, 1, 48 << 10, 1 << 20};
 const Device kGpu{"any", Arch::sm90, 132, 232448, 50 << 20};
 
@@ -163,6 +222,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const bool few = kSanitized || row.operand == core::Operand::f16;
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
+  int merged = 0, merged_units = 0, cached = 0;
   for (int trial = 0; trial < trials && ran < enough; ++trial) {
     Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
     if (trial % 8 == 0 && row.split_n > 0) {
@@ -182,6 +242,22 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.alibi = PerHead::none;
       p.bias.reset();
     }
+    const bool spans = is_gpu(row.arch) && decode;
+    if (spans) {
+      add_masks(p, random);
+      p.dropout_p = 0.0F;
+      p.batch_invariant = !p.packed && random() % 2 == 0;
+      if (trial % 8 == 0) {
+        // Several units, each a part or not.
+        p.batch_invariant = trial % 16 == 0;
+        p.packed = false;
+        p.seqlen_q = std::max<std::int64_t>(p.seqlen_q, 1);
+        p.seqlen_k += 1200;
+        p.window_right = -1;
+        p.chunk = 0;
+      }
+      if (random() % 2 == 0) add_cache(p, random);
+    }
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
     if (row.operand == core::Operand::f16) p.dtype = Dtype::f16;
@@ -194,7 +270,8 @@ TEST_P(EveryRow, TilesComputeAttention) {
     Simulated got;
     if (row.pass == Pass::forward) {
       const reference::Outputs expected = reference::attend(inputs);
-      got = simulate_forward(plan, data.tensors);
+      got = spans ? simulate_decode(plan, data.tensors) : simulate_forward(plan, data.tensors);
+      ASSERT_EQ(got.lost_parts, 0) << what;
       // The simulator adds up weights one after another in fp32: of thousands that are alike each
       // addition may round the same way.
       const double bound = std::max(2e-5, 1e-8 * static_cast<double>(p.seqlen_k));
@@ -224,6 +301,8 @@ TEST_P(EveryRow, TilesComputeAttention) {
     masked += got.masked_tiles;
     full += got.full_tiles;
     split += plan.work.splits > 1 ? 1 : 0;
+    (p.batch_invariant ? merged_units : merged) += got.merged_items;
+    cached += p.cache ? 1 : 0;
   }
   // The list must have exercised what it claims to prove.
   EXPECT_GT(ran, 0) << "seed " << seed;
@@ -231,7 +310,11 @@ TEST_P(EveryRow, TilesComputeAttention) {
   EXPECT_GT(ran, 20) << "seed " << seed;
   EXPECT_GT(masked, 0);
   EXPECT_GT(full, 0);
-  if (row.split_n > 0) {
+  if (is_gpu(row.arch) && decode) {
+    EXPECT_GT(merged, 0);
+    EXPECT_GT(merged_units, 0);
+    EXPECT_GT(cached, 0);
+  } else if (row.split_n > 0) {
     EXPECT_GT(split, 0);
   }
   if (is_gpu(row.arch) && row.pass == Pass::backward) {
@@ -242,6 +325,56 @@ TEST_P(EveryRow, TilesComputeAttention) {
       EXPECT_GT(own_bias, 0);
     }
   }
+}
+
+// A GPU's decoding with batch_invariant: the same bits alone and in a batch, and on any number of
+// multiprocessors, although spans are others. Without it they are not.
+TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  int same = 0, trials = 0, cut_otherwise = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (!is_gpu(row.arch) || row.form != core::Form::decode) continue;
+    for (const bool invariant : {true, false}) {
+      Problem p;
+      p.batch = 3;
+      p.num_heads = 4;
+      p.num_heads_k = 2;
+      p.seqlen_q = 1 + static_cast<std::int64_t>(random() % 4);
+      p.seqlen_k = 1500 + static_cast<std::int64_t>(random() % 1500);
+      p.head_dim = p.head_dim_v = 8;
+      p.window_right = 0;
+      p.batch_invariant = invariant;
+      const Data data = make_data(p, random);
+      p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+      Problem one = p;
+      one.batch = 1;
+      Device board = kGpu, small = kGpu;
+      small.threads = 5;
+      ASSERT_EQ(refusal(row, p, board), "");
+      const PlanData of_all = plan_row(row, p, board), alone = plan_row(row, one, small);
+      cut_otherwise += of_all.spans != alone.spans ? 1 : 0;
+      const Simulated all = simulate_decode(of_all, data.tensors);
+      bool equal = true;
+      for (std::int64_t b = 0; b < p.batch; ++b) {
+        Tensors t = data.tensors;
+        for (ConstTensor* tensor : {&t.q, &t.k, &t.v}) {
+          tensor->data = static_cast<const float*>(tensor->data) + b * tensor->stride_batch;
+        }
+        const Simulated some = simulate_decode(alone, t);
+        const auto agrees = [b](const std::vector<float>& few, const std::vector<float>& many) {
+          return std::equal(few.begin(), few.end(),
+                            many.begin() + b * static_cast<std::ptrdiff_t>(few.size()));
+        };
+        equal = equal && agrees(some.o, all.o) && agrees(some.lse, all.lse);
+      }
+      EXPECT_TRUE(equal || !invariant) << name_of(row) << " " << to_string(p) << " seed " << seed;
+      same += equal && !invariant ? 1 : 0;
+      trials += invariant ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(cut_otherwise, 2 * trials);
+  EXPECT_LT(same, trials) << "seed " << seed;
 }
 
 // Where dQ is summed in order: the key blocks that meet a block of rows count from 0 in the order

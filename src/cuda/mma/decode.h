@@ -11,6 +11,7 @@
 #include "core/storage.h"
 #include "cuda/mma/decode_results.h"
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/grid.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/tile/extras.h"
 
@@ -46,6 +47,8 @@ class Decoder {
         w_(1.0F) {}
 
   __device__ __forceinline__ void run() {
+    ptx::wait_for_grids();
+    ptx::launch_dependents();
     if (!walk_.first(piece())) return;
     load_queries(piece());
     begin_loading(piece());

@@ -72,9 +72,5 @@ inline constexpr int kOtherBytes = 2048;
 TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
   return 2 * chunk_bytes(row.head_dim) + decode_ring_bytes(row) + kOtherBytes + 128;
 }
-/// Blocks of a multiprocessor.
-TESSERA_HD constexpr int decode_blocks(const core::Kernel& row) {
-  return row.head_dim <= 128 ? 2 : 1;
-}
 
 }  // namespace tessera::cuda::mma

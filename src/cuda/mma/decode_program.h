@@ -15,7 +15,7 @@ inline std::string decode_program(const core::Kernel& row, const std::string& na
          value_text(row) +
          ";\n"
          "extern \"C\" __global__ void __launch_bounds__(cuda::mma::decode_threads(kRow), "
-         "cuda::mma::decode_blocks(kRow))\n" +
+         "core::decode_blocks(kRow))\n" +
          name +
          "(const __grid_constant__ cuda::mma::DecodeParams p) {\n"
          "  extern __shared__ char shared[];\n"

@@ -10,4 +10,10 @@ __device__ __forceinline__ void launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/// Waits until the grids before this one are done and all they wrote is there. Before that, a grid
+/// that was launched to begin early may touch nothing that they do.
+__device__ __forceinline__ void wait_for_grids() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 }  // namespace tessera::cuda::ptx

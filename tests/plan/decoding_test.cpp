@@ -1,0 +1,155 @@
+// What the planner makes of problems that a GPU decodes: spans, units, the slots of parts; and
+// which problems these are.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "plan/catalog.h"
+#include "plan/layout.h"
+#include "plan/names.h"
+#include "plan/select.h"
+
+namespace tessera {
+namespace {
+
+Problem problem_of(const char* text) {
+  const Result<Problem> parsed = parse_problem(text);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().text;
+  return parsed.ok() ? *parsed : Problem{};
+}
+
+Device h200() {
+  const Result<Device> device = named_device("h200");
+  EXPECT_TRUE(device.ok()) << device.status().text;
+  return device.ok() ? *device : Device{};
+}
+
+/// Few rows are decoded: any group shares them. There are as many spans as blocks are resident, or
+/// units; where bits must not depend on the batch, units are large (S9).
+TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
+  const auto planned = [&](const char* problem) -> std::string {
+    const Result<Plan> plan = tessera::plan(problem_of(problem), h200());
+    if (!plan) return plan.status().text;
+    const PlanData& data = plan->data();
+    EXPECT_EQ(data.work.splits, 1) << problem;
+    return std::string(plan->kernel()) + " " + std::to_string(data.row_heads) + " heads " +
+           std::to_string(data.work.count()) + " in " + std::to_string(data.spans.count) + " of " +
+           std::to_string(data.unit_n);
+  };
+  EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"),
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 264 of 64");
+  EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=131072 d=128"),
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 264 of 64");
+  EXPECT_EQ(planned("fwd f16 h=28/4 q=2 k=8192 d=72 sink alibi=h"),
+            "sm90.forward.decode.f16.d128.16x64 7 heads 4 in 264 of 64");
+  EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=256"),
+            "sm90.forward.decode.bf16.d256.16x64 4 heads 512 in 132 of 64");
+  // No more spans than units. Sink tokens have one more.
+  EXPECT_EQ(planned("fwd bf16 h=4 q=1 k=150 d=64"),
+            "sm90.forward.decode.bf16.d64.16x64 1 heads 4 in 12 of 64");
+  EXPECT_EQ(planned("fwd bf16 h=4 q=1 k=150 d=64 window=50,0 sink_tokens=4"),
+            "sm90.forward.decode.bf16.d64.16x64 1 heads 4 in 16 of 64");
+  EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=8192 d=128 batch_invariant"),
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 128 of 512");
+  EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant"),
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 264 of 512");
+  for (const char* problem :
+       {"fwd bf16 h=32/8 q=5 k=8192 d=128", "fwd bf16 q=1 k=100 d=64 dropout=0.1"}) {
+    EXPECT_EQ(planned(problem).find("decode"), std::string::npos) << problem;
+  }
+}
+
+/// Two slots a span, or, batch_invariant, one a unit; none where an item is one unit.
+TEST(Decoding, PartsHaveSlots) {
+  const auto regions = [&](const char* problem) {
+    const Result<Plan> plan = tessera::plan(problem_of(problem), h200());
+    EXPECT_TRUE(plan.ok()) << plan.status().text;
+    std::string text;
+    if (!plan) return text;
+    for (const WorkspaceRegion& region : plan->data().regions) {
+      text += region.name + " " + std::to_string(region.bytes) + " ";
+    }
+    return text;
+  };
+  const auto slots = [](int count, int head_dim_v) {
+    return "part_o " + std::to_string(count * 16 * head_dim_v * 4) + " part_state " +
+           std::to_string(count * 16 * 8) + " ";
+  };
+  EXPECT_EQ(regions("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"), slots(2 * 264, 128));
+  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=150 d=64"), slots(2 * 12, 64));
+  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=1500 d=64/40 batch_invariant"), slots(4 * 3, 40));
+  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=64 d=64"), "");
+}
+
+/// Sink tokens end a tile of their own, so there can be one unit more than keys make, and a slot.
+TEST(Decoding, NoItemHasMoreUnitsThanSlots_S3) {
+  int more = 0;
+  for (int seqlen_k = 1008; seqlen_k <= 1040; ++seqlen_k) {
+    for (int sink_tokens = 0; sink_tokens <= 18; ++sink_tokens) {
+      for (const int hidden : {0, 1, 20}) {
+        Problem p = problem_of("fwd bf16 h=4 q=1 d=64 batch_invariant window=0,0");
+        p.seqlen_k = seqlen_k;
+        p.sink_tokens = sink_tokens;
+        p.window_left = seqlen_k - 1 - sink_tokens - hidden;
+        const Result<Plan> plan = tessera::plan(p, h200());
+        ASSERT_TRUE(plan.ok()) << plan.status().text;
+        const core::SequenceMask mask = {window_of(p).band_of({0, 1, seqlen_k}), 0, sink_tokens};
+        const core::KeyTiles keys = {mask.runs_of({0, 1}), 16};
+        const int units = keys.units(plan->data().unit_n / 16);
+        ASSERT_LE(units, units_of_item(plan->data())) << to_string(p);
+        more += units > core::ceil_div(seqlen_k, plan->data().unit_n) ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(more, 0);
+}
+
+/// Caches, chunks, sink tokens and trees: a GPU decodes them, where there are few rows. Otherwise
+/// every row says what keeps it back.
+TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
+  const struct {
+    const char* words;
+    const char* refused;  ///< by rows that do not decode
+  } cases[] = {{"cache=after", "takes no cache"},
+               {"cache=full rows=9", "takes no cache"},
+               {"cache=before:2 leftpad causal", "takes no cache"},
+               {"cache=after pages=900x16", "takes no cache"},
+               {"cache=after pages=900x16 chunk=512", "takes no cache"},
+               {"chunk=512", "takes no chunk"},
+               {"window=100,0 sink_tokens=4", "takes no sink_tokens"},
+               {"tree", "takes no tree"}};
+  for (const auto& [words, refused] : cases) {
+    const auto planned = [&](const std::string& sizes) {
+      return tessera::plan(problem_of(("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words).c_str()),
+                           h200());
+    };
+    for (const char* sizes : {"h=8 q=1", "h=8/2 q=4", "h=8 q=16"}) {
+      const Result<Plan> fits = planned(sizes);
+      ASSERT_TRUE(fits.ok()) << fits.status().text;
+      EXPECT_EQ(fits->kernel(), "sm90.forward.decode.bf16.d128.16x64") << words;
+    }
+    for (const auto& [sizes, rows] : {std::pair("h=8/2 q=5", "20"), std::pair("h=8 q=17", "17")}) {
+      const Status status = planned(sizes).status();
+      EXPECT_EQ(status.code, Code::unsupported) << words;
+      const std::string reason =
+          std::string(
+              "takes at most 16 query rows per key/value head; seqlen_q * num_heads / "
+              "num_heads_k = ") +
+          rows + "\n";
+      EXPECT_NE(status.text.find(reason), std::string::npos) << status.text;
+      for (const core::Kernel& row : kCatalog) {
+        if (!is_gpu(row.arch) || row.pass == Pass::backward || row.form == core::Form::decode) {
+          continue;
+        }
+        const std::size_t line = status.text.find(name_of(row) + " ");
+        ASSERT_NE(line, std::string::npos) << name_of(row) << "\n" << status.text;
+        const std::string said = status.text.substr(line, status.text.find('\n', line) - line);
+        EXPECT_TRUE(said.ends_with(std::string("refused: ") + refused)) << said;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

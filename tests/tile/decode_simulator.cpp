@@ -1,0 +1,195 @@
+// The loops of a GPU's decoding rows (cuda/mma/decode.h, decode_walk.h, decode_results.h): spans of
+// the line of items, one block of threads each, in the order in which blocks begin; pieces of
+// items, whose tiles the block's warps take in turn; parts, which are left in slots of the plan's
+// workspace, and merged by the block that has an item's first one.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/softmax.h"
+#include "cuda/mma/decode_params.h"
+#include "plan/layout.h"
+#include "tile/accumulator.h"
+#include "tile/simulator.h"
+
+namespace tessera::tile {
+namespace {
+
+using core::Range;
+
+/// A row's share of some keys: normalised output, natural-log lse.
+struct PartOfRow {
+  float lse = -core::kInfinity;
+  std::vector<float> o;
+};
+using Part = std::vector<PartOfRow>;
+
+/// A key/value head of a sequence on the line.
+struct Item {
+  Head head;
+  core::KeyTiles keys;
+  core::SpanItem place;
+};
+
+class DecodeSimulator {
+ public:
+  DecodeSimulator(const PlanData& plan, const Tensors& tensors)
+      : plan_(plan),
+        p_(plan.problem),
+        spans_(plan.spans),
+        unit_tiles_(plan.unit_n / cuda::mma::kTileKeys),
+        warps_(cuda::mma::decode_warps(plan.kernel)),
+        dv_(static_cast<std::size_t>(p_.head_dim_v)) {
+    Workspace counter;
+    slots_.resize(static_cast<std::size_t>(layout_gpu_decode(counter, plan).slots));
+    const auto rows = static_cast<std::size_t>(p_.rows_q() * p_.num_heads);
+    out_.o.assign(rows * dv_, 0.0F);
+    out_.lse.assign(rows, 0.0F);
+    int start = 0;
+    for (int batch = 0; batch < plan.work.batch; ++batch) {
+      for (int head = 0; head < plan.work.heads; ++head) {
+        Item item = {Head(plan, tensors, batch, head), {}, {}};
+        item.keys = {item.head.mask().runs_of({0, item.head.sequence().seqlen_q}),
+                     cuda::mma::kTileKeys};
+        item.place = {start, item.keys.units(unit_tiles_)};
+        start += spans_.cost(item.place.units);
+        items_.push_back(item);
+      }
+    }
+    spans_.cut(start);
+  }
+
+  Simulated run() {
+    // No block waits for one that begins after it: parts are there when they are merged.
+    for (int span = spans_.count - 1; span >= 0; --span) {
+      for (std::size_t i = 0; i < items_.size(); ++i) attend(i, span);
+    }
+    return out_;
+  }
+
+ private:
+  /// The units of the item that the span has, in one piece, or, batch_invariant, unit by unit.
+  void attend(std::size_t index, int span) {
+    const Item& item = items_[index];
+    const Range units = spans_.units_of(item.place, span);
+    const int step = p_.batch_invariant ? 1 : units.size();
+    for (int unit = units.begin; unit < units.end; unit += step) {
+      Part part = part_of(item, {unit, unit + step});
+      if (step == item.place.units) {
+        write(item, part);
+        return;
+      }
+      std::optional<Part>& slot = slots_.at(slot_of(index, span, unit));
+      out_.lost_parts += slot ? 1 : 0;
+      slot = std::move(part);
+    }
+    if (units.size() > 0 && units.begin == 0) merge(index, span);
+  }
+
+  /// Units of the item, from all warps of a block.
+  Part part_of(const Item& item, Range units) {
+    const Head& head = item.head;
+    const auto rows = static_cast<std::size_t>(head.rows().count());
+    const Range common = head.mask().common_keys({0, head.sequence().seqlen_q});
+    const int first = units.begin * unit_tiles_;
+    const int end = core::min(units.end * unit_tiles_, item.keys.count());
+    std::vector<std::vector<Accumulator>> warps(
+        static_cast<std::size_t>(warps_),
+        std::vector<Accumulator>(rows, {{}, std::vector<float>(dv_, 0.0F)}));
+    for (int tile = first; tile < end; ++tile) {
+      const Range rest = item.keys.from(tile);
+      const int after = rest.begin + cuda::mma::kTileKeys;
+      const bool masked = after > rest.end || rest.begin < common.begin || after > common.end;
+      ++(masked ? out_.masked_tiles : out_.full_tiles);
+      std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % warps_)];
+      for (std::size_t row = 0; row < rows; ++row) {
+        add_tile(head, static_cast<std::int64_t>(row), {rest.begin, core::min(after, rest.end)},
+                 masked, warp[row]);
+      }
+    }
+    Part part(rows);
+    for (std::size_t row = 0; row < rows; ++row) {
+      core::Softmax<float> merged;
+      for (const auto& warp : warps) merged = core::combine(merged, warp[row].softmax);
+      // A row's sink enters with its first part.
+      const core::FinishedRow<float> finished =
+          core::finish(merged, p_.sink && units.begin == 0,
+                       head.sink2(static_cast<std::int64_t>(row)) * core::kLn2);
+      part[row] = {core::lse_of(finished.state), std::vector<float>(dv_, 0.0F)};
+      for (const auto& warp : warps) {
+        const float scale =
+            core::exp2(warp[row].softmax.max - core::shift_of(merged.max)) * finished.factor;
+        for (std::size_t c = 0; c < dv_; ++c) part[row].o[c] += scale * warp[row].o[c];
+      }
+    }
+    return part;
+  }
+
+  /// Of a unit's part that the span has of an item.
+  std::size_t slot_of(std::size_t index, int span, int unit) const {
+    if (p_.batch_invariant) {
+      return index * static_cast<std::size_t>(units_of_item(plan_)) +
+             static_cast<std::size_t>(unit);
+    }
+    return static_cast<std::size_t>(unit == 0 ? spans_.count + span : span);
+  }
+
+  /// All parts of the item, whose first one the span has, in their order.
+  void merge(std::size_t index, int span) {
+    const Item& item = items_[index];
+    const int last = spans_.span_of(item.place, item.place.units - 1);
+    Part merged(static_cast<std::size_t>(item.head.rows().count()),
+                {-core::kInfinity, std::vector<float>(dv_, 0.0F)});
+    std::vector<const Part*> parts;
+    for (int at = span; at <= last; ++at) {
+      const Range units = spans_.units_of(item.place, at);
+      const int step = p_.batch_invariant ? 1 : units.size();
+      for (int unit = units.begin; unit < units.end; unit += step) {
+        const std::optional<Part>& part = slots_.at(slot_of(index, at, unit));
+        if (part) {
+          parts.push_back(&*part);
+        } else {
+          ++out_.lost_parts;
+        }
+      }
+    }
+    for (std::size_t row = 0; row < merged.size(); ++row) {
+      core::Softmax<float> all;
+      for (const Part* part : parts) all = core::combine(all, core::from_lse((*part)[row].lse));
+      for (const Part* part : parts) {
+        const float weight = core::weight_of(core::from_lse((*part)[row].lse), all);
+        for (std::size_t c = 0; c < dv_; ++c) merged[row].o[c] += weight * (*part)[row].o[c];
+      }
+      merged[row].lse = core::lse_of(all);
+    }
+    write(item, merged);
+    ++out_.merged_items;
+  }
+
+  void write(const Item& item, const Part& rows) {
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      const std::size_t at = item.head.flat(static_cast<std::int64_t>(row));
+      out_.lse[at] = rows[row].lse;
+      std::copy(rows[row].o.begin(), rows[row].o.end(),
+                out_.o.begin() + static_cast<std::ptrdiff_t>(at * dv_));
+    }
+  }
+
+  const PlanData& plan_;
+  const Problem& p_;
+  core::Spans spans_;
+  const int unit_tiles_, warps_;
+  const std::size_t dv_;
+  std::vector<Item> items_;
+  std::vector<std::optional<Part>> slots_;
+  Simulated out_;
+};
+
+}  // namespace
+
+Simulated simulate_decode(const PlanData& plan, const Tensors& tensors) {
+  return DecodeSimulator(plan, tensors).run();
+}
+
+}  // namespace tessera::tile
