@@ -36,10 +36,20 @@ def check(
     caches.check_close(result, exact, plain)
 
 
+def spoil(cache: caches.Cache, sequences: list[tuple[Any, int, int, int]]) -> None:
+    """NaN into every slot that holds no key of a sequence."""
+    unused = torch.ones(cache.k.shape[0] * cache.k.shape[1], dtype=torch.bool)
+    for _, row, first, end in sequences:
+        unused[cache.slots(row)[first:end]] = False
+    at = unused.view(cache.k.shape[:2]).to(cache.k.device)
+    cache.k[at] = torch.nan
+    cache.v[at] = torch.nan
+
+
 @pytest.mark.parametrize("page_size", (None, 1, 6, 16))
 @pytest.mark.parametrize("page_ids", (torch.int32, torch.int64), ids=str)
 def test_places(page_size: int | None, page_ids: torch.dtype, device: str) -> None:
-    """Rows and pages, both types of page numbers, index and left padding, and what lengths count."""
+    """Rows, pages, both types of page numbers, index, left padding, what lengths count; nothing else is read."""
     cache = random_cache(device, page_size, 2 * B, page_ids=page_ids)
     rows = random.sample(range(2 * B), B)
     seqlens = caches.random_lengths(B, cache.capacity - 4, device)
@@ -52,14 +62,15 @@ def test_places(page_size: int | None, page_ids: torch.dtype, device: str) -> No
         "causal": True,
         "return_lse": True,
     }
-    for lengths, seqlen_new in (("after", None), ("before", 4)):
+    full = tessera.cached_attention(q, cache.k, cache.v, **place)
+    check(full, q, cache, [(b, rows[b], leftpad[b], cache.capacity) for b in range(B)], causal=True)
+    for lengths, seqlen_new in (("before", 4), ("after", None)):
         sequences = [(b, rows[b], leftpad[b], n + (seqlen_new or 0)) for b, n in enumerate(seqlens.tolist())]
+        spoil(cache, sequences)
         result = tessera.cached_attention(
             q, cache.k, cache.v, seqlens=seqlens, lengths=lengths, seqlen_new=seqlen_new, **place
         )
         check(result, q, cache, sequences, causal=True)
-    full = tessera.cached_attention(q, cache.k, cache.v, **place)
-    check(full, q, cache, [(b, rows[b], leftpad[b], cache.capacity) for b in range(B)], causal=True)
 
 
 def test_packed_queries(device: str) -> None:
