@@ -4,97 +4,11 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "checks.h"
+
 namespace tessera::python {
 
 namespace {
-
-[[noreturn]] void invalid(std::string text) { throw Raise{PyExc_ValueError, std::move(text)}; }
-
-std::string value(const char* name, const char* property, std::int64_t number) {
-  return std::string(name) + property + " = " + std::to_string(number);
-}
-
-bool same(const DLType& a, const DLType& b) {
-  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
-}
-
-constexpr DLType kFloat32 = {kDLFloat, 32, 1}, kFloat16 = {kDLFloat, 16, 1},
-                 kBfloat16 = {kDLBfloat, 16, 1};
-constexpr DLType kInt32 = {kDLInt, 32, 1};
-/// What tessera/arrays.py passes for bfloat16, which NumPy does not export. torch's uint16 never
-/// gets here.
-constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
-
-Dtype storage_type(const View& q, const char* name = "q") {
-  if (same(q.dtype, kFloat32)) return Dtype::f32;
-  if (same(q.dtype, kBfloat16) || same(q.dtype, kBfloat16Bits)) return Dtype::bf16;
-  if (same(q.dtype, kFloat16)) return Dtype::f16;
-  invalid(std::string(name) + ".dtype = " + name_of(q.dtype) +
-          ": must be float32, bfloat16 or float16");
-}
-
-/// Where the numbers of (batch, seqlen, heads, head_dim) stand in a shape; packed tensors have no
-/// batch.
-struct Axes {
-  std::size_t rows, heads, dim;
-  explicit Axes(bool packed) : rows(packed ? 0 : 1), heads(rows + 1), dim(rows + 2) {}
-};
-
-void check_device(const char* name, const View& view, const View& q, const char* first = "q") {
-  const bool same_place =
-      view.on_gpu() == q.on_gpu() && (!q.on_gpu() || view.device.id == q.device.id);
-  if (!same_place) {
-    invalid(std::string(name) + " is on " + name_of(view.device) + ", but " + first + " is on " +
-            name_of(q.device) + ": all tensors must be on one device");
-  }
-}
-
-void check_last_stride(const char* name, const View& view) {
-  const auto last = static_cast<std::size_t>(view.ndim - 1);
-  if (view.strides[last] != 1 && view.shape[last] > 1 && view.size() > 0) {
-    invalid(value(name, ": stride of the last dimension", view.strides[last]) +
-            ": must be 1; .contiguous() makes it so, np.ascontiguousarray for NumPy");
-  }
-}
-
-/// A tensor of rows of q's type: its dimensions, its type, its device, and that head_dim is
-/// contiguous.
-void check_rows(const char* name, const View& view, const View& q,
-                std::array<std::int64_t, 4> shape, bool packed) {
-  if (!view) invalid(std::string(name) + " is None: a tensor is required");
-  const int ndim = packed ? 3 : 4;
-  const char* layout =
-      packed ? "(total, heads, head_dim), since cu_seqlens_q is given"
-             : "(batch, seqlen, heads, head_dim); with cu_seqlens_q (total, heads, head_dim)";
-  if (view.ndim != ndim) {
-    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + layout);
-  }
-  if (!same(view.dtype, q.dtype)) {
-    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) +
-            ", but q.dtype = " + name_of(q.dtype) + ": they must be the same");
-  }
-  check_device(name, view, q);
-  const std::size_t first = packed ? 1 : 0;
-  for (std::size_t i = first; i < 4; ++i) {
-    if (view.shape[i - first] == shape[i]) continue;
-    std::string expected = "(";
-    for (std::size_t j = first; j < 4; ++j)
-      expected += (j > first ? ", " : "") + std::to_string(shape[j]);
-    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + expected + ")");
-  }
-  check_last_stride(name, view);
-}
-
-/// A contiguous array of one type.
-void check_array(const char* name, const View& view, const View& q, DLType dtype, const char* shape,
-                 bool fits) {
-  if (!same(view.dtype, dtype)) {
-    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be " + name_of(dtype));
-  }
-  if (!fits) invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + shape);
-  if (!view.contiguous()) invalid(std::string(name) + " must be contiguous");
-  check_device(name, view, q);
-}
 
 /// Number of sequences of a packed batch.
 std::int64_t check_cu_seqlens(const Inputs& in) {
@@ -154,36 +68,6 @@ BiasShape bias_shape(const Inputs& in, const Problem& p) {
           same(bias.dtype, kFloat32) ? Dtype::f32 : storage_type(in.q)};
 }
 
-PerHead alibi_shape(const Inputs& in, const Problem& p) {
-  const View& slopes = in.alibi_slopes;
-  const bool per_head = slopes.ndim == 1 && slopes.shape[0] == p.num_heads;
-  const bool per_batch =
-      slopes.ndim == 2 && slopes.shape[0] == p.batch && slopes.shape[1] == p.num_heads;
-  check_array("alibi_slopes", slopes, in.q, kFloat32, "(num_heads,) or (batch, num_heads)",
-              per_head || per_batch);
-  return per_head ? PerHead::heads : PerHead::batch_heads;
-}
-
-void check_lse(const char* name, const View& lse, const Inputs& in, const Problem& p) {
-  const bool fits = p.packed
-                        ? lse.ndim == 2 && lse.shape[0] == p.num_heads && lse.shape[1] == p.total_q
-                        : lse.ndim == 3 && lse.shape[0] == p.batch && lse.shape[1] == p.num_heads &&
-                              lse.shape[2] == p.seqlen_q;
-  check_array(name, lse, in.q, kFloat32,
-              p.packed ? "(num_heads, total_q)" : "(batch, num_heads, seqlen_q)", fits);
-}
-
-Tensor rows_of(const View& view, bool packed) {
-  const Axes axes(packed);
-  return {view.data, packed ? 0 : view.strides[0], view.strides[axes.rows],
-          view.strides[axes.heads]};
-}
-
-template <class T>
-T* pointer(const View& view) {
-  return reinterpret_cast<T*>(view.data);
-}
-
 /// Sizes of a problem, from tensors whose number of dimensions is checked here.
 void read_sizes(const Inputs& in, const Options& options, Problem& p) {
   const View& q = in.q;
@@ -231,13 +115,8 @@ void check_shapes(const Inputs& in, const Problem& p) {
   check_given("dq", in.dq, q_shape);
   check_given("dk", in.dk, k_shape);
   check_given("dv", in.dv, v_shape);
-  if (in.softmax_lse) check_lse("lse", in.softmax_lse, in, p);
-  if (in.dsoftmax_lse) check_lse("dlse", in.dsoftmax_lse, in, p);
-}
-
-void check_sink(const char* name, const View& sink, const Inputs& in, const Problem& p) {
-  check_array(name, sink, in.q, kFloat32, "(num_heads,)",
-              sink.ndim == 1 && sink.shape[0] == p.num_heads);
+  if (in.softmax_lse) check_lse("lse", in.softmax_lse, in.q, p);
+  if (in.dsoftmax_lse) check_lse("dlse", in.dsoftmax_lse, in.q, p);
 }
 
 void check_dbias(const Inputs& in) {
@@ -258,23 +137,12 @@ void check_partial(const char* name, const View& view, const View& o_parts,
                    std::initializer_list<std::int64_t> shape) {
   if (!view) invalid(std::string(name) + " is None: a tensor is required");
   check_device(name, view, o_parts, "o_parts");
-  std::string expected;
-  for (const std::int64_t size : shape) {
-    expected += (expected.empty() ? "" : ", ") + std::to_string(size);
-  }
-  if (view.ndim != static_cast<int>(shape.size()) ||
-      !std::equal(shape.begin(), shape.end(), view.shape.begin())) {
-    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be (" + expected + ")");
-  }
+  check_sizes(name, view, shape);
 }
 
 void check_partial_lse(const char* name, const View& view) {
   if (same(view.dtype, kFloat32)) return;
   invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be float32");
-}
-
-void check_window(const char* name, std::int64_t keys) {
-  if (keys < -1) invalid(value(name, "", keys) + ": must be 0 or more, or -1 for unbounded");
 }
 
 }  // namespace
@@ -297,13 +165,13 @@ Problem problem_of(const Inputs& in, const Options& options) {
   p.dropout_p = options.dropout_p;
   p.deterministic = options.deterministic;
   p.batch_invariant = options.batch_invariant;
-  if (in.alibi_slopes) p.alibi = alibi_shape(in, p);
+  if (in.alibi_slopes) p.alibi = alibi_shape(in.alibi_slopes, in.q, p);
   if (in.bias) p.bias = bias_shape(in, p);
   if (in.dbias) check_dbias(in);
   p.sink = static_cast<bool>(in.sink);
-  if (in.sink) check_sink("sink", in.sink, in, p);
+  if (in.sink) check_sink("sink", in.sink, in.q, p);
   if (in.dsink && !in.sink) invalid("dsink is given, but sink is None");
-  if (in.dsink) check_sink("dsink", in.dsink, in, p);
+  if (in.dsink) check_sink("dsink", in.dsink, in.q, p);
   if (in.q.on_gpu()) {
     if (p.dtype == Dtype::f32) {
       throw Raise{PyExc_NotImplementedError,

@@ -1,6 +1,7 @@
-// The module tessera._native: two calls that compute, one that explains, the merge of partial
-// results, the dropout mask, and the threads. Written against CPython's limited API, so that one
-// binary serves every Python from 3.10 on, and DLPack, so that it serves every framework.
+// The module tessera._native: two calls that compute, one that explains, attention over caches and
+// appends to them, the merge of partial results, the dropout mask, and the threads. Written against
+// CPython's limited API, so that one binary serves every Python from 3.10 on, and DLPack, so that
+// it serves every framework.
 //
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "cache.h"
 #include "call.h"
 
 namespace tessera::python {
@@ -15,7 +17,8 @@ namespace tessera::python {
 namespace {
 
 /// "softcap = 'a': must be a number", with the object as Python prints it, cut to one short line.
-[[noreturn]] void wrong_type(const char* name, PyObject* object, const char* expected) {
+[[noreturn]] void wrong_type(const char* name, PyObject* object, const char* expected,
+                             PyObject* type = PyExc_TypeError) {
   PyErr_Clear();
   PyObject* const printed = PyObject_Repr(object);
   const char* const bytes =
@@ -33,7 +36,7 @@ namespace {
     while ((static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
     text.replace(cut, std::string::npos, " ...");
   }
-  throw Raise{PyExc_TypeError, std::string(name) + " = " + text + ": must be " + expected};
+  throw Raise{type, std::string(name) + " = " + text + ": must be " + expected};
 }
 
 std::int64_t integer_of(const char* name, PyObject* object) {
@@ -224,17 +227,21 @@ void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject
   check(status);
 }
 
-PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate,
-                  PyObject* q) {
-  const Problem problem = problem_of(in, options);
-  const Plan plan = plan_for(problem, device_of(in.q));
-  const Tensors tensors = tensors_of(in, options, problem);
-  if (in.q.on_gpu()) {
-    run_on_gpu(plan, tensors, stream, allocate, q);
+PyObject* execute(const Problem& problem, const Tensors& tensors, const View& q, void* stream,
+                  PyObject* allocate, PyObject* object) {
+  const Plan plan = plan_for(problem, device_of(q));
+  if (q.on_gpu()) {
+    run_on_gpu(plan, tensors, stream, allocate, object);
   } else {
     run_on_cpu(plan, tensors);
   }
   return none();
+}
+
+PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate,
+                  PyObject* q) {
+  const Problem problem = problem_of(in, options);
+  return execute(problem, tensors_of(in, options, problem), in.q, stream, allocate, q);
 }
 
 constexpr Py_ssize_t kInputs = 10, kOptions = 12, kGradients = 7, kExecution = 2;
@@ -321,6 +328,104 @@ PyObject* write_dropout_mask(PyObject*, PyObject* const* objects, Py_ssize_t cou
   });
 }
 
+/// "full", "after" or "before".
+Lengths lengths_of(PyObject* object) {
+  const std::pair<const char*, Lengths> names[] = {
+      {"full", Lengths::full}, {"after", Lengths::after}, {"before", Lengths::before}};
+  for (const auto& [name, lengths] : names) {
+    if (PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, name) == 0) {
+      return lengths;
+    }
+  }
+  wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
+}
+
+PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("cached_forward", objects, count, 14 + 10 + kExecution);
+    Views views;
+    CacheInputs in;
+    in.q = views.view("q", arguments.next());
+    in.k_cache = views.view("k_cache", arguments.next());
+    in.v_cache = views.view("v_cache", arguments.next());
+    in.o = views.view("out", arguments.next(), true);
+    in.lse = views.view("lse", arguments.next(), true);
+    in.alibi_slopes = views.view("alibi_slopes", arguments.next());
+    in.sink = views.view("sink", arguments.next());
+    in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
+    in.seqlens = views.view("seqlens", arguments.next());
+    in.cu_seqlens_new = views.view("cu_seqlens_new", arguments.next());
+    in.page_table = views.view("page_table", arguments.next());
+    in.cache_index = views.view("cache_index", arguments.next());
+    in.leftpad = views.view("leftpad", arguments.next());
+    in.tree_mask = views.view("tree_mask", arguments.next());
+    CacheOptions options;
+    options.max_seqlen_q = arguments.integer("max_seqlen_q");
+    options.lengths = lengths_of(arguments.next());
+    options.seqlen_new = arguments.integer("seqlen_new");
+    options.softmax_scale = arguments.optional_real("softmax_scale");
+    options.softcap = arguments.real("softcap");
+    options.window_left = arguments.integer("window[0]");
+    options.window_right = arguments.integer("window[1]");
+    options.chunk = arguments.integer("chunk");
+    options.sink_tokens = arguments.integer("sink_tokens");
+    options.batch_invariant = arguments.flag("batch_invariant");
+    void* const stream = arguments.address("stream");
+    const Problem problem = problem_of(in, options);
+    return execute(problem, tensors_of(in, problem), in.q, stream, arguments.next(), objects[0]);
+  });
+}
+
+/// Runs what is one step on either device.
+template <class Body>
+void run_step(void* stream, const Body& body) {
+  const std::shared_ptr<ThreadPool> own = pool();
+  Status status;
+  {
+    const WithoutLock unlocked;
+    const Executor executor = own ? own->executor() : default_executor();
+    status = body(Execution{.executor = &executor, .stream = stream});
+  }
+  check(status);
+}
+
+PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("append", objects, count, 16 + 5 + 1);
+    Views views;
+    AppendInputs in;
+    in.k_new = views.view("k_new", arguments.next());
+    in.v_new = views.view("v_new", arguments.next());
+    in.k_cache = views.view("k_cache", arguments.next(), true);
+    in.v_cache = views.view("v_cache", arguments.next(), true);
+    in.q = views.view("q", arguments.next());
+    in.q_out = views.view("q_out", arguments.next(), true);
+    in.seqlens = views.view("seqlens", arguments.next());
+    in.cu_seqlens_new = views.view("cu_seqlens_new", arguments.next());
+    in.page_table = views.view("page_table", arguments.next());
+    in.cache_index = views.view("cache_index", arguments.next());
+    in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
+    in.slot_mapping = views.view("slot_mapping", arguments.next());
+    in.rotary_cos = views.view("rotary_cos", arguments.next());
+    in.rotary_sin = views.view("rotary_sin", arguments.next());
+    in.rotary_seqlens = views.view("rotary_seqlens", arguments.next());
+    in.rotary_positions = views.view("rotary_positions", arguments.next());
+    AppendOptions options;
+    options.lengths = lengths_of(arguments.next());
+    options.max_seqlen_q = arguments.integer("max_seqlen_q");
+    options.max_seqlen_new = arguments.integer("max_seqlen_new");
+    options.rotary_interleaved = arguments.flag("rotary_interleaved");
+    options.rotary_constant_q = arguments.flag("rotary_constant_q");
+    void* const stream = arguments.address("stream");
+    const AppendShape shape = shape_of(in, options);
+    const AppendTensors tensors = tensors_of(in, shape);
+    const Device device = device_of(in.k_cache, "k_cache");
+    run_step(stream,
+             [&](const Execution& execution) { return append(shape, tensors, device, execution); });
+    return none();
+  });
+}
+
 /// Partial results, merged into tensors of the caller's.
 PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
@@ -335,14 +440,9 @@ PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     const PartialResults results = results_of(in);
     const PartialTensors tensors = tensors_of(in);
     const Device device = device_of(in.o_parts, "o_parts");
-    const std::shared_ptr<ThreadPool> own = pool();
-    Status status;
-    {
-      const WithoutLock unlocked;
-      const Executor executor = own ? own->executor() : default_executor();
-      status = combine(results, tensors, device, {.executor = &executor, .stream = stream});
-    }
-    check(status);
+    run_step(stream, [&](const Execution& execution) {
+      return combine(results, tensors, device, execution);
+    });
     return none();
   });
 }
@@ -400,6 +500,8 @@ PyMethodDef* methods() {
       {"forward", fast(forward), METH_FASTCALL, nullptr},
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
+      {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
+      {"append", fast(append_rows), METH_FASTCALL, nullptr},
       {"combine", fast(combine_parts), METH_FASTCALL, nullptr},
       {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},
       {"set_num_threads", set_num_threads, METH_O, nullptr},

@@ -1,6 +1,7 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
-`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `tessera.torch` has what only
+`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a
+cache of keys and values, `append` writes to it; both are for torch tensors. `tessera.torch` has what only
 PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
 `tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
 frameworks.
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
     from .arguments import Keywords
 
-__all__ = ["__version__", "attention", "combine", "explain", "get_num_threads", "gpu", "set_num_threads"]
+__all__ = [
+    "__version__",
+    "append",
+    "attention",
+    "cached_attention",
+    "combine",
+    "explain",
+    "get_num_threads",
+    "gpu",
+    "set_num_threads",
+]
 
 __version__: str = _native.version()
 
@@ -221,6 +232,150 @@ def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple
     """
     results: tuple[_ArrayT, _ArrayT] = _framework_of(o_parts, "o_parts").combine(o_parts, lse_parts, dtype)
     return results
+
+
+def _torch_cache(tensor: Any, name: str) -> Any:
+    """The module of caches, which are torch tensors."""
+    if _framework_of(tensor, name) is not _torch_ops:
+        raise TypeError(f"{name} is of type {type(tensor).__name__!r}: a cache must be of torch tensors")
+    from .torch import cache
+
+    return cache
+
+
+def cached_attention(
+    q: _ArrayT,
+    k_cache: _ArrayT,
+    v_cache: _ArrayT,
+    *,
+    seqlens: _ArrayT | None = None,
+    lengths: str = "after",
+    seqlen_new: int | None = None,
+    cu_seqlens_new: _ArrayT | None = None,
+    page_table: _ArrayT | None = None,
+    cache_index: _ArrayT | None = None,
+    leftpad: _ArrayT | None = None,
+    cu_seqlens_q: _ArrayT | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    chunk: int = 0,
+    sink_tokens: int = 0,
+    tree_mask: _ArrayT | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: _ArrayT | None = None,
+    sink: _ArrayT | None = None,
+    batch_invariant: bool = False,
+    out: _ArrayT | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention over keys and values that lie in a cache, with lengths that the device reads; outside autograd.
+
+    For torch tensors. Nothing waits for a GPU, so a CUDA graph may be replayed with other lengths and pages.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim), or packed (total_q, num_heads, head_dim) if `cu_seqlens_q` is given.
+            Causal masks and windows are aligned to the last key: query i stands at i + keys - seqlen_q.
+        k_cache: (batch, capacity, num_heads_k, head_dim), or (num_pages, page_size, num_heads_k, head_dim) if
+            `page_table` is given. Of q's type, any strides, the last one 1; pages of any size.
+        v_cache: like k_cache, with a head_dim_v and strides of its own.
+        seqlens: int32 (batch,), the filled slots of each sequence. A negative one, or no keys: o = 0, lse = -inf.
+            None: all slots are filled.
+        lengths: "after": `seqlens` counts the new keys, which are in the cache. "before": it does not; `seqlen_new`
+            more are seen. "full": there are no lengths.
+        seqlen_new: how many new keys each sequence has; with `cu_seqlens_new` any bound, None is the capacity.
+        cu_seqlens_new: int32 (batch + 1,), where each sequence's new keys begin in a packed row of them. With "before"
+            and packed queries only, and then it must be given.
+        page_table: int32 or int64 (batch, pages): slot s of a sequence is slot s % page_size of page
+            page_table[b, s // page_size]. What is beyond the length is not read and may be anything.
+        cache_index: int32 (batch,): sequence b has row cache_index[b] of the cache, or of `page_table`; None: row b.
+        leftpad: int32 (batch,): the keys of a sequence begin at that slot. Lengths count slots, positions count keys.
+        cu_seqlens_q, max_seqlen_q, causal, window, softmax_scale, softcap, alibi_slopes, sink, batch_invariant: as
+            `attention` takes them.
+        chunk: queries see only keys of their own chunk of so many positions; 0: all.
+        sink_tokens: so many first keys are seen, whatever the left end of the window or of the chunk is.
+        tree_mask: int64 or uint64 (batch, seqlen_q), packed (total_q,): bit j of a query's number says that it sees
+            the j-th of the last seqlen_q keys, which may be at most 64. The window counts as well.
+        out: where o is written; None: a new tensor.
+        return_lse: also return lse.
+
+    Returns:
+        o, like q with v_cache's head_dim; with `return_lse` (o, lse), as `attention`.
+
+    Raises: as `attention`; NotImplementedError also for tensors that require a gradient, outside torch.no_grad(). On a
+        CPU lengths and pages that do not exist are a ValueError. On a GPU nobody reads them before: a length beyond
+        the capacity counts as the capacity, and a page that does not exist holds zeros.
+    """
+    return _torch_cache(q, "q").cached_attention(
+        q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
+        cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
+        sink, batch_invariant, out, return_lse,
+    )  # fmt: skip
+
+
+def append(
+    k_new: _ArrayT,
+    v_new: _ArrayT,
+    k_cache: _ArrayT,
+    v_cache: _ArrayT,
+    *,
+    seqlens: _ArrayT | None = None,
+    lengths: str = "before",
+    cu_seqlens_new: _ArrayT | None = None,
+    max_seqlen_new: int | None = None,
+    page_table: _ArrayT | None = None,
+    cache_index: _ArrayT | None = None,
+    slot_mapping: _ArrayT | None = None,
+    q: _ArrayT | None = None,
+    cu_seqlens_q: _ArrayT | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_cos: _ArrayT | None = None,
+    rotary_sin: _ArrayT | None = None,
+    rotary_interleaved: bool = False,
+    rotary_seqlens: _ArrayT | None = None,
+    rotary_positions: _ArrayT | None = None,
+    rotary_constant_q: bool = False,
+) -> _ArrayT | None:
+    """Writes new keys and values into a cache, in place, and rotates keys and queries by their positions.
+
+    For torch tensors, outside autograd. Every new row is written once, also of sequences without queries. On a GPU it
+    is one kernel, and nothing waits for it.
+
+    Args:
+        k_new: (batch, seqlen_new, num_heads_k, head_dim), or packed (total_new, num_heads_k, head_dim) with
+            `cu_seqlens_new` or `slot_mapping`. Of the cache's type.
+        v_new: the same with head_dim_v. Values are copied bit for bit.
+        k_cache, v_cache, page_table, cache_index: the cache, as `cached_attention` takes it.
+        seqlens: int32 (batch,), the filled slots of each sequence; a negative one leaves the sequence alone.
+        lengths: "before": new rows go behind what `seqlens` counts. "after": they are the last of what it counts.
+        cu_seqlens_new: int32 (batch + 1,), where each sequence's new rows begin.
+        max_seqlen_new: any bound of their numbers; None is total_new.
+        slot_mapping: int64 (total_new,), instead of `seqlens`: the slot of each new row, page * page_size + slot, or
+            row * capacity + slot; -1: the row is not written.
+        q: queries to rotate, (batch, seqlen_q, num_heads, head_dim), or packed if `cu_seqlens_q` or `slot_mapping` is
+            given.
+        cu_seqlens_q, max_seqlen_q: as `attention` takes them.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), float32 or the cache's type. The first rotary_dim columns
+            are rotated; None: nothing is.
+        rotary_interleaved: pairs are the columns 2j and 2j + 1; otherwise j and j + rotary_dim / 2.
+        rotary_seqlens: int32 (batch,), the position of each sequence's first new row and first query; None: the slot
+            to which the first new row goes, left padding counted.
+        rotary_positions: int32 or int64, with `slot_mapping`: the position of row i of q and of row i of k_new.
+        rotary_constant_q: all queries of a sequence have the position of its first one.
+
+    Returns:
+        The rotated q, or None without q.
+
+    Raises: as `cached_attention`. On a GPU a row without a slot is not written, and one without a position in the
+        tables is copied; on a CPU both are a ValueError.
+    """
+    result: _ArrayT | None = _torch_cache(k_cache, "k_cache").append(
+        k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
+        slot_mapping, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
+        rotary_positions, rotary_constant_q,
+    )  # fmt: skip
+    return result
 
 
 def set_num_threads(num_threads: int) -> None:

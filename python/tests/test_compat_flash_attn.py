@@ -563,19 +563,14 @@ def test_float8_is_refused(device: str) -> None:
 def test_refusals(device: str) -> None:
     (q, k, v), lengths = packed_arguments(device)
     table = torch.zeros(3, 1, dtype=torch.int32, device=device)
-    with pytest.raises(NotImplementedError, match="flash_attn_varlen_func: block_table .*gather each sequence's pages"):
-        fa.flash_attn_varlen_func(q, k, v, *lengths, block_table=table)
-    for name, instead in (("block_table", "gather each sequence's pages"), ("leftpad_k", "pack k and v without them")):
-        with pytest.raises(NotImplementedError, match=f"varlen_fwd: {name} is given.* cannot do yet: .*{instead}"):
-            fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, **{name: table})
+    with pytest.raises(NotImplementedError, match="varlen_fwd without block_table: leftpad_k .*pack k and v without"):
+        fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, leftpad_k=table)
     used = torch.ones(3, dtype=torch.int32, device=device)
     with pytest.raises(NotImplementedError, match="with seqused_k: dropout_p is given.*and leave seqused_k out"):
         fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.1, 0.25, False, seqused_k=used)
     slopes = torch.ones(q.shape[1], device=device)
     with pytest.raises(NotImplementedError, match="with seqused_k: alibi_slopes is given.*and leave seqused_k out"):
         fa._flash_attn_varlen_forward(q, k, v, *lengths, 0.0, 0.25, False, alibi_slopes=slopes, seqused_k=used)
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
-        fa.flash_attn_with_kvcache(q[None], k[None], v[None])
     dense = torch.randn(1, 4, 2, 16, device=device, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"softcap = 5\.0 with dropout_p = 0\.1"):
         fa.flash_attn_func(dense, dense, dense, 0.1, softcap=5.0)

@@ -441,7 +441,8 @@ SAID = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_arguments(name: str, device: str) -> None:
-    q = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16)
+    # Chunks are refused with gradients only.
+    q = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16, requires_grad=name == "attention_chunk")
     cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
     more = {name: REFUSED[name]}
     with pytest.raises(NotImplementedError, match=f"flash_attn_func: {name} ") as error:
@@ -453,28 +454,20 @@ def test_refused_arguments(name: str, device: str) -> None:
     if name != "qv":
         with pytest.raises(NotImplementedError, match=f"flash_attn_qkvpacked_func: {name} "):
             fa3.flash_attn_qkvpacked_func(q, **more)
-    with pytest.raises(NotImplementedError, match=f"_flash_attn_forward: {name} "):
-        fa3._flash_attn_forward(*q.unbind(2), **more)
+    if name != "attention_chunk":
+        with pytest.raises(NotImplementedError, match=f"_flash_attn_forward: {name} "):
+            fa3._flash_attn_forward(*q.unbind(2), **more)
 
 
 def test_other_refusals(device: str) -> None:
     q = torch.randn(1, 4, 6, 16, device=device, dtype=torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache"):
-        fa3.flash_attn_with_kvcache(q, q, q)
-    with pytest.raises(NotImplementedError, match="get_scheduler_metadata"):
-        fa3.get_scheduler_metadata(1, 1, 1, 1, 1, 16, q)
     for name in (
         "k_new",
         "v_new",
         "out_",
-        "page_table",
-        "kv_batch_idx",
-        "leftpad_k",
         "rotary_cos",
         "rotary_sin",
         "seqlens_rotary",
-        "cu_seqlens_k_new",
-        "scheduler_metadata",
     ):
         with pytest.raises(NotImplementedError, match=f"_flash_attn_forward: {name} "):
             fa3._flash_attn_forward(q, q, q, **{name: q})

@@ -11,19 +11,11 @@ _DESCALE = (
     "the factor of a float8 tensor. Dequantise first: multiply the tensor by its factor in bfloat16, pass the product, "
     "and leave the factor out"
 )
-_PAGES = (
-    "a table of the pages that hold keys and values. The same result: gather each sequence's pages into one run of "
-    "tokens (k[table].flatten(1, 2), v alike), which is a copy of the keys and values in use"
-)
 _LEFT_PADDING = (
     "how many keys at the start of each sequence are hidden. The same result: pack k and v without them, with the "
     "cu_seqlens_k that follow"
 )
-_CACHE = "a part of key/value caches: it is written into the cache first. Write it there yourself"
-_CACHE_ROTARY = (
-    "a part of key/value caches: what is new is rotated first. Rotate it yourself, with "
-    "flash_attn.layers.rotary.apply_rotary_emb"
-)
+_CACHE = "a part of appends to a cache, which this operator cannot write: call flash_attn_with_kvcache"
 _PIECES = "{}. The same result: pack k and v without the keys that are not used, and leave seqused_k out"
 
 # Every sentence goes on after "<function>: <argument> is given: ".
@@ -36,24 +28,22 @@ _REASONS = {
     "k_descale": _DESCALE,
     "v_descale": _DESCALE,
     "attention_chunk": (
-        "queries see only the keys in their own chunk of that many. The same result where seqlen_q = seqlen_k: pack "
-        "the chunks as sequences of their own, with cu_seqlens at every chunk's start"
+        "queries see only the keys in their own chunk of that many, which takes dense k and v, no gradient and no "
+        "seqused_q. The same result where seqlen_q = seqlen_k: pack the chunks as sequences of their own, with "
+        "cu_seqlens at every chunk's start"
     ),
-    "page_table": _PAGES,
-    "block_table": _PAGES,
     "leftpad_k": _LEFT_PADDING,
     "k_new": _CACHE,
     "v_new": _CACHE,
     "cu_seqlens_k_new": _CACHE,
-    "rotary_cos": _CACHE_ROTARY,
-    "rotary_sin": _CACHE_ROTARY,
-    "seqlens_rotary": _CACHE_ROTARY,
-    "kv_batch_idx": (
-        "which sequence of the keys each sequence of queries sees. The same result: k[kv_batch_idx] as k, v alike, "
-        "which are copies"
+    "rotary_cos": _CACHE,
+    "rotary_sin": _CACHE,
+    "seqlens_rotary": _CACHE,
+    "cu_seqlens_k": "where the sequences of packed keys begin, which a cache has not",
+    "seqused_q": (
+        "how many queries of each sequence are used. The same result: pack q, with the cu_seqlens_q that follow"
     ),
     "out_": "a tensor for the result. The same result: copy what is returned into it",
-    "scheduler_metadata": "a schedule for upstream's kernels, which changes no result: leave it out",
     "dropout_p": _PIECES.format("with seqused_k it would need the mask of whole sequences"),
     "alibi_slopes": _PIECES.format("with seqused_k it would need slopes for the pieces of sequences"),
 }
@@ -70,6 +60,13 @@ def refuse(function: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, Tensor) or value:
             raise NotImplementedError(f"{function}: {name} is given, which Tessera cannot do yet: {_REASONS[name]}")
+
+
+def refuse_gradients(function: str, **tensors: Tensor) -> None:
+    """Raises NotImplementedError for the first of the tensors whose gradient autograd would ask for."""
+    for name, tensor in tensors.items():
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise NotImplementedError(f"{function}: {name} requires a gradient: call it under torch.no_grad()")
 
 
 def refuse_float8(**tensors: Tensor | None) -> None:

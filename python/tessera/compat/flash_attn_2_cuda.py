@@ -20,6 +20,7 @@ from tessera.compat._attention import (
     score_keywords,
     without_autocast,
 )
+from tessera.compat._caches import attend_with_cache, capacity_of, window_of
 from tessera.compat._dropout_matrix import dropout_matrix
 from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch.ops import draw_rng_state
@@ -83,22 +84,32 @@ def varlen_fwd(
     """Packed forward pass: [out, lse, S_dmask, rng_state]; arguments as in :func:`fwd`, and
 
     Args:
-        seqused_k: int32 (batch), how many keys of each sequence are used; not with dropout or slopes.
-        leftpad_k, block_table: must be None.
+        seqused_k: int32 (batch), how many keys of each sequence are used; not with dropout, and with slopes only if
+            `block_table` is given.
+        block_table: int32 (batch, blocks): k and v are (num_blocks, block_size, num_heads_k, head_dim), and the blocks
+            of a sequence hold its keys; cu_seqlens_k or `seqused_k` says how many. Not with dropout.
+        leftpad_k: int32 (batch), at which key of its blocks a sequence begins; only with `block_table`.
         zero_tensors: tokens that belong to no sequence get o = 0 instead of anything.
         num_splits: accepted; the library decides itself how to split keys.
 
     Raises:
         NotImplementedError: an argument is given that must not be.
     """
-    refuse("varlen_fwd", leftpad_k=leftpad_k, block_table=block_table)
-    if seqused_k is not None:  # its pieces would count as sequences of their own
-        refuse("varlen_fwd with seqused_k", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
     window = window_size_left, window_size_right
-    keywords = attention_keywords(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
-    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k)
     if zero_tensors:
         out = q.new_zeros(q.shape[:-1] + v.shape[-1:]) if out is None else out.zero_()
+    if block_table is not None:
+        _refuse_generator(generator)
+        out, lse = attend_blocks(
+            q, k, v, cu_seqlens_q, cu_seqlens_k.diff() if seqused_k is None else seqused_k, block_table, max_seqlen_q,
+            dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, leftpad_k, out,
+        )  # fmt: skip
+        return [out, lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64, device="cpu")]
+    refuse("varlen_fwd without block_table", leftpad_k=leftpad_k)
+    if seqused_k is not None:  # its pieces would count as sequences of their own
+        refuse("varlen_fwd with seqused_k", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    keywords = attention_keywords(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes)
+    keywords |= packed_keywords(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k=seqused_k)
     return _forward(q, k, v, out, keywords, return_softmax, generator)
 
 
@@ -205,6 +216,27 @@ def attention_keywords(
     keywords["dropout_p"] = dropout_p
     keywords["rng_state"] = draw_rng_state() if dropout_p > 0.0 else None
     return keywords
+
+
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, seqlens: Tensor, block_table: Tensor, max_seqlen_q: int,
+    dropout_p: float, softmax_scale: float | None, causal: bool, window_size: tuple[int, int], softcap: float,
+    alibi_slopes: Tensor | None, leftpad_k: Tensor | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o, lse with +inf in empty rows) of packed queries over blocks of keys; without gradients.
+
+    Args:
+        seqlens: int32 (batch), how many keys each sequence has.
+    """
+    if dropout_p > 0.0:
+        raise NotImplementedError(f"dropout_p = {dropout_p} with block_table: must be 0, blocks have no dropout")
+    capacity = capacity_of(k, block_table)
+    out, lse = attend_with_cache(
+        q, k, v, None, None, cache_seqlens=seqlens, window=window_of(causal, window_size, capacity, capacity),
+        leftpad=leftpad_k, page_table=block_table, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+        softmax_scale=softmax_scale, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes, out=out,
+    )  # fmt: skip
+    return out, infinite_lse(lse)
 
 
 def infinite_lse(lse: Tensor) -> Tensor:

@@ -15,18 +15,20 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
   differentiable; upstream ignores its gradient.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; float8 is not, and neither are ``qv``, the descale factors and ``attention_chunk``:
-  NotImplementedError says what to do instead.
+  tensors on the CPU are accepted; float8 is not, and neither are ``qv`` and the descale factors: NotImplementedError
+  says what to do instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions;
+  with dense k and v, and without gradients.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import tessera.torch
 from tessera.compat._attention import (
+    Keywords,
     Split,
     attend,
     attend_packed,
@@ -34,6 +36,7 @@ from tessera.compat._attention import (
     score_keywords,
     without_autocast,
 )
+from tessera.compat._caches import attend_with_cache, capacity_of, window_of
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch import ops
@@ -66,9 +69,10 @@ def flash_attn_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    if attention_chunk > 0:
+        return _attend_in_chunks("flash_attn_func", attention_chunk, q, k, v, keywords, return_attn_probs)
     out, lse = attend(q, k, v, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
@@ -100,10 +104,13 @@ def flash_attn_qkvpacked_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
-    out, lse = attend_packed(None, qkv, _split_of(qkv, num_heads_q), keywords, return_attn_probs)
+    split = _split_of(qkv, num_heads_q)
+    if attention_chunk > 0:
+        q, k, v = split(qkv)
+        return _attend_in_chunks("flash_attn_qkvpacked_func", attention_chunk, q, k, v, keywords, return_attn_probs)
+    out, lse = attend_packed(None, qkv, split, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -149,9 +156,13 @@ def flash_attn_varlen_func(
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
-        attention_chunk=attention_chunk,
     )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    if attention_chunk > 0:
+        return _attend_in_chunks(
+            "flash_attn_varlen_func", attention_chunk, q, k, v, keywords, return_attn_probs, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+        )  # fmt: skip
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
@@ -216,12 +227,45 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
-) -> NoReturn:
-    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.flash_attn_with_kvcache``."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache: Tessera does not manage key/value caches; keep the cache yourself and call "
-        "flash_attn_varlen_func on it, with cu_seqlens_k = None and, as seqused_k, how much is filled"
-    )
+) -> Any:
+    """Attention over a cache, to which new keys and values are appended first. Outside autograd.
+
+    Mirrors ``flash_attn_interface.flash_attn_with_kvcache``.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim), or packed with `cu_seqlens_q` and `max_seqlen_q`.
+        k_cache, v_cache: (batch_cache, capacity, num_heads_k, head_dim), written in place; with `page_table`
+            (num_pages, page_size, num_heads_k, head_dim), pages of any size.
+        k, v: (batch, seqlen_new, num_heads_k, head_dim), or packed with `cu_seqlens_k_new`, which is not looked at
+            without them. They go behind what `cache_seqlens` counts. Every row is written, also of a sequence without
+            queries.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), float32 or q's type. New keys get the positions from
+            `rotary_seqlens` on, or from `cache_seqlens`, left padding counted; so do queries with `causal`, a window or
+            `attention_chunk`, and otherwise all queries of a sequence get the first one. A window that reaches
+            capacity - 1 keys to the left or seqlen_q - 1 to the right is none in this.
+        cache_seqlens: filled slots before the append, an int for all sequences or int32 (batch). A negative one is left
+            alone: nothing is written, its queries see no key. None: all slots are filled.
+        cache_batch_idx: int32 (batch): the row of the cache, or of `page_table`, that a sequence has.
+        cache_leftpad: int32 (batch): the slot at which the keys of a sequence begin.
+        page_table: int32 (batch, pages). What is beyond the lengths is not read.
+        scheduler_metadata, num_splits, pack_gqa, sm_margin: accepted, change nothing.
+        qv, q_descale, k_descale, v_descale: must be None.
+
+    Returns:
+        o; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
+        lse is -inf for queries that see no key.
+    """
+    refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
+    out, lse = attend_with_cache(
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, window=window, chunk=attention_chunk,
+        cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        rotary_seqlens=rotary_seqlens, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
+        softcap=max(softcap, 0.0),
+    )  # fmt: skip
+    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
 
 
 def get_scheduler_metadata(
@@ -246,11 +290,39 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-) -> NoReturn:
-    """Not there: raises NotImplementedError. Has the signature of ``flash_attn_interface.get_scheduler_metadata``."""
-    raise NotImplementedError(
-        "get_scheduler_metadata: it prepares flash_attn_with_kvcache, which Tessera does not have"
-    )
+) -> Tensor:
+    """A schedule for :func:`flash_attn_with_kvcache`, which needs none: int32 (1), zero, where `cache_seqlens` is.
+
+    Mirrors ``flash_attn_interface.get_scheduler_metadata``.
+    """
+    return torch.zeros(1, dtype=torch.int32, device=cache_seqlens.device)
+
+
+def _attend_in_chunks(
+    function: str,
+    chunk: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keywords: Keywords,
+    return_lse: bool,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+) -> Any:
+    """Dense keys as a cache that is full, or filled as far as `seqused_k` says: chunks are a matter of those."""
+    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if needs_gradients or cu_seqlens_k is not None or seqused_q is not None:
+        refuse(function, attention_chunk=chunk)
+    out, lse = attend_with_cache(
+        q, rows(k), rows(v), None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=chunk,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=keywords["softmax_scale"],
+        softcap=keywords["softcap"],
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
 
 
 def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:
@@ -306,16 +378,25 @@ def _flash_attn_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, lse, and two tensors of no elements where upstream has the results of splits).
 
-    q, and k with v, are dense, or packed if their cu_seqlens are given; lse has the layout of q. What the public
-    functions refuse is refused here as well.
+    q, and k with v, are dense, or packed if their cu_seqlens are given; lse has the layout of q. With `page_table`,
+    `kv_batch_idx`, `leftpad_k` or `attention_chunk` k and v are a cache, as :func:`flash_attn_with_kvcache` takes it,
+    and `seqused_k` its lengths. Nothing is appended: this operator changes no argument. `cu_seqlens_k_new` and
+    `scheduler_metadata` are not looked at. What the public functions refuse is refused here as well.
     """
     refuse(
-        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=page_table, kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos,
+        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale, attention_chunk=attention_chunk, scheduler_metadata=scheduler_metadata,
+        v_descale=v_descale,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
+    if page_table is not None or kv_batch_idx is not None or leftpad_k is not None or attention_chunk > 0:
+        refuse("_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q)
+        out, lse = attend_with_cache(
+            q, k, v, None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=attention_chunk,
+            cache_index=kv_batch_idx, leftpad=leftpad_k, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=keywords["softcap"],
+        )  # fmt: skip
+        return out, lse, lse.new_empty(0), lse.new_empty(0)
     refuse_float8(q=q, k=k, v=v)
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k

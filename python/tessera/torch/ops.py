@@ -25,13 +25,13 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | No
 # ---- arguments
 
 
-def _require_tensors(**given: Any) -> None:
+def require_tensors(**given: Any) -> None:
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name} is of type {type(x).__name__!r}, but q is a torch tensor")
 
 
-def _longest(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
+def longest_of(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
     if longest is not None:
         return longest
     if cu_seqlens.device.type != "cpu":
@@ -88,7 +88,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
         raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
     bias, alibi_slopes, sink = arguments.bias, arguments.alibi_slopes, arguments.sink
     if bias is not None or alibi_slopes is not None or sink is not None:
-        _require_tensors(bias=bias, alibi_slopes=alibi_slopes, sink=sink)
+        require_tensors(bias=bias, alibi_slopes=alibi_slopes, sink=sink)
     if _autocasts():
         q, k, v = _autocast(q, k, v)
     if q.dtype is _uint16:
@@ -99,13 +99,13 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
     max_seqlen_q, max_seqlen_k = arguments.max_seqlen_q, arguments.max_seqlen_k
     longest_q = longest_k = 0
     if cu_seqlens_q is not None:
-        _require_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-        longest_q = _longest("q", cu_seqlens_q, max_seqlen_q)
+        require_tensors(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        longest_q = longest_of("q", cu_seqlens_q, max_seqlen_q)
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
             longest_k = longest_q if max_seqlen_k is None else max_seqlen_k
         else:
-            longest_k = _longest("k", cu_seqlens_k, max_seqlen_k)
+            longest_k = longest_of("k", cu_seqlens_k, max_seqlen_k)
     elif cu_seqlens_k is not None or max_seqlen_q is not None or max_seqlen_k is not None:
         require_packed(arguments)
     return (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k), (
@@ -117,12 +117,12 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
 # ---- the library
 
 
-def _allocate(size: int, q: Tensor) -> Tensor:
+def allocate(size: int, q: Tensor) -> Tensor:
     """Workspace of a run, from torch's allocator, on the stream of the run."""
     return torch.empty(size, dtype=torch.uint8, device=q.device)
 
 
-def _stream(q: Tensor) -> int:
+def stream_of(q: Tensor) -> int:
     stream: int = torch._C._cuda_getCurrentRawStream(q.get_device()) if q.is_cuda else 0
     return stream
 
@@ -188,7 +188,7 @@ def run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: T
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
     inputs = _signed(inputs)
-    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, _stream(q), _allocate)
+    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, stream_of(q), allocate)
 
 
 def run_backward(
@@ -212,7 +212,7 @@ def run_backward(
         dlse = dlse.resolve_neg().contiguous()
     _native.backward(
         *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, dout, dlse, dq, dk, dv, dbias, dsink,
-        _stream(q), _allocate,
+        stream_of(q), allocate,
     )  # fmt: skip
 
 
@@ -503,7 +503,7 @@ def _combine_into(o_parts: Tensor, lse_parts: Tensor, o: Tensor) -> Tensor:
     if o_parts.dtype is _uint16:
         raise ValueError("o_parts.dtype = uint16: must be float32, bfloat16 or float16")
     lse = lse_parts.new_empty(lse_parts.shape[1:])
-    _native.combine(rows(o_parts.resolve_neg()), lse_parts.resolve_neg(), o, lse, _stream(o_parts))
+    _native.combine(rows(o_parts.resolve_neg()), lse_parts.resolve_neg(), o, lse, stream_of(o_parts))
     return lse
 
 

@@ -28,15 +28,16 @@ What differs from upstream:
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.compat import flash_attn_2_cuda as flash_attn_gpu
 from tessera.compat._attention import Keywords, attend, attend_packed, packed_keywords
+from tessera.compat._caches import attend_with_cache, capacity_of, window_of
 from tessera.compat._dropout_matrix import dropout_matrix
-from tessera.compat._refusals import refuse
+from tessera.compat._refusals import refuse_gradients
 
 USE_TRITON_ROCM = False  # upstream's other backend, which some callers ask about
 
@@ -128,8 +129,19 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """Attention over packed tensors. Mirrors ``flash_attn.flash_attn_varlen_func``; no `block_table`."""
-    refuse("flash_attn_varlen_func", block_table=block_table)
+    """Attention over packed tensors. Mirrors ``flash_attn.flash_attn_varlen_func``.
+
+    Args:
+        block_table: int32 (batch, blocks): k and v are (num_blocks, block_size, num_heads_k, head_dim), blocks of any
+            size, and cu_seqlens_k says how many keys in its blocks each sequence has. Without dropout and gradients.
+    """
+    if block_table is not None:
+        refuse_gradients("flash_attn_varlen_func with block_table", q=q, k=k, v=v)
+        blocks = flash_attn_gpu.attend_blocks(
+            q, k, v, cu_seqlens_q, cu_seqlens_k.diff(), block_table, max_seqlen_q, dropout_p, softmax_scale, causal,
+            window_size, softcap, alibi_slopes,
+        )  # fmt: skip
+        return (*blocks, q.new_empty(0)) if return_attn_probs else blocks[0]
     keywords = flash_attn_gpu.attention_keywords(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
@@ -205,12 +217,37 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-) -> NoReturn:
-    """Not there: raises NotImplementedError. Has the signature of ``flash_attn.flash_attn_with_kvcache``."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache: Tessera does not manage key/value caches; keep the cache yourself and call "
-        "flash_attn_func or flash_attn_varlen_func with the keys and values that are in it"
-    )
+) -> Any:
+    """Attention over a cache, to which new keys and values are appended first. Outside autograd.
+
+    Mirrors ``flash_attn.flash_attn_with_kvcache``.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim).
+        k_cache, v_cache: (batch_cache, capacity, num_heads_k, head_dim), written in place; with `block_table`
+            (num_blocks, block_size, num_heads_k, head_dim), blocks of any size.
+        k, v: (batch, seqlen_new, num_heads_k, head_dim); they go behind what `cache_seqlens` counts.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), float32 or q's type. New keys get the positions from
+            `cache_seqlens` on, left padding counted; so do queries with `causal` or a window, and otherwise all queries
+            of a sequence get the first one. A window of at least the capacity is none in this.
+        cache_seqlens: filled slots before the append, an int for all sequences or int32 (batch). A negative one is left
+            alone: nothing is written, its queries see no key. None: all slots are filled.
+        cache_batch_idx: int32 (batch): the row of the cache, or of `block_table`, that a sequence has.
+        cache_leftpad: int32 (batch): the slot at which the keys of a sequence begin.
+        block_table: int32 (batch, blocks). What is beyond the lengths is not read.
+        num_splits: accepted, changes nothing.
+
+    Returns:
+        o; with `return_softmax_lse` (o, lse), lse +inf for queries that see no key.
+    """
+    capacity = capacity_of(k_cache, block_table)
+    out, lse = attend_with_cache(
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens,
+        window=window_of(causal, window_size, capacity, capacity), cache_index=cache_batch_idx, leftpad=cache_leftpad,
+        page_table=block_table, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
+        softmax_scale=softmax_scale, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    return (out, flash_attn_gpu.infinite_lse(lse)) if return_softmax_lse else out
 
 
 def _unbind(packed: Tensor) -> tuple[Tensor, ...]:

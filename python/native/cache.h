@@ -1,0 +1,52 @@
+// Calls on caches of keys and values (S13): attention over one, and an append to one.
+#pragma once
+
+#include "view.h"
+
+#include <optional>
+
+#include "tessera/tessera.hpp"
+
+namespace tessera::python {
+
+/// The tensors of attention over a cache, in the order in which module.cpp gets them. The names are
+/// those of `tessera.cached_attention`, which errors use.
+struct CacheInputs {
+  View q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q;
+  View seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask;
+};
+
+/// What is not a tensor.
+struct CacheOptions {
+  std::int64_t max_seqlen_q = 0;  ///< packed only
+  Lengths lengths = Lengths::full;
+  std::int64_t seqlen_new = 0;
+  std::optional<float> softmax_scale;
+  float softcap = 0.0F;
+  std::int64_t window_left = -1, window_right = -1, chunk = 0, sink_tokens = 0;
+  bool batch_invariant = false;
+};
+
+/// Throws Raise(ValueError, NotImplementedError) if shapes, types or devices do not go together.
+Problem problem_of(const CacheInputs& inputs, const CacheOptions& options);
+Tensors tensors_of(const CacheInputs& inputs, const Problem& problem);
+
+/// The tensors of an append, with the names of `tessera.append`.
+struct AppendInputs {
+  View k_new, v_new, k_cache, v_cache, q, q_out;
+  View seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping;
+  View rotary_cos, rotary_sin, rotary_seqlens, rotary_positions;
+};
+
+/// What is not a tensor.
+struct AppendOptions {
+  Lengths lengths = Lengths::before;
+  std::int64_t max_seqlen_q = 0, max_seqlen_new = 0;  ///< packed only
+  bool rotary_interleaved = false, rotary_constant_q = false;
+};
+
+/// Throw as above.
+AppendShape shape_of(const AppendInputs& inputs, const AppendOptions& options);
+AppendTensors tensors_of(const AppendInputs& inputs, const AppendShape& shape);
+
+}  // namespace tessera::python

@@ -1,0 +1,189 @@
+"""Attention over caches of keys and values, and appends to them, for torch tensors; outside autograd.
+
+As in `ops`, the custom ops `tessera::cached_forward` and `tessera::append` are called where somebody watches
+(torch.compile, torch.export, dispatch modes), otherwise the library itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..arguments import band
+from .ops import allocate, is_transformed, is_watched, longest_of, outputs, require_tensors, stream_of
+from .tensors import rows
+
+# More than a sequence can have: no bound of the caller's.
+_UNBOUNDED = 2**29
+
+_library = torch.library.Library("tessera", "FRAGMENT")
+_library.define(
+    "cached_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? alibi_slopes, Tensor? sink, "
+    "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
+    "Tensor? leftpad, Tensor? tree_mask, SymInt max_seqlen_q, str lengths, SymInt seqlen_new, float? softmax_scale, "
+    "float softcap, SymInt window_left, SymInt window_right, SymInt chunk, SymInt sink_tokens, bool batch_invariant) "
+    "-> (Tensor, Tensor)",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+_library.define(
+    "append(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? seqlens, "
+    "Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, Tensor? cu_seqlens_q, Tensor? slot_mapping, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, Tensor? rotary_positions, str lengths, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_new, bool rotary_interleaved, bool rotary_constant_q) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),
+)
+
+
+def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires a gradient: {function} has none; call it under torch.no_grad(), or tessera.attention"
+            )
+
+
+def _run(q: Tensor, k_cache: Tensor, v_cache: Tensor, more: tuple[Any, ...], o: Tensor, lse: Tensor | None) -> None:
+    _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
+
+
+@torch.library.impl(_library, "cached_forward", "CompositeExplicitAutograd")
+def _forward_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+    o, lse = outputs(q, v_cache)
+    _run(q, k_cache, v_cache, more, o, lse)
+    return o, lse
+
+
+@torch.library.register_fake("tessera::cached_forward", lib=_library)
+def _forward_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
+    return outputs(q, v_cache)
+
+
+def cached_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens: Tensor | None,
+    lengths: str,
+    seqlen_new: int | None,
+    cu_seqlens_new: Tensor | None,
+    page_table: Tensor | None,
+    cache_index: Tensor | None,
+    leftpad: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    causal: bool,
+    window: tuple[int, int],
+    chunk: int,
+    sink_tokens: int,
+    tree_mask: Tensor | None,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    batch_invariant: bool,
+    out: Tensor | None,
+    return_lse: bool,
+) -> Any:
+    """`tessera.cached_attention`."""
+    require_tensors(
+        k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
+        cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
+        alibi_slopes=alibi_slopes, sink=sink, out=out,
+    )  # fmt: skip
+    _refuse_gradients("cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink)
+    if cu_seqlens_q is None and max_seqlen_q is not None:
+        raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
+    if seqlens is None and lengths == "after":
+        lengths = "full"
+    longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
+    if seqlen_new is None:
+        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
+    more = (
+        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
+        longest_q, lengths, seqlen_new, softmax_scale, softcap, *band(causal, window),
+        chunk, sink_tokens, batch_invariant,
+    )  # fmt: skip
+    q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
+    if is_watched(q) or is_transformed():
+        o, lse = torch.ops.tessera.cached_forward(q, k_cache, v_cache, *more)
+        o = o if out is None else out.copy_(o)
+    else:
+        o, lse = outputs(q, v_cache)
+        o = o if out is None else out
+        _run(q, k_cache, v_cache, more, o, lse)
+    return (o, lse) if return_lse else o
+
+
+def _append(
+    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, more: tuple[Any, ...]
+) -> Tensor | None:
+    """The rotated queries, if there are queries."""
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if x.is_neg():
+            raise ValueError(f"{name} has torch's negative bit, so it cannot be written: must not, e.g. {name}.clone()")
+    q_out = None if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
+    _native.append(k_new, v_new, k_cache, v_cache, q, q_out, *more, stream_of(k_cache))
+    return q_out
+
+
+@torch.library.impl(_library, "append", "CompositeExplicitAutograd")
+def _append_op(
+    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any
+) -> Tensor:
+    q_out = _append(k_new, v_new, k_cache, v_cache, q, more)
+    return k_new.new_empty(0) if q_out is None else q_out
+
+
+@torch.library.register_fake("tessera::append", lib=_library)
+def _append_fake(
+    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any
+) -> Tensor:
+    return k_new.new_empty(0) if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def append(
+    k_new: Tensor,
+    v_new: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seqlens: Tensor | None,
+    lengths: str,
+    cu_seqlens_new: Tensor | None,
+    max_seqlen_new: int | None,
+    page_table: Tensor | None,
+    cache_index: Tensor | None,
+    slot_mapping: Tensor | None,
+    q: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_interleaved: bool,
+    rotary_seqlens: Tensor | None,
+    rotary_positions: Tensor | None,
+    rotary_constant_q: bool,
+) -> Tensor | None:
+    """`tessera.append`."""
+    require_tensors(
+        k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
+        page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q, cu_seqlens_q=cu_seqlens_q,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, rotary_positions=rotary_positions,
+    )  # fmt: skip
+    _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
+    longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
+    if max_seqlen_new is None:
+        max_seqlen_new = k_new.shape[0]  # no sequence has more
+    k_new, v_new = rows(k_new.resolve_neg()), rows(v_new.resolve_neg())
+    q, rotary_cos, rotary_sin = (None if x is None else rows(x.resolve_neg()) for x in (q, rotary_cos, rotary_sin))
+    more = (
+        seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
+        rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,
+        rotary_interleaved, rotary_constant_q,
+    )  # fmt: skip
+    if is_watched(k_cache) or is_transformed():
+        q_out = torch.ops.tessera.append(k_new, v_new, k_cache, v_cache, q, *more)
+        return None if q is None else q_out
+    return _append(k_new, v_new, k_cache, v_cache, q, more)
