@@ -35,16 +35,16 @@ struct Kernel {
   Pass pass = Pass::forward;
   Form form = Form::tile;
   Operand operand = Operand::f32;
-  int block_m = 0;  ///< query rows a work item owns (forward; CPU tile: at most), or visits at a
-                    ///< time (backward)
-  int tile_m = 0;   ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
-                    ///< GPU: of a warpgroup); divides block_m
-  int block_n = 0;  ///< keys a step takes (forward; GPU decode: of all warps), or a work item
-                    ///< owns (backward)
-  int split_n = 0;  ///< keys after which the forward may split; 0: never. A GPU: a part, where
-                    ///< parts may not depend on the batch
-  int lanes = 0;       ///< fp32 lanes of a vector; GPU: 0
-  int head_dim = 0;    ///< GPU: the largest it takes; smaller ones are padded by the copy engine
+  int block_m = 0;   ///< query rows a work item owns (forward; CPU tile: at most), or visits at a
+                     ///< time (backward)
+  int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
+                     ///< GPU: of a warpgroup); divides block_m
+  int block_n = 0;   ///< keys a step takes (forward; GPU decode: of all warps), or a work item
+                     ///< owns (backward)
+  int split_n = 0;   ///< keys after which the forward may split; 0: never. A GPU: a part, where
+                     ///< parts may not depend on the batch
+  int lanes = 0;     ///< fp32 lanes of a vector; GPU: 0
+  int head_dim = 0;  ///< GPU: the largest it takes; smaller ones are padded by the copy engine
   int head_dim_v = 0;  ///< GPU: the same of values
   int q_rows = 0;      ///< GPU: rows of a buffer of queries: block_m, or tile_m (forward: one for
                        ///< each warpgroup, so that the next tile's come while others are read)

@@ -44,18 +44,6 @@ struct ShiftedRows {
   }
 };
 
-/// The same for at most 16 rows of a group of any size, by a multiplication.
-struct FewRows {
-  int group = 1;
-  int inverse = kOne;  ///< of group, rounded up
-
-  static constexpr int kOne = 1 << 16;
-  TESSERA_HD static constexpr FewRows of(int group) { return {group, ceil_div(kOne, group)}; }
-
-  TESSERA_HD constexpr int query_of(int row) const { return row * inverse >> 16; }
-  TESSERA_HD constexpr int member_of(int row) const { return row - query_of(row) * group; }
-};
-
 /// One piece of work of a pass.
 struct Work {
   int batch = 0;

@@ -178,16 +178,5 @@ TEST(KeyTiles, HaveEveryKeyOfBothRunsOnce) {
   }
 }
 
-TEST(FewRows, AreTheRowsOfAGroup_S10) {
-  for (int group = 1; group <= 128; ++group) {
-    const Rows rows{16, group};
-    const FewRows few = FewRows::of(group);
-    for (int row = 0; row < 16; ++row) {
-      ASSERT_EQ(few.query_of(row), rows.query_of(row)) << group << " " << row;
-      ASSERT_EQ(few.member_of(row), rows.member_of(row)) << group << " " << row;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera::core

@@ -214,8 +214,7 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.heads, 2);
   EXPECT_EQ(p.num_heads, 6);
-  EXPECT_EQ(p.rows.group, 3);
-  EXPECT_EQ(p.rows.inverse, core::FewRows::of(3).inverse);
+  EXPECT_EQ(p.group.value(), 3);
   EXPECT_EQ(p.sink, tensors.sink);
   EXPECT_EQ(p.o, tensors.o.data);
   EXPECT_EQ(p.softmax_lse, tensors.softmax_lse);

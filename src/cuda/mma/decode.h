@@ -93,10 +93,10 @@ class Decoder {
     hold_queries();
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
-      query_[half] = mma::row_of(piece(), p.rows, core::min(row_of(half), last)).query;
+      query_[half] = mma::row_of(piece(), p.group, core::min(row_of(half), last)).query;
     }
     common_ = mask().common_keys(
-        {mma::row_of(piece(), p.rows, 0).query, mma::row_of(piece(), p.rows, last).query + 1});
+        {mma::row_of(piece(), p.group, 0).query, mma::row_of(piece(), p.group, last).query + 1});
     w_.reset();
 #pragma unroll
     for (float& x : o_) x = 0.0F;
@@ -197,10 +197,10 @@ class Decoder {
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kWarps * 32) {
       const int row = i / kUnits, unit = i % kUnits;
       const bool exists = row < of.rows && unit * 8 < p.head_dim;
-      const DecodeRow at = mma::row_of(of, p.rows, row);
+      const DecodeRow at = mma::row_of(of, p.group, row);
       const auto* const from =
           static_cast<const std::uint16_t*>(p.q.data) +
-          of.sequence.query_offset(p.q.strides, at.query, of.head * p.rows.group + at.member) +
+          of.sequence.query_offset(p.q.strides, at.query, of.head * p.group.value() + at.member) +
           unit * 8;
       ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
@@ -377,9 +377,12 @@ class Decoder {
     for (int half = 0; half < 2; ++half) {
       const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
       const ScorePlace at = {
-          sequence.batch,    piece().head * p.rows.group + mma::row_of(piece(), p.rows, row).member,
-          query_[half],      first_key,
-          sequence.seqlen_q, sequence.seqlen_k};
+          sequence.batch,
+          piece().head * p.group.value() + mma::row_of(piece(), p.group, row).member,
+          query_[half],
+          first_key,
+          sequence.seqlen_q,
+          sequence.seqlen_k};
       add_extras_of_row(p.extras, at, half, w_.s);
     }
   }

@@ -39,7 +39,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);
-  params.rows = core::FewRows::of(static_cast<int>(p.group()));
+  params.group = core::Divisor(static_cast<int>(p.group()));
   return params;
 }
 

@@ -2,11 +2,11 @@
 // memory. Filled in by an architecture's launch, read by decode.h.
 #pragma once
 
+#include "core/divisor.h"
 #include "core/kernel.h"
 #include "core/pages.h"
 #include "core/score.h"
 #include "core/spans.h"
-#include "core/work.h"
 #include "cuda/source.h"
 
 namespace tessera::cuda::mma {
@@ -46,7 +46,7 @@ struct DecodeParams {
 
   int batch = 0, heads = 0;  ///< key/value heads
   int num_heads = 0;
-  core::FewRows rows;
+  core::Divisor group;  ///< query heads of a key/value head
   int head_dim = 0, head_dim_v = 0;
 };
 

@@ -38,9 +38,9 @@ class DecodeResults {
     threads_ = kThreads >> shift;
     thread_ = static_cast<int>(threadIdx.x) & (threads_ - 1);
     row_ = static_cast<int>(threadIdx.x) >> (31 - __clz(threads_));
-    const DecodeRow row = row_of(piece, p.rows, row_);
+    const DecodeRow row = row_of(piece, p.group, row_);
     query_ = row.query;
-    head_ = piece.head * p.rows.group + row.member;
+    head_ = piece.head * p.group.value() + row.member;
   }
 
   /// The warp's output and state, into its free stage of the ring.

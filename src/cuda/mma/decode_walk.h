@@ -27,11 +27,10 @@ inline constexpr int kBlockRows = 16;
 struct DecodeRow {
   int query = 0, member = 0;  ///< of its group
 };
-__device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core::FewRows& rows,
+__device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core::Divisor& group,
                                             int row) {
-  const int at = piece.block * kBlockRows + row;
-  const int query = at < kBlockRows ? rows.query_of(at) : at / rows.group;
-  return {query, at - query * rows.group};
+  const int at = piece.block * kBlockRows + row, query = group.quotient(at);
+  return {query, at - query * group.value()};
 }
 
 /// Every warp of the block walks by itself. Lanes do and write the same.
@@ -115,10 +114,10 @@ class DecodeWalk {
     const int first = block * kBlockRows;
     piece.block = block;
     piece.rows =
-        core::max(core::min(kBlockRows, piece.sequence.seqlen_q * p.rows.group - first), 0);
+        core::max(core::min(kBlockRows, piece.sequence.seqlen_q * p.group.value() - first), 0);
     const core::SequenceMask mask = p.mask.of(p.sequences, piece.sequence);
-    const int last = row_of(piece, p.rows, piece.rows - 1).query;
-    piece.keys = {mask.runs_of({row_of(piece, p.rows, 0).query, last + 1}), kTileKeys};
+    const int last = row_of(piece, p.group, piece.rows - 1).query;
+    piece.keys = {mask.runs_of({row_of(piece, p.group, 0).query, last + 1}), kTileKeys};
   }
   /// A sequence's first item, but for its place on the line. All its items have as many units: as
   /// many as all its queries see.
@@ -130,7 +129,7 @@ class DecodeWalk {
     piece.keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
     piece.item.units = piece.keys.units(p.unit_tiles);
     piece.head = piece.block = 0;
-    piece.rows = sequence.seqlen_q * p.rows.group;
+    piece.rows = sequence.seqlen_q * p.group.value();
     piece.blocks = core::max(core::ceil_div(piece.rows, kBlockRows), 1);
     if (piece.blocks > 1) set_block(piece, 0);
   }
