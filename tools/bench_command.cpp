@@ -10,8 +10,8 @@
 #include "check/device_copy.h"
 #include "check/inputs.h"
 #include "commands.h"
-#include "core/mask.h"
 #include "numbers.h"
+#include "plan/plan.h"
 #include "report.h"
 
 namespace tessera::tools {
@@ -49,19 +49,26 @@ struct Measurement {
   double best_share() const { return flops / best_seconds / peak_flops; }
 };
 
-/// Visible (query, key) pairs of all sequences, heads not counted.
+/// Visible (query, key) pairs of all sequences, heads not counted. A tree's bits count as set.
 double visible_pairs(const Problem& p, const Tensors& tensors) {
   double pairs = 0.0;
-  for (std::int64_t b = 0; b < (p.packed ? p.batch : 1); ++b) {
-    const auto length = [&p, b](const std::int32_t* offsets, std::int64_t dense) {
-      return static_cast<int>(p.packed ? offsets[b + 1] - offsets[b] : dense);
-    };
-    const core::Band band = core::make_band(length(tensors.cu_seqlens_q, p.seqlen_q),
-                                            length(tensors.cu_seqlens_k, p.seqlen_k), p.window_left,
-                                            p.window_right, p.alignment);
-    for (int i = 0; i < band.seqlen_q; ++i) pairs += band.keys_of(i).size();
+  const bool alike = !p.packed && !p.cache;
+  core::MaskRules rules = mask_rules_of(p, tensors);
+  rules.tree = nullptr;
+  for (int b = 0; b < (alike ? 1 : p.batch); ++b) {
+    const core::Sequence sequence = sequence_of(p, tensors, b);
+    const core::SequenceMask mask = rules.of(sequences_of(p, tensors), sequence);
+    for (int i = 0; i < sequence.seqlen_q; ++i) pairs += mask.runs_of({i, i + 1}).size();
   }
-  return p.packed ? pairs : pairs * static_cast<double>(p.batch);
+  return alike ? pairs * static_cast<double>(p.batch) : pairs;
+}
+
+/// Keys of all sequences.
+double key_count(const Problem& p, const Tensors& tensors) {
+  if (!p.cache) return static_cast<double>(p.rows_k());
+  double keys = 0.0;
+  for (int b = 0; b < p.batch; ++b) keys += sequence_of(p, tensors, b).seqlen_k;
+  return keys;
 }
 
 /// Multiply-adds count two. Forward: q.k and p.v; backward: five products.
@@ -201,7 +208,9 @@ Result<Measurement> measure(const Problem& problem, const Device& device,
   m.enqueue_seconds = times->median_call();
   m.runs = static_cast<int>(times->runs.size());
   m.flops = flop_count(problem, inputs[0]->tensors());
-  m.kv_bytes = kv_bytes;
+  m.kv_bytes = key_count(problem, inputs[0]->tensors()) *
+               static_cast<double>(problem.num_heads_k * (problem.head_dim + problem.head_dim_v) *
+                                   size_of(problem.dtype));
   const std::size_t bytes = planned->workspace_bytes();
   const bool bf16 = (problem.dtype == Dtype::bf16 || on_gpu) && before->bf16_flops > 0;
   m.peak_flops = bf16 ? (before->bf16_flops + after->bf16_flops) / 2

@@ -3,12 +3,12 @@
 import random
 from typing import Any
 
+import caches
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
-import caches
 import tessera
 import tessera.torch  # the operators
 

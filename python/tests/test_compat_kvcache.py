@@ -4,11 +4,11 @@ for bit, nothing else is touched, and attention is what plain torch computes in 
 import random
 from typing import Any
 
+import caches
 import pytest
 import torch
 from torch import Tensor
 
-import caches
 from tessera.compat import flash_attn_interface as fa3
 from tessera.compat.flash_attn import flash_attn_interface as fa2
 
@@ -109,7 +109,7 @@ class Call:
         left, right = self.options.get("window_size", (-1, -1))
         by_row = self.options.get("causal", False) or left >= 0 or "attention_chunk" in self.options
         # FlashAttention-3 takes a right end of seqlen_q - 1 for none.
-        by_row |= 0 <= right and (self.version == 2 or right < self.seqlen_q - 1)
+        by_row |= right >= 0 and (self.version == 2 or right < self.seqlen_q - 1)
         for b in range(BATCH):
             length = int(self.seqlens[b])
             if length < 0 or not self.with_new:
@@ -314,9 +314,7 @@ def test_blocks_of_packed_keys(device: str) -> None:
             q.clone().requires_grad_(), cache.k, cache.v, cu_q, cu_k, 3, 3, block_table=cache.page_table
         )
     with pytest.raises(NotImplementedError, match=r"dropout_p = 0\.1 with block_table: must be 0"):
-        fa2.flash_attn_varlen_func(
-            q, cache.k, cache.v, cu_q, cu_k, 3, 3, dropout_p=0.1, block_table=cache.page_table
-        )
+        fa2.flash_attn_varlen_func(q, cache.k, cache.v, cu_q, cu_k, 3, 3, dropout_p=0.1, block_table=cache.page_table)
 
 
 def test_pages_of_the_operator(device: str) -> None:

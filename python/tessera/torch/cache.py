@@ -130,9 +130,7 @@ def _append(
 
 
 @torch.library.impl(_library, "append", "CompositeExplicitAutograd")
-def _append_op(
-    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any
-) -> Tensor:
+def _append_op(k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any) -> Tensor:
     q_out = _append(k_new, v_new, k_cache, v_cache, q, more)
     return k_new.new_empty(0) if q_out is None else q_out
 
