@@ -128,7 +128,7 @@ TEST(Cache, PagesS13) {
   std::vector<float> block;
   for (std::size_t page = 0; page < 5; ++page) {
     for (const std::vector<float>* x : {&slots.k, &slots.v}) {
-      for (const std::size_t at : {0, 2, 1, 3}) block.push_back((*x)[page * 4 + at]);
+      for (const std::size_t at : {0U, 2U, 1U, 3U}) block.push_back((*x)[page * 4 + at]);
     }
   }
   slots.tensors.k = {block.data(), 8, 1, 2};

@@ -38,8 +38,7 @@ struct Item {
 class DecodeSimulator {
  public:
   DecodeSimulator(const PlanData& plan, const Tensors& tensors)
-      : plan_(plan),
-        p_(plan.problem),
+      : p_(plan.problem),
         spans_(plan.spans),
         unit_tiles_(plan.unit_n / cuda::mma::kTileKeys),
         warps_(cuda::mma::decode_warps(plan.kernel)),
@@ -192,7 +191,6 @@ class DecodeSimulator {
     }
   }
 
-  const PlanData& plan_;
   const Problem& p_;
   core::Spans spans_;
   const int unit_tiles_, warps_;
