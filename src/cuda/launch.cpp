@@ -23,9 +23,19 @@ struct Loaded {
   CuFunction function = nullptr;
 };
 
+/// Whether the driver captures launches that begin early: CUDA 12.3.
+bool launches_early() {
+  static const bool known = [] {
+    int version = 0;
+    return driver().driver_version(&version) == 0 && version >= 12030;
+  }();
+  return known;
+}
+
 /// begins_early: before what was enqueued before it is done; its kernel waits for that by itself.
 Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared_bytes,
                CuStream stream, const void* params, bool begins_early) {
+  begins_early = begins_early && launches_early();
   CuLaunchAttribute early = {kProgrammaticSerialization, 1, {}};
   const CuLaunchConfig config = {static_cast<unsigned>(blocks),
                                  1,

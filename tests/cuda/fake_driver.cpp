@@ -180,7 +180,13 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parame
                   config->shared_bytes,
                   reinterpret_cast<void*>(config->stream),
                   static_cast<const char*>(function),
-                  state().current};
+                  state().current,
+                  false};
+  const auto* attribute = static_cast<const tessera::cuda::CuLaunchAttribute*>(config->attributes);
+  for (unsigned i = 0; i < config->num_attributes; ++i) {
+    state().last.begins_early |=
+        attribute[i].id == tessera::cuda::kProgrammaticSerialization && attribute[i].value != 0;
+  }
   state().launches.push_back(state().last);
   state().enqueued.emplace_back("cuLaunchKernelEx", state().last.stream);
   if (state().on_launch) state().on_launch(state().last, parameters[0]);

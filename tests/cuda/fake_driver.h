@@ -16,6 +16,7 @@ struct Launch {
   void* stream = nullptr;
   std::string kernel;
   void* context = nullptr;  ///< that was current
+  bool begins_early = false;
 };
 
 /// Memory that the driver knows; what it does not is the host's.

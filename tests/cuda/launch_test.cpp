@@ -224,6 +224,14 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
 }
 
 // What another run has left in the workspace must not be taken for a part.
+// Its kernel waits for what was enqueued before it, others do not.
+TEST_F(DecodeLaunches, BeginEarly) {
+  EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64"));
+  EXPECT_TRUE(fake::state().last.begins_early);
+  EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6 q=200 k=9000 d=64"));
+  EXPECT_FALSE(fake::state().last.begins_early);
+}
+
 TEST_F(DecodeLaunches, EveryRunHasATicketOfItsOwn) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64");
   std::set<std::uint32_t> tickets;
