@@ -225,9 +225,10 @@ Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch
   }
   if (!shape.paged()) return {};
   const core::Sequence sequence = sequence_of(p, tensors, batch);
+  if (sequence.seqlen_k == 0) return {};  // then its first slot may be anywhere
   const int first = sequence.first_k / cache.pages.size;
   const int last = core::ceil_div(sequence.first_k + sequence.seqlen_k, cache.pages.size);
-  for (int column = first; sequence.seqlen_k > 0 && column < last; ++column) {
+  for (int column = first; column < last; ++column) {
     if (Status s = check_page(cache.pages, sequence.entry_k, column); !s) return s;
   }
   return {};
