@@ -14,7 +14,7 @@ struct tessera_plan {
 
 namespace {
 
-using namespace tessera::c;
+using namespace tessera::c;  // NOLINT(google-build-using-namespace): what they share
 using tessera::Code;
 using tessera::PageIds;
 using tessera::Result;

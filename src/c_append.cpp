@@ -5,7 +5,7 @@
 
 namespace {
 
-using namespace tessera::c;
+using namespace tessera::c;  // NOLINT(google-build-using-namespace): what they share
 using tessera::Result;
 using tessera::Status;
 using tessera::c::to_cpp;  // beside those below

@@ -30,7 +30,10 @@ class Appended {
     draw_rows();
     expect();
   }
+  ~Appended() = default;
   Appended(const Appended&) = delete;
+  Appended(Appended&&) = delete;
+  Appended& operator=(Appended&&) = delete;
   Appended& operator=(const Appended&) = delete;
 
   /// The cache and q as they were before.

@@ -85,7 +85,7 @@ void check_sizes(const char* name, const View& view, std::initializer_list<std::
       std::equal(shape.begin(), shape.end(), view.shape.begin())) {
     return;
   }
-  std::string expected;
+  std::string expected;  // NOLINT(cppcoreguidelines-init-variables): it is empty
   for (const std::int64_t size : shape) {
     expected += (expected.empty() ? "" : ", ") + std::to_string(size);
   }

@@ -36,7 +36,8 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
   const std::int64_t units = units_of_item(plan), rows = plan.kernel.block_m;
   GpuDecodeLayout layout;
   if (units > 1) {
-    layout.slots = plan.problem.batch_invariant ? plan.work.count() * units : 2 * plan.spans.count;
+    layout.slots = plan.problem.batch_invariant ? plan.work.count() * units
+                                                : std::int64_t{2} * plan.spans.count;
   }
   layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.problem.head_dim_v);
   layout.state = workspace.take<std::uint64_t>("part_state", layout.slots * rows);

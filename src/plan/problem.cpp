@@ -353,7 +353,8 @@ Result<Problem> parse_problem(std::string_view text) {
     seen.push_back(subject);
     const std::int64_t right = problem.window_right;
     if (!match->read(problem, value)) return parse_error(word, match->accepted);
-    queries_alone = queries_alone || (name == "packed" && value.find(',') == value.npos);
+    queries_alone =
+        queries_alone || (name == "packed" && value.find(',') == std::string_view::npos);
     // Both name the right end: in either order they mean 0, or contradict each other.
     causal = causal || name == "causal";
     if (name == "window") window = word;

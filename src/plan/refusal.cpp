@@ -63,9 +63,9 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
       if (std::string other = refused_rows(row, problem); !other.empty()) return other;
     }
     const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
-    const std::int64_t keys = problem.batch * problem.num_heads_k *
-                              core::max<std::int64_t>(blocks, 1) *
-                              (problem.seqlen_k + problem.sink_tokens + 2 * row.block_n);
+    const std::int64_t keys =
+        problem.batch * problem.num_heads_k * core::max<std::int64_t>(blocks, 1) *
+        (problem.seqlen_k + problem.sink_tokens + std::int64_t{2} * row.block_n);
     if (keys / row.block_n >= std::int64_t{1} << facts.counted_bits) {
       return "counts up to 2^" + std::to_string(facts.counted_bits) + " times " +
              std::to_string(row.block_n) +

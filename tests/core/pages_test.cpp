@@ -20,7 +20,7 @@ TEST(Pages, NumbersOfBothTypes_S13) {
   const Pages i32{narrow.data(), 3, 3, 16, PageIds::i32}, i64{wide.data(), 3, 3, 16, PageIds::i64};
   for (int row = 0; row < 2; ++row) {
     for (int column = 0; column < 3; ++column) {
-      const auto at = static_cast<std::size_t>(row * 3 + column);
+      const auto at = static_cast<std::size_t>(row) * 3 + static_cast<std::size_t>(column);
       EXPECT_EQ(i32.at(row, column), narrow[at]);
       EXPECT_EQ(i64.at(row, column), wide[at]);
       EXPECT_EQ(i64.exists(i64.at(row, column)), at == 2 || at == 3);
@@ -114,7 +114,7 @@ TEST(Cache, KeysLieInTheirSlots_S13) {
         const Sequence sequence{0, 1, 11, 0, first, false, 2};
         for (int key = 0; key < 11; ++key) {
           const int slot = first + key;
-          const std::int64_t page = table[static_cast<std::size_t>(40 + slot / size)];
+          const std::int64_t page = table[std::size_t{40} + static_cast<std::size_t>(slot / size)];
           EXPECT_EQ(slot_offset(pages, sequence, strides, key, 3),
                     page * strides.batch + slot % size * strides.seqlen + 3 * strides.head)
               << "seed " << seed;

@@ -94,7 +94,10 @@ struct Small {
     for (float& x : q) x = 3.0F;
     for (float& x : cos) x = 1.0F;
   }
+  ~Small() = default;
   Small(const Small&) = delete;
+  Small(Small&&) = delete;
+  Small& operator=(Small&&) = delete;
   Small& operator=(const Small&) = delete;
 
   void use_slots() {
@@ -158,8 +161,8 @@ TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
   shape.head_dim = shape.head_dim_v = 64;
   shape.cache.seqlen_new = 150;
   shape.rotary = RotaryShape{.dim = 32, .positions = 200};
-  const std::int64_t row = 4 * 64;
-  Elements fresh(Dtype::bf16, 3 * 150 * row), tables(Dtype::f32, 200 * 16);
+  const std::int64_t row = 256;
+  Elements fresh(Dtype::bf16, 450 * row), tables(Dtype::f32, 3200);
   for (std::int64_t i = 0; i < fresh.count(); ++i) {
     fresh.set(i, static_cast<double>(random() % 100) - 50.0);
   }
@@ -167,7 +170,7 @@ TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
   const std::int32_t seqlens[] = {200, 150, 177};
   Elements expected;
   for (const int threads : {1, 2, 5}) {
-    Elements k(Dtype::bf16, 3 * 200 * row), v(Dtype::bf16, 3 * 200 * row);
+    Elements k(Dtype::bf16, 600 * row), v(Dtype::bf16, 600 * row);
     AppendTensors t;
     t.k_new = t.v_new = {fresh.data(), 150 * row, row, 64};
     t.k = {k.data(), 200 * row, row, 64};

@@ -103,7 +103,10 @@ struct Dense {
     tensors.cache.seqlens = seqlens;
     tensors.rotary = {tables.data(), tables.data(), rotary_dim / 2, rotary_dim / 2};
   }
+  ~Dense() = default;
   Dense(const Dense&) = delete;
+  Dense(Dense&&) = delete;
+  Dense& operator=(Dense&&) = delete;
   Dense& operator=(const Dense&) = delete;
 };
 

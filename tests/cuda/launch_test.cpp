@@ -173,7 +173,7 @@ struct DecodeLaunch {
 
 class DecodeLaunches : public Launches {
  protected:
-  DecodeLaunch watch(const Problem& problem, const Tensors& tensors) {
+  DecodeLaunch watch_decode(const Problem& problem, const Tensors& tensors) {
     DecodeLaunch seen;
     const Result<Plan> planned = plan(problem, gpu_);
     EXPECT_TRUE(planned.ok()) << planned.status().text;
@@ -202,7 +202,7 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64 sink");
   Tensors tensors = tensors_of(problem);
   tensors.softmax_lse = numbers_.data();
-  const auto [plan, p] = watch(problem, tensors);
+  const auto [plan, p] = watch_decode(problem, tensors);
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 264\n");
   EXPECT_EQ(p.spans, plan.spans);
   EXPECT_EQ(p.spans.count, 264);
@@ -236,7 +236,7 @@ TEST_F(DecodeLaunches, EveryRunHasATicketOfItsOwn) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64");
   std::set<std::uint32_t> tickets;
   for (int i = 0; i < 10; ++i) {
-    tickets.insert(watch(problem, tensors_of(problem)).params.parts.ticket);
+    tickets.insert(watch_decode(problem, tensors_of(problem)).params.parts.ticket);
   }
   EXPECT_EQ(tickets.size(), 10U);
   EXPECT_EQ(tickets.count(0), 0U);
@@ -245,7 +245,7 @@ TEST_F(DecodeLaunches, EveryRunHasATicketOfItsOwn) {
 // With batch_invariant every unit is a part and has a slot.
 TEST_F(DecodeLaunches, PartsAreUnitsWhereBitsMustNotDependOnTheBatch_S9) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64 batch_invariant");
-  const auto [plan, p] = watch(problem, tensors_of(problem));
+  const auto [plan, p] = watch_decode(problem, tensors_of(problem));
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 72\n");
   EXPECT_TRUE(p.parts.by_unit);
   EXPECT_EQ(p.parts.units, 18);
@@ -257,7 +257,7 @@ TEST_F(DecodeLaunches, PartsAreUnitsWhereBitsMustNotDependOnTheBatch_S9) {
 // Where an item is one unit there is no other part, and no memory for one.
 TEST_F(DecodeLaunches, OneUnitNeedsNoWorkspace) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=60 d=64");
-  const auto [plan, p] = watch(problem, tensors_of(problem));
+  const auto [plan, p] = watch_decode(problem, tensors_of(problem));
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 4\n");
   EXPECT_EQ(plan.workspace_bytes, 0U);
 }
@@ -277,7 +277,7 @@ TEST_F(DecodeLaunches, TheKernelIsToldOfCacheAndMask_S3_S13) {
   tensors.cache.page_table = pages.data();
   tensors.cache.stride_page_table = 570;
   tensors.tree_mask = tree.data();
-  const cuda::mma::DecodeParams p = watch(problem, tensors).params;
+  const cuda::mma::DecodeParams p = watch_decode(problem, tensors).params;
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_f16_d128_16x64 264\n");
   EXPECT_TRUE(p.cache.used);
   EXPECT_EQ(p.cache.seqlens, seqlens.data());

@@ -100,7 +100,7 @@ class DecodeSimulator {
       out_.lost_parts += slot ? 1 : 0;
       slot = std::move(part);
     }
-    if (units.size() > 0 && units.begin == 0) merge(index, span);
+    if (!units.empty() && units.begin == 0) merge(index, span);
   }
 
   /// Units of the item, from all warps of a block.

@@ -31,7 +31,7 @@ struct CarriedRows {
   TESSERA_HD int plain_units() const { return core::ceil_div(plain, 2); }
   TESSERA_HD std::int64_t blocks() const {
     return core::ceil_div<std::int64_t>(rows * heads.value() * head_units.value(),
-                                        kAppendThreads * kThreadUnits);
+                                        std::int64_t{kAppendThreads} * kThreadUnits);
   }
 };
 
