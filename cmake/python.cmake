@@ -12,10 +12,12 @@ target_link_libraries(tessera_python PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 set(python_package ${PROJECT_BINARY_DIR}/python/tessera)
 set_target_properties(tessera_python PROPERTIES
   OUTPUT_NAME _native
-  UNITY_BUILD ON  # headers are most of its time
   PREFIX ""
   SUFFIX .abi3.so
   LIBRARY_OUTPUT_DIRECTORY ${python_package})
+if(NOT DEFINED CMAKE_UNITY_BUILD)  # clang-tidy asks for one command a file
+  set_target_properties(tessera_python PROPERTIES UNITY_BUILD ON)  # headers are most of its time
+endif()
 if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
   set(python_symbols ${PROJECT_SOURCE_DIR}/cmake/python_symbols.map)
   target_link_options(tessera_python PRIVATE LINKER:--version-script=${python_symbols})

@@ -30,15 +30,16 @@ struct BiasShape {
 /// or in pages (S13). seqlen_k is the cache's capacity then, in slots of a sequence. A slot holds
 /// one key and its value.
 struct CacheShape {
-  Lengths lengths = Lengths::after;
-  std::int64_t seqlen_new = 0;      ///< before: new keys a sequence; packed: of the longest
-  std::int64_t page_size = 0;       ///< slots of a page; 0: rows, without pages
-  std::int64_t num_pages = 0;       ///< paged only: pages of k and v
-  PageIds page_ids = PageIds::i32;  ///< of the page table
+  Lengths lengths = Lengths::after;  ///< what the lengths of CacheTensors count
+  std::int64_t seqlen_new = 0;       ///< before: new keys a sequence; packed: of the longest
+  std::int64_t page_size = 0;        ///< slots of a page; 0: rows, without pages
+  std::int64_t num_pages = 0;        ///< paged only: pages of k and v
+  PageIds page_ids = PageIds::i32;   ///< of the page table
   std::int64_t rows = 0;  ///< rows of k and v, or of the page table, that CacheTensors::index picks
                           ///< from; 0: sequence b has row b
   bool leftpad = false;   ///< a sequence's first slots hold none of its keys
 
+  /// Whether keys and values lie in pages that a table names.
   bool paged() const { return page_size > 0; }
   friend bool operator==(const CacheShape&, const CacheShape&) = default;
 };
