@@ -131,7 +131,7 @@ class Decoder {
     now_ = 1 - now_;
     ahead_ = false;
     if (!more_) return;
-    if (!loading_) advance();
+    if (!loading_ && !keeps_ring()) advance();
     if (under_way_ < kStages - 1) fill();
   }
 
@@ -159,7 +159,7 @@ class Decoder {
     }
     ptx::copy_commit();
   }
-  /// Does the piece end with a merge of parts that takes the ring, with pieces after it?
+  /// Does the piece end with a merge of parts that takes the ring? A warp may have no tile of it.
   __device__ __forceinline__ bool keeps_ring() const {
     return p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
   }
