@@ -44,15 +44,16 @@ if hasattr(_os, "register_at_fork"):
 # torch.Tensor and what computes with it, once torch is there.
 _Tensor: Any = ()
 _torch_ops: Any = None
+_torch_cache: Any = None
 
 
 def _bind_torch() -> None:
-    global _Tensor, _torch_ops
+    global _Tensor, _torch_ops, _torch_cache
     from torch import Tensor
 
-    from .torch import ops
+    from .torch import cache, ops
 
-    _Tensor, _torch_ops = Tensor, ops
+    _Tensor, _torch_ops, _torch_cache = Tensor, ops, cache
 
 
 def _framework_of(tensor: Any, name: str = "q") -> Any:
@@ -234,13 +235,11 @@ def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple
     return results
 
 
-def _torch_cache(tensor: Any, name: str) -> Any:
+def _cache_module(tensor: Any, name: str) -> Any:
     """The module of caches, which are torch tensors."""
     if _framework_of(tensor, name) is not _torch_ops:
         raise TypeError(f"{name} is of type {type(tensor).__name__!r}: a cache must be of torch tensors")
-    from .torch import cache
-
-    return cache
+    return _torch_cache
 
 
 def cached_attention(
@@ -307,7 +306,8 @@ def cached_attention(
         CPU lengths and pages that do not exist are a ValueError. On a GPU nobody reads them before: a length beyond
         the capacity counts as the capacity, and a page that does not exist holds zeros.
     """
-    return _torch_cache(q, "q").cached_attention(
+    module = _torch_cache if isinstance(q, _Tensor) else _cache_module(q, "q")
+    return module.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
         sink, batch_invariant, out, return_lse,
@@ -370,7 +370,8 @@ def append(
     Raises: as `cached_attention`. On a GPU a row without a slot is not written, and one without a position in the
         tables is copied; on a CPU both are a ValueError.
     """
-    result: _ArrayT | None = _torch_cache(k_cache, "k_cache").append(
+    module = _torch_cache if isinstance(k_cache, _Tensor) else _cache_module(k_cache, "k_cache")
+    result: _ArrayT | None = module.append(
         k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
         slot_mapping, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
         rotary_positions, rotary_constant_q,
