@@ -15,17 +15,20 @@ from tessera.torch import cache
 
 def capacity_of(k_cache: Tensor, page_table: Tensor | None) -> int:
     """Slots of a sequence."""
-    if k_cache.dim() != 4:
+    shape = k_cache.shape
+    if len(shape) != 4:
         raise ValueError(
-            f"k_cache has shape {tuple(k_cache.shape)}: must be (batch, seqlen, heads, head_dim), or (num_pages, "
+            f"k_cache has shape {tuple(shape)}: must be (batch, seqlen, heads, head_dim), or (num_pages, "
             "page_size, heads, head_dim) with a table of pages"
         )
-    return int(k_cache.shape[1] * (1 if page_table is None else page_table.shape[-1]))
+    return shape[1] if page_table is None else shape[1] * page_table.shape[-1]
 
 
 def window_of(causal: bool, window_size: Sequence[int], most_left: int, most_right: int) -> tuple[int, int]:
     """The window in force, -1 where there is no limit, or one of at least `most_left` or `most_right`, which upstream
     takes for none. Whether a window is left decides on the positions of rotated queries."""
+    if window_size == (-1, -1):  # nearly always, and faster
+        return -1, 0 if causal else -1
     try:
         left, right = window_size
     except (TypeError, ValueError):

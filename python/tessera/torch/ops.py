@@ -119,7 +119,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
 
 def allocate(size: int, q: Tensor) -> Tensor:
     """Workspace of a run, from torch's allocator, on the stream of the run."""
-    return torch.empty(size, dtype=torch.uint8, device=q.device)
+    return q.new_empty(size, dtype=torch.uint8)
 
 
 def stream_of(q: Tensor) -> int:
