@@ -81,10 +81,7 @@ def attend_with_cache(
         q, k_cache, v_cache, k, v = (
             x if x is None or not x.requires_grad else x.detach() for x in (q, k_cache, v_cache, k, v)
         )
-    if cu_seqlens_q is not None:
-        max_seqlen_q = _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
-    else:
-        max_seqlen_q = None
+    max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
@@ -127,4 +124,3 @@ def attend_with_cache(
 def _bound(q: Tensor, batch: int, max_seqlen_q: int | None) -> int | None:
     """Of the queries' lengths. Rows of no sequence, which a GPU leaves alone, must fit into it as well."""
     return None if max_seqlen_q is None else max(max_seqlen_q, -(-q.shape[0] // max(batch, 1)))
-

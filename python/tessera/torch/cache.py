@@ -12,7 +12,15 @@ from torch import Tensor
 from .. import _native
 from ..arguments import band
 from .ops import (
-    allocate, empty_lse, empty_o, is_transformed, is_watched, longest_of, outputs, require_tensors, stream_of,
+    allocate,
+    empty_lse,
+    empty_o,
+    is_transformed,
+    is_watched,
+    longest_of,
+    outputs,
+    require_tensors,
+    stream_of,
 )  # fmt: skip
 from .tensors import rows
 

@@ -130,9 +130,7 @@ def stream_of(q: Tensor) -> int:
 def empty_lse(q: Tensor) -> Tensor:
     """Uninitialised lse."""
     shape = q.shape
-    return q.new_empty(
-        (shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0]), dtype=torch.float32
-    )
+    return q.new_empty((shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0]), dtype=torch.float32)
 
 
 def _check_rows(q: Tensor, v: Tensor) -> None:
