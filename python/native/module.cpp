@@ -1,7 +1,7 @@
-// The module tessera._native: two calls that compute, one that explains, attention over caches and
-// appends to them, the merge of partial results, the dropout mask, and the threads. Written against
-// CPython's limited API, so that one binary serves every Python from 3.10 on, and DLPack, so that
-// it serves every framework.
+// The module tessera._native: two calls that compute, one that explains, the same for attention
+// over caches, appends to them, the merge of partial results, the dropout mask, and the threads.
+// Written against CPython's limited API, so that one binary serves every Python from 3.10 on, and
+// DLPack, so that it serves every framework.
 //
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
@@ -294,6 +294,12 @@ Device device_named(PyObject* name, const View& q) {
   return *device;
 }
 
+PyObject* explained(const Problem& problem, PyObject* device, const View& q) {
+  check(validate(problem));
+  const std::string text = explain(problem, device_named(device, q));
+  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+}
+
 PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
     Arguments arguments("explain", objects, count, kInputs + kOptions + 2);
@@ -303,10 +309,7 @@ PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     read_inputs(arguments, views, in, false);
     read_options(arguments, options);
     if (arguments.flag("backward")) options.pass = Pass::backward;
-    const Problem problem = problem_of(in, options);
-    check(validate(problem));
-    const std::string text = explain(problem, device_named(arguments.next(), in.q));
-    return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+    return explained(problem_of(in, options), arguments.next(), in.q);
   });
 }
 
@@ -341,39 +344,59 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
+constexpr Py_ssize_t kCacheInputs = 14, kCacheOptions = 10;
+
+/// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
+void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
+  views.read("q", arguments.next(), in.q);
+  views.read("k_cache", arguments.next(), in.k_cache);
+  views.read("v_cache", arguments.next(), in.v_cache);
+  views.read("out", arguments.next(), in.o, true);
+  views.read("lse", arguments.next(), in.lse, true);
+  views.read("alibi_slopes", arguments.next(), in.alibi_slopes);
+  views.read("sink", arguments.next(), in.sink);
+  views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
+  views.read("seqlens", arguments.next(), in.seqlens);
+  views.read("cu_seqlens_new", arguments.next(), in.cu_seqlens_new);
+  views.read("page_table", arguments.next(), in.page_table);
+  views.read("cache_index", arguments.next(), in.cache_index);
+  views.read("leftpad", arguments.next(), in.leftpad);
+  views.read("tree_mask", arguments.next(), in.tree_mask);
+  options.max_seqlen_q = arguments.integer("max_seqlen_q");
+  options.lengths = lengths_of(arguments.next());
+  options.seqlen_new = arguments.integer("seqlen_new");
+  options.softmax_scale = arguments.optional_real("softmax_scale");
+  options.softcap = arguments.real("softcap");
+  options.window_left = arguments.integer("window[0]");
+  options.window_right = arguments.integer("window[1]");
+  options.chunk = arguments.integer("chunk");
+  options.sink_tokens = arguments.integer("sink_tokens");
+  options.batch_invariant = arguments.flag("batch_invariant");
+}
+
 PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("cached_forward", objects, count, 14 + 10 + kExecution);
+    Arguments arguments("cached_forward", objects, count,
+                        kCacheInputs + kCacheOptions + kExecution);
     Views views;
     CacheInputs in;
-    views.read("q", arguments.next(), in.q);
-    views.read("k_cache", arguments.next(), in.k_cache);
-    views.read("v_cache", arguments.next(), in.v_cache);
-    views.read("out", arguments.next(), in.o, true);
-    views.read("lse", arguments.next(), in.lse, true);
-    views.read("alibi_slopes", arguments.next(), in.alibi_slopes);
-    views.read("sink", arguments.next(), in.sink);
-    views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
-    views.read("seqlens", arguments.next(), in.seqlens);
-    views.read("cu_seqlens_new", arguments.next(), in.cu_seqlens_new);
-    views.read("page_table", arguments.next(), in.page_table);
-    views.read("cache_index", arguments.next(), in.cache_index);
-    views.read("leftpad", arguments.next(), in.leftpad);
-    views.read("tree_mask", arguments.next(), in.tree_mask);
     CacheOptions options;
-    options.max_seqlen_q = arguments.integer("max_seqlen_q");
-    options.lengths = lengths_of(arguments.next());
-    options.seqlen_new = arguments.integer("seqlen_new");
-    options.softmax_scale = arguments.optional_real("softmax_scale");
-    options.softcap = arguments.real("softcap");
-    options.window_left = arguments.integer("window[0]");
-    options.window_right = arguments.integer("window[1]");
-    options.chunk = arguments.integer("chunk");
-    options.sink_tokens = arguments.integer("sink_tokens");
-    options.batch_invariant = arguments.flag("batch_invariant");
+    read_cached(arguments, views, in, options);
     void* const stream = arguments.address("stream");
+    if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
     const Problem problem = problem_of(in, options);
     return execute(problem, tensors_of(in, problem), in.q, stream, arguments.next(), objects[0]);
+  });
+}
+
+PyObject* explain_cached(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("explain_cached", objects, count, kCacheInputs + kCacheOptions + 1);
+    Views views;
+    CacheInputs in;
+    CacheOptions options;
+    read_cached(arguments, views, in, options);
+    return explained(problem_of(in, options), arguments.next(), in.q);
   });
 }
 
@@ -503,6 +526,7 @@ PyMethodDef* methods() {
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
       {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
+      {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},
       {"append", fast(append_rows), METH_FASTCALL, nullptr},
       {"combine", fast(combine_parts), METH_FASTCALL, nullptr},
       {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},

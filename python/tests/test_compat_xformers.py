@@ -99,6 +99,15 @@ def gappy(kind: Any, rule: Rule, starts: list[int], k: list[int], device: str) -
     return blocks(bias, rule, q, own, starts[-1])
 
 
+class LocalGappy:
+    """With the arguments of the other classes."""
+
+    @staticmethod
+    def from_seqlens(q: list[int], starts: list[int], k: list[int], device: str) -> Any:
+        kind = biases.BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask
+        return kind.from_seqlens_local_gappy(q, starts, k, 3, 2, device)
+
+
 def in_order(device: str, kind: Any, rule: Rule) -> Case:
     return gappy(kind, rule, [3, 3, 14, 15, 30], [0, 9, 1, 12], device)
 
@@ -163,6 +172,9 @@ CASES: dict[str, Callable[[str], Case]] = {
     "BlockDiagonalGappyKeysMask": lambda device: in_order(device, biases.BlockDiagonalGappyKeysMask, everything),
     "BlockDiagonalGappyKeysMask, out of order": lambda device: out_of_order(
         device, biases.BlockDiagonalGappyKeysMask, everything
+    ),
+    "BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask": lambda device: gappy(
+        LocalGappy, both_sides(3, 2), [3, 3, 14, 15, 30], [0, 9, 1, 12], device
     ),
     "BlockDiagonalCausalWithOffsetGappyKeysMask": lambda device: in_order(
         device, biases.BlockDiagonalCausalWithOffsetGappyKeysMask, bottom_right

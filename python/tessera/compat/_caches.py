@@ -78,9 +78,8 @@ def attend_with_cache(
     if q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
         refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     if torch.is_grad_enabled():
-        q, k_cache, v_cache, k, v = (
-            x if x is None or not x.requires_grad else x.detach() for x in (q, k_cache, v_cache, k, v)
-        )
+        q, k_cache, v_cache = (x.detach() if x.requires_grad else x for x in (q, k_cache, v_cache))
+        k, v = (x if x is None or not x.requires_grad else x.detach() for x in (k, v))
     max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1

@@ -75,6 +75,44 @@ def _forward_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tu
     return outputs(q, v_cache)
 
 
+def _arguments(
+    seqlens: Tensor | None,
+    lengths: str,
+    seqlen_new: int | None,
+    cu_seqlens_new: Tensor | None,
+    page_table: Tensor | None,
+    cache_index: Tensor | None,
+    leftpad: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    causal: bool,
+    window: tuple[int, int],
+    chunk: int,
+    sink_tokens: int,
+    tree_mask: Tensor | None,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    batch_invariant: bool,
+) -> tuple[Any, ...]:
+    """What `_native` takes behind q, k_cache, v_cache, o and lse."""
+    longest_q = 0
+    if cu_seqlens_q is not None:
+        longest_q = longest_of("q", cu_seqlens_q, max_seqlen_q)
+    elif max_seqlen_q is not None:
+        raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
+    if seqlens is None and lengths == "after":
+        lengths = "full"
+    if seqlen_new is None:
+        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
+    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
+    return (
+        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
+        longest_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
+    )  # fmt: skip
+
+
 def cached_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -114,19 +152,9 @@ def cached_attention(
             )  # fmt: skip
     if _is_grad_enabled():
         _refuse_gradients("cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink)
-    longest_q = 0
-    if cu_seqlens_q is not None:
-        longest_q = longest_of("q", cu_seqlens_q, max_seqlen_q)
-    elif max_seqlen_q is not None:
-        raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
-    if seqlens is None and lengths == "after":
-        lengths = "full"
-    if seqlen_new is None:
-        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
-    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
-    more = (
-        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        longest_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
+    more = _arguments(
+        seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q, max_seqlen_q,
+        causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant,
     )  # fmt: skip
     lse: Any  # None where nobody asks for it
     if is_watched(q) or is_transformed():
@@ -141,6 +169,15 @@ def cached_attention(
         lse = empty_lse(q) if return_lse else None
         _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
     return (o, lse) if return_lse else o
+
+
+def explain_cached(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, device: str | None, tensors: dict[str, Any], numbers: dict[str, Any]
+) -> str:
+    """`tessera.explain_cached`: its arguments that must be tensors or None, and the others."""
+    require_tensors(k_cache=k_cache, v_cache=v_cache, **tensors)
+    more = _arguments(**tensors, **numbers)
+    return _native.explain_cached(rows(q), k_cache, v_cache, None, None, *more, device)
 
 
 def _append(

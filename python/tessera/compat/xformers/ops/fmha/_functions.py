@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import tessera
 import tessera.torch
 from tessera.compat._attention import Keywords, attend, packed_keywords, without_autocast
-from tessera.compat._refusals import refuse_float8
+from tessera.compat._refusals import refuse_float8, refuse_gradients
 from tessera.compat.xformers.ops.fmha import attn_bias as biases
 from tessera.compat.xformers.ops.fmha._seqlens import _GappySeqInfo, _PaddedSeqLenInfo
 from tessera.compat.xformers.ops.fmha.attn_bias import AttentionBias
@@ -40,6 +41,14 @@ _BLOCKS_OF_SOME_KEYS = {
     biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask,
     biases.BlockDiagonalGappyKeysMask,
     biases.BlockDiagonalCausalWithOffsetGappyKeysMask,
+    biases.BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask,
+}
+_PAGED = {
+    biases.PagedBlockDiagonalPaddedKeysMask,
+    biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
+    biases.PagedBlockDiagonalCausalLocalPaddedKeysMask,
+    biases.PagedBlockDiagonalGappyKeysMask,
+    biases.PagedBlockDiagonalCausalWithOffsetGappyKeysMask,
 }
 
 Bias = Tensor | AttentionBias | None
@@ -75,7 +84,7 @@ def memory_efficient_attention(
         Like query, with the columns of value.
     """
     call = _prepare(query, key, value, attn_bias, p, scale, output_dtype)
-    out, _ = attend(call.q, call.k, call.v, call.keywords, False)
+    out, _ = call.attend(False)
     return call.output(out)
 
 
@@ -115,7 +124,7 @@ def memory_efficient_attention_forward_requires_grad(
     """
     _refuse_dropout("memory_efficient_attention_forward_requires_grad", p)
     call = _prepare(query, key, value, attn_bias, p, scale, output_dtype)
-    out, lse = attend(call.q, call.k, call.v, call.keywords, True)
+    out, lse = call.attend(True)
     assert lse is not None
     return call.output(out), call.output_lse(lse)
 
@@ -140,6 +149,8 @@ def memory_efficient_attention_backward(
         output, lse: what :func:`memory_efficient_attention_forward_requires_grad` returned.
     """
     _refuse_dropout("memory_efficient_attention_backward", p)
+    if isinstance(attn_bias, biases._Paged):
+        raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}: keys in pages have no gradients")
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in (query, key, value)]
         call = _prepare(leaves[0], leaves[1], leaves[2], attn_bias, p, scale, None, share_heads=False)
@@ -166,6 +177,13 @@ class _Call(NamedTuple):
     keywords: Keywords
     output_shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
+    cached: bool = False  # k and v are a cache, and the keywords those of cached_attention
+
+    def attend(self, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+        if not self.cached:
+            return attend(self.q, self.k, self.v, self.keywords, return_lse)
+        result = tessera.cached_attention(self.q, self.k, self.v, **self.keywords, return_lse=return_lse)
+        return result if return_lse else (result, None)
 
     def output(self, out: Tensor) -> Tensor:
         return out.reshape(self.output_shape)
@@ -214,6 +232,12 @@ def _prepare(
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         k, v, lengths = _block_keywords(attn_bias, q, k, v)
         return _Call(q, k, v, keywords | lengths, output_shape, lse_shape)
+    if isinstance(attn_bias, biases._Paged):
+        lse_shape = (1, *groups, query.shape[1])
+        keywords = {"softmax_scale": scale, "window": keywords["window"]}
+        keywords |= _page_keywords(attn_bias, query.shape[1], key.shape[1])
+        k, v = (x[0].unflatten(0, (-1, attn_bias.page_size)) for x in (k, v))
+        return _Call(rows(q[0]), rows(k), rows(v), keywords, output_shape, lse_shape, cached=True)
     lse_shape = (query.shape[0], *(groups or (1,)), query.shape[1])
     return _Call(q, k, v, keywords, output_shape, lse_shape)
 
@@ -253,6 +277,11 @@ def _check(
     if output_dtype not in (None, query.dtype):
         raise NotImplementedError(f"output_dtype = {output_dtype}: must be None or {query.dtype}, as query's")
     _check_bias_kind(attn_bias, query)
+    if isinstance(attn_bias, biases._Paged):
+        name = type(attn_bias).__name__
+        if p > 0.0:
+            raise NotImplementedError(f"p = {p} with a {name}: must be 0, keys in pages have no dropout")
+        refuse_gradients(f"memory_efficient_attention with a {name}", query=query, key=key, value=value)
 
 
 def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
@@ -263,7 +292,7 @@ def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
             f"attn_bias is of type {type(attn_bias).__name__!r}: must be None, a tensor, or an AttentionBias"
         )
     kind = type(attn_bias)
-    if kind not in _ONE_BLOCK | _BLOCKS | _BLOCKS_OF_SOME_KEYS:
+    if kind not in _ONE_BLOCK | _BLOCKS | _BLOCKS_OF_SOME_KEYS | _PAGED:
         raise NotImplementedError(
             f"attn_bias is a {kind.__name__}, which Tessera does not know: give what its materialize returns as a "
             "tensor, which holds a number for every pair of query and key"
@@ -273,11 +302,11 @@ def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
             f"attn_bias is a {kind.__name__}, with a query of 3 dimensions: give query, key and value their heads, "
             "(batch, seqlen, heads, head_dim)"
         )
-    if isinstance(attn_bias, biases._Blocks):
+    if isinstance(attn_bias, (biases._Blocks, biases._Paged)):
         device = attn_bias.q_seqinfo.seqstart.device
         if device != query.device:
             raise ValueError(f"attn_bias is on {device}: must be on {query.device}, as query; attn_bias.to() moves it")
-        if kind in _BLOCKS and query.shape[0] != 1:
+        if kind in _BLOCKS | _PAGED and query.shape[0] != 1:
             raise ValueError(f"query has a batch of {query.shape[0]}: must be 1, with the sequences of {kind.__name__}")
 
 
@@ -352,6 +381,27 @@ def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tu
             starts_k, index = _gathered(of_k)
             k, v = k.index_select(0, index), v.index_select(0, index)
     return k, v, packed_keywords(q, k, starts_q, starts_k, longest_q, longest_k, seqused_k=seqused_k)
+
+
+def _page_keywords(bias: biases._Paged, total_q: int, total_k: int) -> Keywords:
+    """Where the sequences of a cache of pages are, for :func:`tessera.cached_attention`."""
+    of_q, of_k, table, size = bias.q_seqinfo, bias.k_seqinfo, bias.block_tables, bias.page_size
+    if total_q != of_q.seqstart_py[-1]:
+        raise ValueError(f"query has {total_q} tokens: must have {of_q.seqstart_py[-1]}, the lengths in attn_bias")
+    if size < 1 or total_k % size != 0:
+        raise ValueError(f"key has {total_k} tokens: must have whole pages of attn_bias.page_size = {size}")
+    count = len(of_q.seqstart_py) - 1
+    if table.dim() != 2 or table.shape[0] != count:
+        raise ValueError(f"attn_bias.block_tables has shape {tuple(table.shape)}: must be ({count}, pages)")
+    keywords: Keywords = {
+        "seqlens": of_k.seqlen,
+        "page_table": table,
+        "cu_seqlens_q": of_q.seqstart,
+        "max_seqlen_q": max(of_q.max_seqlen, 0),
+    }
+    if isinstance(of_k, _GappySeqInfo):
+        keywords["leftpad"] = of_k.seqstart[:-1]
+    return keywords
 
 
 def _gathered(info: _GappySeqInfo) -> tuple[Tensor, Tensor]:
