@@ -1,4 +1,4 @@
-"""xformers' biases of keys in pages on Tessera: each class against attention over gathered keys, and what is refused."""
+"""xformers' biases of keys in pages on Tessera: each class against attention over gathered keys; what is refused."""
 
 import random
 from collections.abc import Callable

@@ -230,6 +230,13 @@ def _prepare(
     if isinstance(attn_bias, biases._Blocks):
         lse_shape = (1, *groups, query.shape[0] * query.shape[1])
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        _check_tokens(attn_bias, q, k)
+        needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+        if p == 0.0 and not needs_gradients:
+            k_cache, v_cache, place = _cache_of_blocks(attn_bias, q, k, v)
+            if place:
+                place |= {"softmax_scale": scale, "window": keywords["window"]}
+                return _Call(rows(q), k_cache, v_cache, place, output_shape, lse_shape, cached=True)
         k, v, lengths = _block_keywords(attn_bias, q, k, v)
         return _Call(q, k, v, keywords | lengths, output_shape, lse_shape)
     if isinstance(attn_bias, biases._Paged):
@@ -350,15 +357,52 @@ def _kernel_bias(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return rows(bias)
 
 
-def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
-    """k, v and the arguments of packed tensors; q, k and v are (total, heads, head_dim)."""
-    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
-    total_q, total_k = of_q.seqstart_py[-1], of_k.seqstart_py[-1]
+def _check_tokens(bias: biases._Blocks, q: Tensor, k: Tensor) -> None:
+    """Of q and k as (total, heads, head_dim)."""
+    of_k = bias.k_seqinfo
+    total_q, total_k = bias.q_seqinfo.seqstart_py[-1], of_k.seqstart_py[-1]
     if q.shape[0] != total_q:
         raise ValueError(f"query has {q.shape[0]} tokens: must have {total_q}, the lengths in attn_bias together")
     used = isinstance(of_k, (_PaddedSeqLenInfo, _GappySeqInfo))
     if k.shape[0] < total_k or (k.shape[0] > total_k and not used):
         raise ValueError(f"key has {k.shape[0]} tokens: must have {total_k}, as attn_bias says")
+    if isinstance(of_k, _GappySeqInfo):
+        for i, (begin, end) in enumerate(of_k.intervals()):
+            if end > total_k:
+                raise ValueError(f"the keys {begin}...{end - 1} of block {i}: must lie within {total_k}")
+
+
+def _is_in_order(info: _GappySeqInfo) -> bool:
+    return all(end <= begin for (_, end), begin in zip(info.intervals(), info.seqstart_py[1:], strict=True))
+
+
+# Rows of queries a key head up to which a cache is read as fast as anything else.
+_FEW_ROWS = 16
+
+
+def _cache_of_blocks(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
+    """k and v as a cache, and the arguments of :func:`tessera.cached_attention`; none where packed tensors do better:
+    with many queries, and where keys are used whole or lie in order."""
+    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
+    count, total_k = len(of_q.seqstart_py) - 1, of_k.seqstart_py[-1]
+    if count == 0 or total_k == 0 or of_q.max_seqlen * (q.shape[1] // k.shape[1]) > _FEW_ROWS:
+        return k, v, {}
+    keywords: Keywords = {"cu_seqlens_q": of_q.seqstart, "max_seqlen_q": max(of_q.max_seqlen, 0)}
+    if isinstance(of_k, _PaddedSeqLenInfo):
+        k, v = (rows(x[:total_k]).unflatten(0, (count, of_k.padding)) for x in (k, v))
+        return k, v, keywords | {"seqlens": of_k.seqlen}
+    if isinstance(of_k, _GappySeqInfo) and not _is_in_order(of_k):
+        # Every key is a page of its own: a table of slots instead of a copy of the keys.
+        k, v = (rows(x[:total_k]).unsqueeze(1) for x in (k, v))
+        slots = torch.arange(max(of_k.max_seqlen, 1), dtype=torch.int32, device=k.device)
+        return k, v, keywords | {"seqlens": of_k.seqlen, "page_table": of_k.seqstart[:-1, None] + slots}
+    return k, v, {}
+
+
+def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
+    """k, v and the arguments of packed tensors; q, k and v are (total, heads, head_dim)."""
+    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
+    total_k = of_k.seqstart_py[-1]
     starts_q, starts_k = of_q.seqstart, of_k.seqstart
     longest_q, longest_k = max(of_q.max_seqlen, 0), max(of_k.max_seqlen, 0)
     seqused_k = None
@@ -366,11 +410,8 @@ def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tu
         seqused_k, longest_k = of_k.seqlen, of_k.padding
         k, v = k[:total_k], v[:total_k]
     elif isinstance(of_k, _GappySeqInfo):
-        begins, lengths = of_k.seqstart_py, of_k.seqlen_py
-        for i, (begin, length) in enumerate(zip(begins[:-1], lengths, strict=True)):
-            if begin + length > total_k:
-                raise ValueError(f"the keys {begin}...{begin + length - 1} of block {i}: must lie within {total_k}")
-        if all(begin + length <= end for begin, length, end in zip(begins[:-1], lengths, begins[1:], strict=True)):
+        begins = of_k.seqstart_py
+        if _is_in_order(of_k):
             # In order: cut into pieces. The first one, of no queries, has the keys before the first sequence's.
             k, v = k[:total_k], v[:total_k]
             none = starts_q.new_zeros(1)
