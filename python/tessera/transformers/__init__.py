@@ -36,7 +36,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .. import attention
 from ..torch.tensors import rows
-from .masks import Mask, QuadraticMaskWarning, attention_mask, check_keys, total_bias
+from . import continuous
+from .decode import DecodeMask
+from .elements import check_keys, total_bias
+from .masks import Mask, QuadraticMaskWarning, attention_mask
 from .models import OwnAttentionWarning, guard
 
 __all__ = [
@@ -54,7 +57,9 @@ def register(name: str = "tessera") -> None:
     """Make `attn_implementation=name` known to transformers. Importing this module has done it for "tessera"."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
-    guard(name)
+    continuous.allow(name)
+    for guarded in (name, f"paged|{name}"):
+        guard(guarded)
 
 
 def attention_forward(
@@ -62,7 +67,7 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask | Tensor | None,
+    attention_mask: Mask | DecodeMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -135,7 +140,7 @@ def attention_forward(
             window=(left, 0 if causal else left), **options,
         )  # fmt: skip
         return o.unflatten(0, q.shape[:2]), None
-    if isinstance(attention_mask, Mask):
+    if isinstance(attention_mask, (Mask, DecodeMask)):
         return attention_mask.attend(q, k, v, position_bias, **options), None
     bias = attention_mask
     if bias is not None:

@@ -11,31 +11,14 @@ from transformers.utils.import_utils import is_tracing
 
 from .. import attention
 from ..torch import padding
-from ..torch.tensors import additive, rows
+from ..torch.tensors import additive
+from .decode import DecodeMask
+from .elements import check_keys, total_bias
 from .structure import MaskFunction, Structure, visible_structure
 
 
 class QuadraticMaskWarning(UserWarning):
     """A mask of seqlen_q by seqlen_k elements was made."""
-
-
-def total_bias(mask: Tensor | None, position_bias: Tensor | None, q: Tensor) -> Tensor | None:
-    """What is added to the scores of q: the elements of a mask, a position bias, or both."""
-    if mask is not None and mask.dtype is torch.bool:
-        mask = additive(mask, q.dtype)
-    bias = position_bias if mask is None else mask if position_bias is None else mask + position_bias
-    if bias is None:
-        return None
-    return rows(bias if bias.dtype in (torch.float32, q.dtype) else bias.to(q.dtype))
-
-
-def check_keys(shape: tuple[int, ...], k: Tensor) -> None:
-    """A mask (..., seqlen_k) must be one of the keys (batch, seqlen_k, num_heads_k, head_dim)."""
-    if shape[-1] != k.shape[1]:
-        raise ValueError(
-            f"attention_mask has shape {tuple(shape)}, but there are {k.shape[1]} keys: its last dimension must be as "
-            "many. A model that makes it otherwise hides the wrong keys where there is padding"
-        )
 
 
 _NO_ELEMENTS = (
@@ -204,6 +187,21 @@ def _look(keep: Tensor) -> tuple[bool, bool]:
     return all_true, one_run
 
 
+def _prefix(case: _Case, dtype: torch.dtype, device: Any) -> DecodeMask | None:
+    """The mask of one query a sequence that sees the first keys up to its own, and others follow; else None."""
+    if case.rows != 1 or case.keep is not None or case.structure.right != 0:
+        return None
+    (batch, *_, seqlen_k), shift = case.shape, case.shift
+    if isinstance(shift, Tensor):
+        seqlens = (shift + 1).clamp(max=seqlen_k).to(torch.int32).repeat(batch)
+    elif shift + 1 < seqlen_k:
+        # Not `keys`: a number that changes from step to step would have a compiled model compiled anew.
+        seqlens = torch.full((batch,), shift + 1, dtype=torch.int32, device=device)
+    else:
+        return None
+    return DecodeMask(case.shape, dtype, seqlens, (case.structure.left, 0))
+
+
 def _mask(case: _Case) -> Mask | None:
     """The mask without its elements, if that can be. None if it cannot, or if it is of one row with padding."""
     tracing = is_tracing(case.keep)
@@ -211,6 +209,8 @@ def _mask(case: _Case) -> Mask | None:
         pieces = None if tracing else _segments(case)
         return None if pieces is None else Mask(case.shape, case.keys, case.structure[:2], case.aligned, None, pieces)
     runs = False
+    if case.rows == 1 and case.keep is not None:
+        return None
     if case.keep is not None and not tracing:
         whole, runs = _look(case.keep)
         if whole:
@@ -220,7 +220,7 @@ def _mask(case: _Case) -> Mask | None:
     pieces = None
     if case.rows > 1 and (runs or (case.keep is None and case.aligned is None)):
         pieces = _cut(case)
-    if pieces is None and (case.aligned is None or (case.rows == 1 and case.keep is not None)):
+    if pieces is None and case.aligned is None:
         return None
     return Mask(case.shape, case.keys, case.structure[:2], case.aligned, case.keep, pieces)
 
@@ -274,7 +274,7 @@ def attention_mask(
     dtype: torch.dtype = torch.float32,
     config: Any = None,
     **kwargs: Any,
-) -> Mask | Tensor:
+) -> Mask | DecodeMask | Tensor:
     """What the layers get as their attention_mask.
 
     Args:
@@ -290,14 +290,16 @@ def attention_mask(
         kwargs: handed on to transformers' sdpa_mask.
 
     Returns:
-        A `Mask`, or a bias of `dtype`, (batch_size, 1, q_length, kv_length). Never None: an attention that is not
-        Tessera's could take that for a mask that hides nothing.
+        A `Mask`; a `DecodeMask`, if there is one query; or a bias of `dtype`, (batch_size, 1, q_length, kv_length).
+        Never None: an attention that is not Tessera's could take that for a mask that hides nothing.
     """
     skip = allow_is_causal_skip or allow_is_bidirectional_skip
     structure = visible_structure(mask_function, skip, config)
-    if structure is not None and (skip or structure.empty or structure.segments is not None):
-        shape = (batch_size, 1, q_length, kv_length)
-        mask = _mask(_case(shape, structure, q_offset, kv_offset, attention_mask))
+    shape = (batch_size, 1, q_length, kv_length)
+    # A static cache's steps may skip nothing, either.
+    if structure is not None and (skip or q_length == 1 or structure.empty or structure.segments is not None):
+        case = _case(shape, structure, q_offset, kv_offset, attention_mask)
+        mask = _prefix(case, dtype, kwargs.get("device")) or _mask(case)
         if mask is not None:
             return mask
     elements = sdpa_mask(
@@ -306,8 +308,9 @@ def attention_mask(
         allow_is_bidirectional_skip=False, **kwargs,
     )  # fmt: skip
     assert elements is not None
-    if q_length > 1:
-        _warn(f"a mask of {batch_size} x {q_length} x {kv_length} elements was made; see help(tessera.transformers)")
+    if q_length == 1:
+        return DecodeMask(shape, dtype, visible=elements.expand(batch_size, -1, -1, -1))
+    _warn(f"a mask of {batch_size} x {q_length} x {kv_length} elements was made; see help(tessera.transformers)")
     return additive(elements, dtype)
 
 
