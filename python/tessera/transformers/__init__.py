@@ -43,7 +43,8 @@ from .masks import Mask, QuadraticMaskWarning, attention_mask
 from .models import OwnAttentionWarning, guard
 
 __all__ = [
-    "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask", "register",
+    "DecodeMask", "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask",
+    "register",
 ]  # fmt: skip
 
 
