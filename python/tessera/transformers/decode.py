@@ -73,7 +73,7 @@ class DecodeMask(BlockMask):
         assert self.seqlens is not None
         ends = self.seqlens[:, None]
         at = torch.arange(self._shape[3], device=ends.device)
-        visible = at < ends
+        visible: Tensor = at < ends
         if self.window[0] >= 0:
             visible = visible & (at >= ends - 1 - self.window[0])
         return visible[:, None, None]
@@ -85,7 +85,7 @@ class DecodeMask(BlockMask):
     def __getitem__(self, index: Any) -> Tensor:
         return self.bias()[index]
 
-    def __add__(self, other: Any) -> Tensor:
+    def __add__(self, other: Any) -> Any:
         return self.bias() + other
 
     __radd__ = __add__
