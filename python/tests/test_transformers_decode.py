@@ -25,6 +25,7 @@ from test_transformers import (  # noqa: E402
     t5,
     tokens,
 )  # fmt: skip
+from transformers import masking_utils as masks  # noqa: E402
 
 import tessera.transformers as hf  # noqa: E402
 from tessera.transformers import decode  # noqa: E402
@@ -59,6 +60,12 @@ def cached_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU may look at a mask; here it does what it would for a GPU."""
+    monkeypatch.setattr(decode, "_on_host", lambda _: False)
+
+
 # ---- generate()
 
 
@@ -70,7 +77,7 @@ def cached_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         (llama, "left", "offloaded"), (t5, "right", "static"),
     ],
 )  # fmt: skip
-def test_padded_prompts(make: Callable[[], Any], side: str, cache: str, device: str) -> None:
+def test_padded_prompts(make: Callable[[], Any], side: str, cache: str, device: str, as_on_a_gpu: None) -> None:
     """Padding on the right is a hole as soon as a token follows. Windows make their caches rings."""
     if cache == "offloaded" and device == "cpu" and not torch.cuda.is_available():
         pytest.skip("transformers offloads from a GPU only")
@@ -156,12 +163,16 @@ def step(model: Any, past: Any, mask: Tensor | None, ids: Tensor) -> Tensor:
     return logits
 
 
+@pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("side", ["none", "ones", "left", "right", "holes"])
 @pytest.mark.parametrize("make", [llama, gemma2], ids=lambda make: make.__name__)
 def test_a_step_reads_what_it_sees(
-    make: Callable[[], Any], side: str, device: str, cached_calls: list[dict[str, Any]]
-) -> None:
+    make: Callable[[], Any], side: str, looks: bool, device: str, cached_calls: list[dict[str, Any]],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """Keys and values behind the position, and those of padding, are NaN: read, they would be seen in the logits."""
+    if not looks:
+        request.getfixturevalue("as_on_a_gpu")
     eager, ours = both(make, device)
     ids, mask, word = tokens(device), padding(side, device), tokens(device, length=1)
     expected = step(eager, filled(eager, ids, mask), mask, word)
@@ -177,7 +188,8 @@ def test_a_step_reads_what_it_sees(
     assert len(cached_calls) >= 1
     for options in cached_calls:
         assert options["seqlens"].shape == (ids.shape[0],)
-        assert ("page_table" in options) == (mask is not None)
+        listed = mask is not None and (side in ("right", "holes") or not looks or device == "cuda")
+        assert ("page_table" in options) == listed or options["k"].shape[1] != CAPACITY
 
 
 def refuse(name: str) -> Callable[..., Any]:
@@ -192,7 +204,9 @@ READS = ("item", "tolist", "nonzero", "numpy", "cpu", "__bool__", "__int__", "__
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
-def test_a_step_reads_nothing_on_the_host(cache: str, side: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_nothing_on_the_host(
+    cache: str, side: str, device: str, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+) -> None:
     """Whatever the mask holds. gemma2 has layers with a window and without."""
     _, ours = both(gemma2, device)
     ids, mask = tokens(device), padding(side, device)
@@ -292,3 +306,15 @@ def test_keys_that_are_no_rows_of_one_table(device: str) -> None:
     if device == "cuda":
         q, k, v, odd = (x.bfloat16() for x in (q, k, v, odd))
     near(mask.attend(q, odd, v, None, **options), mask.attend(q, k, v, None, **options))
+
+
+def test_a_ring_that_fills_up(device: str) -> None:
+    """From step to step nothing changes but a tensor: a compiled model would be compiled anew for another number."""
+    window = masks.sliding_window_causal_mask_function(7)
+    made = [
+        hf.attention_mask(2, 1, 7, q_offset=at, mask_function=window, allow_is_causal_skip=False, device=device)
+        for at in (3, 4)
+    ]
+    for mask, seen in zip(made, (4, 5), strict=True):
+        assert isinstance(mask, hf.DecodeMask) and mask.seqlens is not None
+        assert mask.seqlens.tolist() == [seen] * 2 and mask.window == (-1, 0) and mask.shape == (2, 1, 1, 7)

@@ -5,6 +5,8 @@ cache's capacity costs nothing then, nor does padding. Two forms of the mask do 
 
     a prefix    the first keys, as many as `seqlens` says, and of them the window's: a static cache without padding
     elements    any others: their slots are listed once per forward pass, and the list is a table of pages of one key
+
+On a CPU to look at the elements waits for nothing: there one run of keys is no list, but left padding and a length.
 """
 
 from typing import Any
@@ -13,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
+from transformers.utils.import_utils import is_tracing
 
 from .. import attention, cached_attention
+from ..torch import padding
 from ..torch.tensors import additive
 from .elements import check_keys, total_bias
 
@@ -43,7 +47,7 @@ class DecodeMask(BlockMask):
         # Not BlockMask.__init__: there are no blocks.
         self._shape, self.dtype = shape, dtype
         self.seqlens, self.window, self.visible = seqlens, window, visible
-        self._pages: tuple[int, Tensor, Tensor] | None = None
+        self._where: tuple[int, dict[str, Tensor]] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,26 +137,46 @@ class DecodeMask(BlockMask):
         step = _row_step(k)
         if step is None or _row_step(v) != step:
             return None
-        table, counts = self._table(step)
-        k, v = (_as_pages(x, step) for x in (k, v))
-        o = cached_attention(q, k, v, seqlens=counts, page_table=table, **scores)
+        where = self._slots(step)
+        if "page_table" in where:
+            k, v = (_as_pages(x, step) for x in (k, v))
+        o = cached_attention(q, k, v, **where, **scores)
         return o
 
-    def _table(self, step: int) -> tuple[Tensor, Tensor]:
-        """(page_table, seqlens) of pages of one key, of which a row of the cache is `step` further than the last."""
-        if self._pages is not None and self._pages[0] == step:
-            return self._pages[1:]
+    def _slots(self, step: int) -> dict[str, Any]:
+        """Which slots are seen, as arguments of cached_attention; a row of the cache is `step` keys behind the last."""
         visible = self.elements()[:, 0, 0]
-        batch, keys = visible.shape
-        first = torch.arange(0, batch * step, step, device=visible.device) if step else visible.new_zeros(batch).long()
-        pages = first[:, None] + torch.arange(keys, device=visible.device)
-        # Visible keys keep their order. All others go to one more column, which is cut off.
-        place = torch.where(visible, visible.cumsum(1) - 1, keys)
-        table = torch.zeros(batch, keys + 1, dtype=torch.int64, device=visible.device).scatter(1, place, pages)
-        made = (table[:, :keys].to(torch.int32).contiguous(), visible.sum(1, dtype=torch.int32))
-        if not torch.compiler.is_compiling():
-            self._pages = (step, *made)
-        return made
+        kept = not is_tracing(visible)  # a graph makes its own, of what the mask holds when it is replayed
+        if not kept or self._where is None or self._where[0] != step:
+            run = _run(visible) if kept and _on_host(visible) else None
+            where = _table(visible, step) if run is None else run
+            if not kept:
+                return where
+            self._where = (step, where)
+        return self._where[1]
+
+
+def _on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def _run(visible: Tensor) -> dict[str, Tensor] | None:
+    """Slots that are one run in every row of (batch, seqlen_k); None if they are not. Waits for the device."""
+    if not bool(padding.has_runs(visible).all()):
+        return None
+    first, end = padding.runs(visible)
+    return {"seqlens": end.to(torch.int32), "leftpad": first.to(torch.int32)}
+
+
+def _table(visible: Tensor, step: int) -> dict[str, Tensor]:
+    """Any slots, as numbers of pages of one key."""
+    batch, keys = visible.shape
+    first = torch.arange(0, batch * step, step, device=visible.device) if step else visible.new_zeros(batch).long()
+    pages = first[:, None] + torch.arange(keys, device=visible.device)
+    # Visible keys keep their order. All others go to one more column, which is cut off.
+    place = torch.where(visible, visible.cumsum(1) - 1, keys)
+    table = torch.zeros(batch, keys + 1, dtype=torch.int64, device=visible.device).scatter(1, place, pages)
+    return {"seqlens": visible.sum(1, dtype=torch.int32), "page_table": table[:, :keys].to(torch.int32).contiguous()}
 
 
 def _row_step(x: Tensor) -> int | None:

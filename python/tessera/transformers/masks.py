@@ -190,9 +190,8 @@ def _case(
 def _look(keep: Tensor) -> tuple[bool, bool, bool]:
     """Whether all is True, whether what is True is one run in each row, and whether all rows end so. Waits for the
     device."""
-    begins = keep[:, 1:] & ~keep[:, :-1]
-    one_run = (keep[:, :1].sum(1) + begins.sum(1) <= 1).all()
-    all_true, one_run, to_the_end = torch.stack([keep.all(), one_run, keep[:, -1:].all()]).tolist()
+    found = [keep.all(), padding.has_runs(keep).all(), keep[:, -1:].all()]
+    all_true, one_run, to_the_end = torch.stack(found).tolist()
     return all_true, one_run, to_the_end
 
 
