@@ -125,7 +125,7 @@ def test_tokens(make: Callable[[], Any], blocks: int | None, name: str, device: 
         for text, result in zip(texts, results, strict=True):
             words, logprobs = alone(eager, text)
             assert result.generated_tokens == words
-            near(torch.tensor(result.logprobs), logprobs)
+            torch.testing.assert_close(torch.tensor(result.logprobs), logprobs, atol=1e-4, rtol=1e-4)
     assert calls["gathered"] > 0 and calls["one token, gathered"] == 0
     assert (calls["blocks"] > 0) == (make is llama and blocks is None)
     assert calls["slots"] > 0 or calls["blocks"] > 0
