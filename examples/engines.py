@@ -283,10 +283,11 @@ class Static(Engine):
         at = torch.tensor(self.place(pieces))
         self.step_rows = self.to_device(at.repeat_interleave(torch.tensor([piece.count for piece in pieces])))
         self.step_masks = [self.prompt_mask(piece) for piece in pieces]
-        self.ones = [piece for piece in pieces if piece.count == 1]
+        ones = torch.tensor([i for i, piece in enumerate(pieces) if piece.count == 1], dtype=torch.long)
+        self.ones = [pieces[i] for i in ones]
         assert batch.last is not None
-        self.ones_last = batch.last[: len(self.ones)]  # they come first
-        self.ones_rows = self.to_device(at[: len(self.ones)])
+        self.ones_last = batch.last[self.to_device(ones)]
+        self.ones_rows = self.to_device(at[ones])
         return batch
 
     def prompt_mask(self, piece: Piece) -> Tensor | None:

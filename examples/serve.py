@@ -68,7 +68,7 @@ class Step:
     began: float  # seconds
     seconds: float
     requests: int  # that were computed
-    prompt_tokens: int
+    tokens: int  # theirs
 
 
 @dataclasses.dataclass
@@ -142,8 +142,7 @@ def serve(
                 engine.release(x)
                 running.remove(x)
                 done += 1
-        prompt_tokens = sum(piece.count for piece in pieces if piece.count > 1)
-        steps.append(Step(began, now - began, len(pieces), prompt_tokens))
+        steps.append(Step(began, now - began, len(pieces), sum(piece.count for piece in pieces)))
         if now > reported + 2:
             reported = now
             report(

@@ -106,12 +106,20 @@ def serve(train_gpt: ModuleType) -> ModuleType:
 @pytest.fixture(scope="module")
 def saved_model(train_gpt: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("model") / "gpt.pt"
-    assert train_gpt.main([*SMALL, "--steps=8", "--validation=0", f"--save={path}"]) == 0
+    assert train_gpt.main([*SMALL, "--steps=1", "--validation=0", f"--save={path}"]) == 0
+    # After so short a training every answer is spaces, whatever the cache holds: large random weights tell more.
+    import torch
+
+    saved = torch.load(path)
+    for weight in saved["weights"].values():
+        if weight.dim() == 2:
+            weight.normal_(std=2 / weight.shape[1] ** 0.5)
+    torch.save(saved, path)
     return path
 
 
 # Two sequences of the whole context do not fit into 14 pages of 8 tokens.
-CROWDED = ["--requests=10", "--rate=2000", "--prompt=20", "--answer=16", "--batch=5", "--chunk=24", "--page-size=8"]
+CROWDED = ["--requests=10", "--rate=2000", "--prompt=20", "--answer=16", "--batch=5", "--chunk=9", "--page-size=8"]
 
 
 def logits_of(train_gpt: ModuleType, path: pathlib.Path, tokens: list[int]) -> Any:
@@ -161,11 +169,11 @@ def test_served_tokens_are_those_without_a_cache(
         logits = logits_of(train_gpt, saved_model, x.tokens[:-1])[len(x.request.prompt) - 1 :]
         for token, row, u in zip(x.answer, logits, x.request.uniforms, strict=True):
             if temperature == 0:
-                assert row[token] >= row.max() - 1e-4
+                assert row[token] >= row.max() - 1e-3
             else:
                 ends = (row / temperature).softmax(-1).cumsum(-1)
                 assert (ends[token - 1] if token else 0) - 1e-4 <= u <= ends[token] + 1e-4
-    assert max(step.prompt_tokens for step in served.steps) <= options.chunk
+    assert max(step.tokens for step in served.steps) <= options.chunk
     assert max(step.requests for step in served.steps) <= options.batch
     if engine == "Static":
         assert sorted(made.free) == list(range(options.batch))
