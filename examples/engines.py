@@ -136,7 +136,7 @@ class Engine:
     def step(self, pieces: Sequence[Piece]) -> list[tuple[int, float]]:
         """(next token, margin) of each request; waits for the device."""
         at = self.place(pieces)
-        next_uniforms = [p.running.request.uniforms[len(p.running.answer)] for p in pieces]
+        next_uniforms = [piece.running.request.uniforms[len(piece.running.times)] for piece in pieces]
         if all(piece.count == 1 for piece in pieces):
             rows = self.rows(max(at) + 1)
             numbers, uniforms = torch.tensor([[0], [self.context]]).repeat(1, rows), torch.zeros(rows)

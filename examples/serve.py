@@ -77,6 +77,7 @@ class Served:
     refused: list[str]
     steps: list[Step]
     seconds: float
+    cpu_seconds: float  # of this process, which others on the machine do not add to
     cache_bytes: int
 
 
@@ -111,7 +112,7 @@ def serve(
     everyone = [Running(request, list(request.prompt)) for request in requests]
     coming, waiting, running = deque(everyone), deque[Running](), list[Running]()
     refused, steps, done, tokens, reported = list[str](), list[Step](), 0, 0, 0.0
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     while coming or waiting or running:
         now = time.perf_counter() - started
         while coming and coming[0].request.arrival <= now:
@@ -149,7 +150,8 @@ def serve(
                 f"{now:6.1f} s  {done} of {len(requests)} done, {len(running)} at work, {len(waiting)} waiting, "
                 f"{tokens / now:,.0f} tokens/s"
             )
-    return Served(everyone, refused, steps, time.perf_counter() - started, engine.cache_bytes())
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return Served(everyone, refused, steps, seconds, cpu_seconds, engine.cache_bytes())
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -168,7 +170,8 @@ def table(runs: dict[str, Served]) -> str:
         ("time per output token, ms", lambda run: middle_and_p95(
             [(x.times[-1] - x.times[0]) / (len(x.times) - 1) for x in run.answers if len(x.times) > 1])),
         ("time per step, ms", lambda run: middle_and_p95([step.seconds for step in run.steps])),
-        ("requests a step, mean", lambda run: f"{statistics.mean(step.requests for step in run.steps):.1f}"),
+        ("time of the CPU, s", lambda run: f"{run.cpu_seconds:,.1f}"),
+        ("requests a step, mean", lambda run: f"{statistics.mean([s.requests for s in run.steps] or [0]):.1f}"),
         ("preemptions", lambda run: str(sum(x.preemptions for x in run.answers))),
         ("cache, MB", lambda run: f"{run.cache_bytes / 1e6:,.1f}"),
     ]  # fmt: skip
@@ -230,7 +233,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", metavar="FILE", type=pathlib.Path, help="what train_gpt.py --save wrote")
     add("--train-steps", help="train a tiny model first; kept in --model, if that is given")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--dtype", choices=tuple(NEAR_TIE), default="float32", help="default: float32")
+    parser.add_argument("--dtype", choices=tuple(NEAR_TIE), help="default: float32 on a CPU, bfloat16 on a GPU")
     add("--requests", default=60, help="default: %(default)s")
     parser.add_argument("--rate", metavar="R", type=float, default=8.0, help="arrivals a second; default: %(default)s")
     add("--prompt", default=96, help="median bytes of a prompt; default: %(default)s")
@@ -255,6 +258,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--chunk {options.chunk} must be more than --batch {options.batch}, or prompts may wait for ever")
     if min(options.temperature, options.sigma) < 0:
         parser.error("--temperature and --sigma must not be negative")
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    if options.device == "cuda":
+        if options.dtype == "float32":
+            parser.error("--dtype float32 needs --device cpu: Tessera computes in bfloat16 on a GPU")
+        try:
+            tessera.gpu(required=True)
+        except RuntimeError as error:
+            parser.error(f"--device cuda: {error}")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if options.train_steps is None and (options.model is None or not options.model.exists()):
@@ -288,8 +299,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.pages = options.pages or options.batch * math.ceil(context / options.page_size) // 2
     requests = draw_requests(options, context)
     shape = f"{len(model.blocks)} layers, {sum(p.numel() for p in model.parameters()):,} parameters, context {context}"
-    print(f"serve: {shape}, {options.device}, {options.dtype}; {len(requests)} requests, {options.rate:g} a second, "
-          f"seed {options.seed}", flush=True)  # fmt: skip
+    where = "GPU" if options.device == "cuda" else f"CPU, threads: {tessera.get_num_threads()}"
+    load = f"{len(requests)} requests, {options.rate:g} a second"
+    print(f"serve: {shape}, {where}, {options.dtype}; {load}, seed {options.seed}", flush=True)
     runs = {}
     for kind in (Paged, Static):
         engine = kind(model, options)
@@ -305,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, agree = compare(*runs.values(), NEAR_TIE[options.dtype])
         print(text)
     if options.plot:
-        draw(runs, f"{len(requests)} requests, {options.rate:g} a second: {shape}, {options.device}", options.plot)
+        draw(runs, f"{load}: {shape}, {where}", options.plot)
     return 0 if agree else 1
 
 

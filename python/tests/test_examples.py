@@ -195,7 +195,9 @@ def test_two_servers_are_compared(
 def test_answers_that_differ_are_told_from_ties(serve: ModuleType) -> None:
     def served(answer: list[int], margin: float) -> Any:
         request = serve.Request(0.0, [1, 2], 3, [])
-        return serve.Served([serve.Running(request, [1, 2, *answer], 4, [1.0] * 3, [1.0, margin, 1.0])], [], [], 1.0, 0)
+        return serve.Served(
+            [serve.Running(request, [1, 2, *answer], 4, [1.0] * 3, [1.0, margin, 1.0])], [], [], 1.0, 1.0, 0
+        )
 
     assert serve.compare(served([7, 8, 9], 0.5), served([7, 8, 9], 0.5), 1e-3) == (
         "greedy answers: 1 of 1 are equal",
@@ -214,6 +216,7 @@ def test_answers_that_differ_are_told_from_ties(serve: ModuleType) -> None:
         (["--model=no.pt"], "--model no.pt does not exist: make one by train_gpt.py --save no.pt"),
         (["--train-steps=1", "--chunk=16"], "--chunk 16 must be more than --batch 16"),
         (["--train-steps=1", "--rate=0"], "--rate 0.0 is not positive"),
+        (["--train-steps=1", "--device=cuda", "--dtype=float32"], "--dtype float32 needs --device cpu"),
     ],
 )
 def test_servers_that_cannot_be_are_refused(
