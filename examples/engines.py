@@ -236,16 +236,15 @@ class Paged(Engine):
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         cache, sequences = self.caches[layer], self.sequences.first(len(batch.uniforms))
-        if batch.cu_seqlens is None:
-            q, k, v = (x[:, None] for x in (q, k, v))
-        place = {"cu_seqlens_q": batch.cu_seqlens}
-        if batch.cu_seqlens is not None:
-            place["max_seqlen_q"] = batch.longest
+        cu, longest = batch.cu_seqlens, batch.longest
+        if cu is None:
+            q, k, v, longest = q[:, None], k[:, None], v[:, None], None
         q = cache.append(
-            k, v, sequences, q=q, cu_seqlens_new=batch.cu_seqlens, **place, rotary_cos=self.cos, rotary_sin=self.sin
-        )
-        o = cache.attend(q, sequences, causal=True, **place)
-        return o if batch.cu_seqlens is not None else o[:, 0]
+            k, v, sequences, cu_seqlens_new=cu, max_seqlen_new=longest, q=q, cu_seqlens_q=cu, max_seqlen_q=longest,
+            rotary_cos=self.cos, rotary_sin=self.sin,
+        )  # fmt: skip
+        o = cache.attend(q, sequences, cu_seqlens_q=cu, max_seqlen_q=longest, causal=True)
+        return o[:, 0] if cu is None else o
 
     def cache_bytes(self) -> int:
         return sum(x.nbytes for cache in self.caches for x in (cache.k, cache.v))

@@ -281,6 +281,31 @@ def test_a_decode_step_reads_nothing_on_the_host(device: str) -> None:
     assert places == (sequences.seqlens.data_ptr(), sequences.page_table.data_ptr())
 
 
+def test_compiles(device: str) -> None:
+    """A step of one layer without a graph break: cache and lengths are changed in place there, too."""
+    sequences = tessera.CachedSequences.paged(3, 4, device=device)
+    layer = tessera.KVCache(*normal(device, 12, 2, 4, HEADS_K, D).unbind(1))
+    q, k, v = (normal(device, 3, 1, heads, D) for heads in (HEADS, HEADS_K, HEADS_K))
+    sequences.assign([5, 0], [[7, 3], [1]])
+    before = layer.k.clone(), layer.v.clone()
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layer.append(k, v, sequences)
+        o: Tensor = layer.attend(q, sequences.first(3), causal=True)
+        sequences.advance(1)
+        return o
+
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        layer.k.copy_(before[0])
+        layer.v.copy_(before[1])
+        sequences.assign([5, 0])
+        assert sequences.seqlens is not None
+        results.append((function(q, k, v), layer.k.clone(), layer.v.clone(), sequences.seqlens.clone()))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert results[0][3].tolist() == [6, 1, -1] and not torch.equal(results[0][1], before[0])
+
+
 def test_graphs(device: str) -> None:
     """A captured step is replayed after `assign` and `advance`."""
     if device != "cuda":

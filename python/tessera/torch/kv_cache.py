@@ -3,6 +3,7 @@
 Rule S13 of docs/semantics.md says what they mean; every call is one `tessera.append` or `tessera.cached_attention`.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -154,22 +155,20 @@ class CachedSequences:
         self.seqlens.add_((self.seqlens >= 0) * added)
 
     def first(self, count: int) -> "CachedSequences":
-        """The first `count` sequences: a view, whose lengths, pages and `assign` are these here.
+        """The first `count` sequences: a view, whose lengths and pages are these here, also after `assign` on either.
 
         Raises:
             ValueError: there are not so many.
         """
-        parts = {name: getattr(self, name) for name in ("seqlens", "page_table", "cache_index", "leftpad")}
-        # With an index any sequence may have any row of the table.
-        kept = ("page_table",) if self.cache_index is not None else ()
-        for name, x in parts.items():
-            if x is None or name in kept:
+        view = copy.copy(self)
+        for name in ("seqlens", "page_table", "cache_index", "leftpad"):
+            x = getattr(self, name)
+            # With an index any sequence may have any row of the table.
+            if x is None or (name == "page_table" and self.cache_index is not None):
                 continue
             if not 0 <= count <= x.shape[0]:
                 raise ValueError(f"count = {count}: must lie in [0, {x.shape[0]}], the sequences of the batch")
-            parts[name] = x[:count]
-        view = CachedSequences(**parts, lengths=self.lengths)
-        view._pages, view._host_table = self._pages, self._host_table
+            setattr(view, name, x[:count])
         return view
 
 
