@@ -3,6 +3,7 @@
     train_gpt.py                                          a minute on a CPU
     train_gpt.py --attention math --csv math.csv          the same weights and batches, softmax(QK^T)V in three steps
     train_gpt.py --device cuda --dtype bfloat16 --layers 8 --heads 8 --width 1024 --context 8192 --batch 4
+    train_gpt.py --save gpt.pt                            keeps the model, e.g. for serve.py
 
 The text is the source of the interpreter that runs this, so nothing is downloaded. One seed gives the same weights
 and batches for every attention; losses differ by rounding alone. Exit code 3: out of memory.
@@ -28,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 VOCABULARY = 256
 OUT_OF_MEMORY = 3
 COLUMNS = ("step", "loss", "tokens_per_s", "peak_bytes")
+SHAPE = ("layers", "width", "heads", "kv_heads", "context")  # what a GPT is made of, in its own order
 
 # (batch, context, heads, head_dim) for q, fewer heads allowed in k and v -> like q; always causal.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -128,6 +130,14 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
+def load(path: pathlib.Path, attention: str = "tessera") -> GPT:
+    """The model that --save wrote, on the CPU, in float32."""
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    model = GPT(*(saved["shape"][name] for name in SHAPE), ATTENTIONS[attention])
+    model.load_state_dict(saved["weights"])
+    return model
+
+
 # ---- text -----------------------------------------------------------------------------------------------------------
 @functools.cache
 def standard_library() -> bytes:
@@ -186,14 +196,7 @@ def train(options: argparse.Namespace, report: Callable[[int, list[float], float
     device, steps = options.device, options.steps
     torch.manual_seed(options.seed)
     with torch.device(device):
-        model: nn.Module = GPT(
-            options.layers,
-            options.width,
-            options.heads,
-            options.kv_heads,
-            options.context,
-            ATTENTIONS[options.attention],
-        )
+        model: nn.Module = GPT(*(getattr(options, name) for name in SHAPE), ATTENTIONS[options.attention])
     print(
         f"train_gpt: {options.attention}, {device}, {options.dtype}: {sum(p.numel() for p in model.parameters()):,} "
         f"parameters, {options.batch} x {options.context:,} bytes a step of {len(standard_library()):,}",
@@ -229,6 +232,9 @@ def train(options: argparse.Namespace, report: Callable[[int, list[float], float
             report(step, values, speed, peak_bytes(device))
             losses.clear()
 
+    if options.save:
+        shape = {name: getattr(options, name) for name in SHAPE}
+        torch.save({"shape": shape, "weights": model.state_dict()}, options.save)
     with torch.no_grad(), precision:
         held_out = [
             model(*batches.windows(batches.validation, starts))
@@ -266,6 +272,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--report", default=10, help="steps from line to line; default: %(default)s")
     add("--validation", default=4, help="batches of it at the end; default: %(default)s")
     parser.add_argument("--csv", metavar="FILE", type=pathlib.Path, help=f"a row a step: {', '.join(COLUMNS)}")
+    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, help="where the trained model goes")
     options = parser.parse_args(argv)
     options.kv_heads = options.kv_heads or options.heads
     for name in ("layers", "heads", "width", "context", "batch", "steps", "kv_heads", "report"):

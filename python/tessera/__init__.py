@@ -1,7 +1,8 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
 `attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a
-cache of keys and values, which `explain_cached` explains, `append` writes to it; they are for torch tensors.
+cache of keys and values, which `explain_cached` explains, `append` writes to it; they are for torch tensors. `KVCache`
+and `CachedSequences` are such caches as objects, `PagePool` and `PagedSequence` keep account of their pages.
 `tessera.torch` has what only PyTorch needs (custom ops, SDPA), `tessera.transformers` makes
 `attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the `flash_attn` and `xformers`
 packages. Importing `tessera` imports none of these frameworks.
@@ -16,6 +17,7 @@ from . import _native
 from .arguments import Arguments as _Arguments
 from .arguments import Array as _Array
 from .arguments import ArrayT as _ArrayT
+from .pages import OutOfPages, PagedSequence, PagePool
 
 if TYPE_CHECKING:
     from typing import Literal, overload
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .arguments import Keywords
+    from .torch.kv_cache import CachedSequences as CachedSequences
+    from .torch.kv_cache import KVCache as KVCache
 
 __all__ = [
+    "OutOfPages",
+    "PagePool",
+    "PagedSequence",
     "__version__",
     "append",
     "attention",
@@ -430,6 +437,15 @@ def append(
         rotary_positions, rotary_constant_q,
     )  # fmt: skip
     return result
+
+
+def __getattr__(name: str) -> Any:
+    """`KVCache` and `CachedSequences`, which need torch: imported with their first use."""
+    if name not in ("CachedSequences", "KVCache"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .torch import kv_cache
+
+    return getattr(kv_cache, name)
 
 
 def set_num_threads(num_threads: int) -> None:
