@@ -353,6 +353,9 @@ def decode_cases():
             for sq, h, hk, sk in ((1, 7, 1, 3000), (3, 10, 2, 700), (1, 32, 2, 20000), (16, 2, 2, 1), (4, 4, 1, 270)):
                 yield Case(**{"b": 2, "sq": sq, "sk": sk, "h": h, "hk": hk, "d": d, "dtype": dtype, "row": ".decode."}
                            | features)
+        # A last part of one tile of keys, in blocks that go on with another item.
+        for sk in (513, 1030, 1537):
+            yield Case(b=40, sq=8, sk=sk, h=16, hk=8, d=d, dtype=dtype, batch_invariant=True, row=".decode.")
 
 
 def reduced_cases():
@@ -371,6 +374,7 @@ def reduced_cases():
     for d in (64, 128, 256):
         yield Case(b=2, sq=3, sk=3000, h=10, hk=2, d=d, causal=True, alibi=True, bias="hk", sink=True, row=".decode.")
         yield Case(b=3, sq=1, sk=1500, h=4, hk=1, d=d, packed=True, poisoned=True, row=".decode.")
+        yield Case(b=40, sq=8, sk=1030, h=16, hk=8, d=d, batch_invariant=True, row=".decode.")
 
 
 def random_case(generator):

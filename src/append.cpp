@@ -51,7 +51,7 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, const Exec
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution) {
   if (Status s = validate(shape, tensors, Memory::device); !s) return s;
-  if (Status s = check_places(given_of(shape, tensors), device, "append"); !s) return s;
+  if (Status s = check_places(execution, given_of(shape, tensors), device, "append"); !s) return s;
   if (is_gpu(device.arch)) return cuda::append(shape, tensors, device, execution);
   if (Status s = validate(shape, tensors, Memory::host); !s) return s;
   return cpu::append(shape, tensors, device, execution);

@@ -84,7 +84,8 @@ Status attend(const Problem& problem, const Tensors& tensors, const Device& devi
   if (is_gpu(device.arch) && needs_unaligned(problem, tensors)) placed.unaligned = true;
   const Result<Plan> planned = plan(placed, device);
   if (!planned) return planned.status();
-  if (Status s = check_places(given_of(problem, tensors), device, "attention"); !s) return s;
+  if (Status s = check_places(execution, given_of(problem, tensors), device, "attention"); !s)
+    return s;
   return is_gpu(device.arch) ? attend_on_gpu(*planned, tensors, execution)
                              : attend_on_cpu(*planned, tensors, execution);
 }

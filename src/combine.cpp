@@ -31,7 +31,8 @@ Status combine(const PartialResults& results, const PartialTensors& tensors,
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution) {
   if (Status s = validate(results, tensors); !s) return s;
-  if (Status s = check_places(given_of(results, tensors), device, "combine"); !s) return s;
+  if (Status s = check_places(execution, given_of(results, tensors), device, "combine"); !s)
+    return s;
   return is_gpu(device.arch) ? cuda::combine(results, tensors, device, execution)
                              : cpu::combine(results, tensors, device, execution);
 }

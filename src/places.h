@@ -4,8 +4,7 @@
 
 #include <span>
 
-#include "tessera/device.hpp"
-#include "tessera/status.hpp"
+#include "tessera/tessera.hpp"
 
 namespace tessera {
 
@@ -18,8 +17,9 @@ struct Given {
 /// The GPU on which the first tensor lies, or this CPU. Errors: device.
 Result<Device> device_of(std::span<const Given> tensors);
 
-/// Every tensor must lie where the device may read and write it. `what` wants it: "attention".
-/// Errors: invalid, device.
-Status check_places(std::span<const Given> tensors, const Device& device, const char* what);
+/// Every tensor must lie where the device may read and write it, unless the caller knows that they
+/// do. `what` wants it: "attention". Errors: invalid, device.
+Status check_places(const Execution& execution, std::span<const Given> tensors,
+                    const Device& device, const char* what);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "commands.h"
+#include "plan/plan.h"
 
 namespace tessera::tools {
 
@@ -18,11 +19,19 @@ Json plan_json(const Plan& plan) {
   for (const WorkspaceRegion& region : plan.workspace_regions()) {
     regions.push_back({{"name", region.name}, {"offset", region.offset}, {"bytes", region.bytes}});
   }
+  const PlanData& data = plan.data();
   return {{"problem", to_string(plan.problem())},
           {"device", plan.device().name},
           {"arch", to_string(plan.device().arch)},
           {"threads", plan.device().threads},
           {"kernel", plan.kernel()},
+          {"work_items", data.work.count()},
+          {"longest_keys", data.longest_keys},
+          {"key_bytes", data.key_bytes},
+          {"split_keys", data.split_n},
+          {"splits", data.work.splits},
+          {"unit_keys", data.unit_n},
+          {"spans", data.unit_n > 0 ? data.spans.count : 0},
           {"workspace_bytes", plan.workspace_bytes()},
           {"workspace_regions", regions}};
 }

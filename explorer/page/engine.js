@@ -107,6 +107,9 @@
  * @property {string} memory  which fast memory
  * @property {number} bytes  of it
  * @property {{seqlen: number, standard: number, tiled: number, block: number}[]} list
+ * @property {{keys: number, used: number, bytes: number, read: number, page_size: number, pages: number,
+ *   num_pages: number} | null} cache  of all heads of one layer, in bytes: of the keys that sequences hold, of all
+ *   slots, of the keys that queries see; pages that hold keys, where there are pages
  */
 
 /**

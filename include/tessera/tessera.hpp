@@ -83,6 +83,9 @@ struct Execution {
   void (*progress)(void* context, std::int64_t done, std::int64_t total) = nullptr;
   void* progress_context = nullptr;  ///< passed to progress
   void* stream = nullptr;            ///< GPU: the CUstream to enqueue on; null: the default stream
+  /// attend, combine and append, of a device: tensors lie where it reaches them, for sure. Else the
+  /// driver is asked about each of them.
+  bool places_known = false;
 };
 
 /// Chooses the cheapest kernel of the device that accepts the problem.

@@ -325,8 +325,10 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   check_last_stride("q", in.q);
   check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
   check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
-  check_rows("out", in.o, in.q,
-             {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v}, p.packed);
+  if (in.o) {
+    check_rows("out", in.o, in.q,
+               {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v}, p.packed);
+  }
   if (in.lse) check_lse("lse", in.lse, in.q, p);
 
   check_window("window[0]", options.window_left);

@@ -1,7 +1,7 @@
-// The module tessera._native: two calls that compute, one that explains, attention over caches and
-// appends to them, the merge of partial results, the dropout mask, and the threads. Written against
-// CPython's limited API, so that one binary serves every Python from 3.10 on, and DLPack, so that
-// it serves every framework.
+// The module tessera._native: two calls that compute, one that explains, the same for attention
+// over caches, appends to them, the merge of partial results, the dropout mask, and the threads.
+// Written against CPython's limited API, so that one binary serves every Python from 3.10 on, and
+// DLPack, so that it serves every framework.
 //
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
@@ -142,16 +142,16 @@ std::shared_ptr<ThreadPool>& pool() {
 
 /// q, k, v, o, softmax_lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k
 void read_inputs(Arguments& arguments, Views& views, Inputs& in, bool writes_o) {
-  in.q = views.view("q", arguments.next());
-  in.k = views.view("k", arguments.next());
-  in.v = views.view("v", arguments.next());
-  in.o = views.view("o", arguments.next(), writes_o);
-  in.softmax_lse = views.view("lse", arguments.next(), writes_o);
-  in.bias = views.view("bias", arguments.next());
-  in.alibi_slopes = views.view("alibi_slopes", arguments.next());
-  in.sink = views.view("sink", arguments.next());
-  in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
-  in.cu_seqlens_k = views.view("cu_seqlens_k", arguments.next());
+  views.read("q", arguments.next(), in.q);
+  views.read("k", arguments.next(), in.k);
+  views.read("v", arguments.next(), in.v);
+  views.read("o", arguments.next(), in.o, writes_o);
+  views.read("lse", arguments.next(), in.softmax_lse, writes_o);
+  views.read("bias", arguments.next(), in.bias);
+  views.read("alibi_slopes", arguments.next(), in.alibi_slopes);
+  views.read("sink", arguments.next(), in.sink);
+  views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
+  views.read("cu_seqlens_k", arguments.next(), in.cu_seqlens_k);
 }
 
 /// The numbers of tessera/arguments.py, and the two of rng_state.
@@ -172,13 +172,13 @@ void read_options(Arguments& arguments, Options& options) {
 
 /// dout, dsoftmax_lse, dq, dk, dv, dbias, dsink
 void read_gradients(Arguments& arguments, Views& views, Inputs& in) {
-  in.dout = views.view("dout", arguments.next());
-  in.dsoftmax_lse = views.view("dlse", arguments.next());
-  in.dq = views.view("dq", arguments.next(), true);
-  in.dk = views.view("dk", arguments.next(), true);
-  in.dv = views.view("dv", arguments.next(), true);
-  in.dbias = views.view("dbias", arguments.next(), true);
-  in.dsink = views.view("dsink", arguments.next(), true);
+  views.read("dout", arguments.next(), in.dout);
+  views.read("dlse", arguments.next(), in.dsoftmax_lse);
+  views.read("dq", arguments.next(), in.dq, true);
+  views.read("dk", arguments.next(), in.dk, true);
+  views.read("dv", arguments.next(), in.dv, true);
+  views.read("dbias", arguments.next(), in.dbias, true);
+  views.read("dsink", arguments.next(), in.dsink, true);
 }
 
 /// Memory of a run that Python does not see; aligned as the library asks.
@@ -212,7 +212,7 @@ void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject
     memory = PyObject_CallFunction(allocate, "nO", static_cast<Py_ssize_t>(bytes), q);
     if (memory == nullptr) throw PythonError{};
     try {
-      workspace = views.view("workspace", memory, true);
+      views.read("workspace", memory, workspace, true);
     } catch (...) {
       Py_DECREF(memory);
       throw;
@@ -294,6 +294,12 @@ Device device_named(PyObject* name, const View& q) {
   return *device;
 }
 
+PyObject* explained(const Problem& problem, PyObject* device, const View& q) {
+  check(validate(problem));
+  const std::string text = explain(problem, device_named(device, q));
+  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+}
+
 PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
     Arguments arguments("explain", objects, count, kInputs + kOptions + 2);
@@ -303,10 +309,7 @@ PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     read_inputs(arguments, views, in, false);
     read_options(arguments, options);
     if (arguments.flag("backward")) options.pass = Pass::backward;
-    const Problem problem = problem_of(in, options);
-    check(validate(problem));
-    const std::string text = explain(problem, device_named(arguments.next(), in.q));
-    return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+    return explained(problem_of(in, options), arguments.next(), in.q);
   });
 }
 
@@ -315,7 +318,8 @@ PyObject* write_dropout_mask(PyObject*, PyObject* const* objects, Py_ssize_t cou
   return guarded([&] {
     Arguments arguments("dropout_mask", objects, count, 4);
     Views views;
-    const View keep = views.view("keep", arguments.next(), true);
+    View keep;
+    views.read("keep", arguments.next(), keep, true);
     const float dropout_p = arguments.real("dropout_p");
     const std::uint64_t seed = arguments.bits("rng_state[0]");
     const std::uint64_t offset = arguments.bits("rng_state[1]");
@@ -340,39 +344,59 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
+constexpr Py_ssize_t kCacheInputs = 14, kCacheOptions = 10;
+
+/// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
+void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
+  views.read("q", arguments.next(), in.q);
+  views.read("k_cache", arguments.next(), in.k_cache);
+  views.read("v_cache", arguments.next(), in.v_cache);
+  views.read("out", arguments.next(), in.o, true);
+  views.read("lse", arguments.next(), in.lse, true);
+  views.read("alibi_slopes", arguments.next(), in.alibi_slopes);
+  views.read("sink", arguments.next(), in.sink);
+  views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
+  views.read("seqlens", arguments.next(), in.seqlens);
+  views.read("cu_seqlens_new", arguments.next(), in.cu_seqlens_new);
+  views.read("page_table", arguments.next(), in.page_table);
+  views.read("cache_index", arguments.next(), in.cache_index);
+  views.read("leftpad", arguments.next(), in.leftpad);
+  views.read("tree_mask", arguments.next(), in.tree_mask);
+  options.max_seqlen_q = arguments.integer("max_seqlen_q");
+  options.lengths = lengths_of(arguments.next());
+  options.seqlen_new = arguments.integer("seqlen_new");
+  options.softmax_scale = arguments.optional_real("softmax_scale");
+  options.softcap = arguments.real("softcap");
+  options.window_left = arguments.integer("window[0]");
+  options.window_right = arguments.integer("window[1]");
+  options.chunk = arguments.integer("chunk");
+  options.sink_tokens = arguments.integer("sink_tokens");
+  options.batch_invariant = arguments.flag("batch_invariant");
+}
+
 PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("cached_forward", objects, count, 14 + 10 + kExecution);
+    Arguments arguments("cached_forward", objects, count,
+                        kCacheInputs + kCacheOptions + kExecution);
     Views views;
     CacheInputs in;
-    in.q = views.view("q", arguments.next());
-    in.k_cache = views.view("k_cache", arguments.next());
-    in.v_cache = views.view("v_cache", arguments.next());
-    in.o = views.view("out", arguments.next(), true);
-    in.lse = views.view("lse", arguments.next(), true);
-    in.alibi_slopes = views.view("alibi_slopes", arguments.next());
-    in.sink = views.view("sink", arguments.next());
-    in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
-    in.seqlens = views.view("seqlens", arguments.next());
-    in.cu_seqlens_new = views.view("cu_seqlens_new", arguments.next());
-    in.page_table = views.view("page_table", arguments.next());
-    in.cache_index = views.view("cache_index", arguments.next());
-    in.leftpad = views.view("leftpad", arguments.next());
-    in.tree_mask = views.view("tree_mask", arguments.next());
     CacheOptions options;
-    options.max_seqlen_q = arguments.integer("max_seqlen_q");
-    options.lengths = lengths_of(arguments.next());
-    options.seqlen_new = arguments.integer("seqlen_new");
-    options.softmax_scale = arguments.optional_real("softmax_scale");
-    options.softcap = arguments.real("softcap");
-    options.window_left = arguments.integer("window[0]");
-    options.window_right = arguments.integer("window[1]");
-    options.chunk = arguments.integer("chunk");
-    options.sink_tokens = arguments.integer("sink_tokens");
-    options.batch_invariant = arguments.flag("batch_invariant");
+    read_cached(arguments, views, in, options);
     void* const stream = arguments.address("stream");
+    if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
     const Problem problem = problem_of(in, options);
     return execute(problem, tensors_of(in, problem), in.q, stream, arguments.next(), objects[0]);
+  });
+}
+
+PyObject* explain_cached(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("explain_cached", objects, count, kCacheInputs + kCacheOptions + 1);
+    Views views;
+    CacheInputs in;
+    CacheOptions options;
+    read_cached(arguments, views, in, options);
+    return explained(problem_of(in, options), arguments.next(), in.q);
   });
 }
 
@@ -384,7 +408,8 @@ void run_step(void* stream, const Body& body) {
   {
     const WithoutLock unlocked;
     const Executor executor = own ? own->executor() : default_executor();
-    status = body(Execution{.executor = &executor, .stream = stream});
+    // Whose tensors said where they lie: there is nothing to ask the driver.
+    status = body(Execution{.executor = &executor, .stream = stream, .places_known = true});
   }
   check(status);
 }
@@ -394,22 +419,22 @@ PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     Arguments arguments("append", objects, count, 16 + 5 + 1);
     Views views;
     AppendInputs in;
-    in.k_new = views.view("k_new", arguments.next());
-    in.v_new = views.view("v_new", arguments.next());
-    in.k_cache = views.view("k_cache", arguments.next(), true);
-    in.v_cache = views.view("v_cache", arguments.next(), true);
-    in.q = views.view("q", arguments.next());
-    in.q_out = views.view("q_out", arguments.next(), true);
-    in.seqlens = views.view("seqlens", arguments.next());
-    in.cu_seqlens_new = views.view("cu_seqlens_new", arguments.next());
-    in.page_table = views.view("page_table", arguments.next());
-    in.cache_index = views.view("cache_index", arguments.next());
-    in.cu_seqlens_q = views.view("cu_seqlens_q", arguments.next());
-    in.slot_mapping = views.view("slot_mapping", arguments.next());
-    in.rotary_cos = views.view("rotary_cos", arguments.next());
-    in.rotary_sin = views.view("rotary_sin", arguments.next());
-    in.rotary_seqlens = views.view("rotary_seqlens", arguments.next());
-    in.rotary_positions = views.view("rotary_positions", arguments.next());
+    views.read("k_new", arguments.next(), in.k_new);
+    views.read("v_new", arguments.next(), in.v_new);
+    views.read("k_cache", arguments.next(), in.k_cache, true);
+    views.read("v_cache", arguments.next(), in.v_cache, true);
+    views.read("q", arguments.next(), in.q);
+    views.read("q_out", arguments.next(), in.q_out, true);
+    views.read("seqlens", arguments.next(), in.seqlens);
+    views.read("cu_seqlens_new", arguments.next(), in.cu_seqlens_new);
+    views.read("page_table", arguments.next(), in.page_table);
+    views.read("cache_index", arguments.next(), in.cache_index);
+    views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
+    views.read("slot_mapping", arguments.next(), in.slot_mapping);
+    views.read("rotary_cos", arguments.next(), in.rotary_cos);
+    views.read("rotary_sin", arguments.next(), in.rotary_sin);
+    views.read("rotary_seqlens", arguments.next(), in.rotary_seqlens);
+    views.read("rotary_positions", arguments.next(), in.rotary_positions);
     AppendOptions options;
     options.lengths = lengths_of(arguments.next());
     options.max_seqlen_q = arguments.integer("max_seqlen_q");
@@ -432,10 +457,10 @@ PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     Arguments arguments("combine", objects, count, 5);
     Views views;
     PartialInputs in;
-    in.o_parts = views.view("o_parts", arguments.next());
-    in.lse_parts = views.view("lse_parts", arguments.next());
-    in.o = views.view("o", arguments.next(), true);
-    in.lse = views.view("lse", arguments.next(), true);
+    views.read("o_parts", arguments.next(), in.o_parts);
+    views.read("lse_parts", arguments.next(), in.lse_parts);
+    views.read("o", arguments.next(), in.o, true);
+    views.read("lse", arguments.next(), in.lse, true);
     void* const stream = arguments.address("stream");
     const PartialResults results = results_of(in);
     const PartialTensors tensors = tensors_of(in);
@@ -501,6 +526,7 @@ PyMethodDef* methods() {
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
       {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
+      {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},
       {"append", fast(append_rows), METH_FASTCALL, nullptr},
       {"combine", fast(combine_parts), METH_FASTCALL, nullptr},
       {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},

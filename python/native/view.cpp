@@ -188,9 +188,8 @@ const DLTensor* Views::borrow(const char* name, PyObject* object, bool written) 
   return &managed->tensor;
 }
 
-View Views::view(const char* name, PyObject* object, bool written) {
-  View view;
-  if (object == Py_None) return view;
+void Views::read(const char* name, PyObject* object, View& view, bool written) {
+  if (object == Py_None) return;
   const DLTensor& tensor = *borrow(name, object, written);
   if (tensor.ndim > kMaxDims) {
     throw Raise{PyExc_ValueError,
@@ -207,7 +206,6 @@ View Views::view(const char* name, PyObject* object, bool written) {
     view.strides[i] = tensor.strides != nullptr ? tensor.strides[i] : compact;
     compact *= tensor.shape[i];
   }
-  return view;
 }
 
 }  // namespace tessera::python

@@ -54,9 +54,9 @@ class Views {
   Views& operator=(const Views&) = delete;
   ~Views();
 
-  /// None gives an empty view. Throws PythonError, Raise(TypeError: no tensor; ValueError:
-  /// read-only but `written`).
-  View view(const char* name, PyObject* object, bool written = false);
+  /// Of None `view` stays as it is, which is empty. Throws PythonError, Raise(TypeError: no tensor;
+  /// ValueError: read-only but `written`).
+  void read(const char* name, PyObject* object, View& view, bool written = false);
 
  private:
   const DLTensor* borrow(const char* name, PyObject* object, bool written);

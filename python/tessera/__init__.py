@@ -1,10 +1,10 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
 `attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a
-cache of keys and values, `append` writes to it; both are for torch tensors. `tessera.torch` has what only
-PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
-`tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
-frameworks.
+cache of keys and values, which `explain_cached` explains, `append` writes to it; they are for torch tensors.
+`tessera.torch` has what only PyTorch needs (custom ops, SDPA), `tessera.transformers` makes
+`attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the `flash_attn` and `xformers`
+packages. Importing `tessera` imports none of these frameworks.
 """
 
 import os as _os
@@ -31,6 +31,7 @@ __all__ = [
     "cached_attention",
     "combine",
     "explain",
+    "explain_cached",
     "get_num_threads",
     "gpu",
     "set_num_threads",
@@ -44,15 +45,16 @@ if hasattr(_os, "register_at_fork"):
 # torch.Tensor and what computes with it, once torch is there.
 _Tensor: Any = ()
 _torch_ops: Any = None
+_torch_cache: Any = None
 
 
 def _bind_torch() -> None:
-    global _Tensor, _torch_ops
+    global _Tensor, _torch_ops, _torch_cache
     from torch import Tensor
 
-    from .torch import ops
+    from .torch import cache, ops
 
-    _Tensor, _torch_ops = Tensor, ops
+    _Tensor, _torch_ops, _torch_cache = Tensor, ops, cache
 
 
 def _framework_of(tensor: Any, name: str = "q") -> Any:
@@ -234,13 +236,11 @@ def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple
     return results
 
 
-def _torch_cache(tensor: Any, name: str) -> Any:
+def _cache_module(tensor: Any, name: str) -> Any:
     """The module of caches, which are torch tensors."""
     if _framework_of(tensor, name) is not _torch_ops:
         raise TypeError(f"{name} is of type {type(tensor).__name__!r}: a cache must be of torch tensors")
-    from .torch import cache
-
-    return cache
+    return _torch_cache
 
 
 def cached_attention(
@@ -307,11 +307,64 @@ def cached_attention(
         CPU lengths and pages that do not exist are a ValueError. On a GPU nobody reads them before: a length beyond
         the capacity counts as the capacity, and a page that does not exist holds zeros.
     """
-    return _torch_cache(q, "q").cached_attention(
+    module = _torch_cache if isinstance(q, _Tensor) else _cache_module(q, "q")
+    return module.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
         sink, batch_invariant, out, return_lse,
     )  # fmt: skip
+
+
+def explain_cached(
+    q: _ArrayT,
+    k_cache: _ArrayT,
+    v_cache: _ArrayT,
+    *,
+    device: str | None = None,
+    seqlens: _ArrayT | None = None,
+    lengths: str = "after",
+    seqlen_new: int | None = None,
+    cu_seqlens_new: _ArrayT | None = None,
+    page_table: _ArrayT | None = None,
+    cache_index: _ArrayT | None = None,
+    leftpad: _ArrayT | None = None,
+    cu_seqlens_q: _ArrayT | None = None,
+    max_seqlen_q: int | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    chunk: int = 0,
+    sink_tokens: int = 0,
+    tree_mask: _ArrayT | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: _ArrayT | None = None,
+    sink: _ArrayT | None = None,
+    batch_invariant: bool = False,
+) -> str:
+    """The plan of `cached_attention` for the same arguments: the problem in one line, every kernel with its cost or its
+    refusal, how keys are divided, and the bytes that are read and needed. Lengths are not looked at: where a device
+    reads them, a plan counts with the capacity. An `append` has no plan: it is one kernel, without a workspace.
+
+    Args:
+        device: as `explain` takes it.
+        q, k_cache, v_cache and the others: as `cached_attention` takes them.
+
+    Raises: as `cached_attention`.
+    """
+    text: str = _cache_module(q, "q").explain_cached(
+        q, k_cache, v_cache, device,
+        {
+            "seqlens": seqlens, "cu_seqlens_new": cu_seqlens_new, "page_table": page_table, "cache_index": cache_index,
+            "leftpad": leftpad, "cu_seqlens_q": cu_seqlens_q, "tree_mask": tree_mask, "alibi_slopes": alibi_slopes,
+            "sink": sink,
+        },
+        {
+            "lengths": lengths, "seqlen_new": seqlen_new, "max_seqlen_q": max_seqlen_q, "causal": causal,
+            "window": window, "chunk": chunk, "sink_tokens": sink_tokens, "softmax_scale": softmax_scale,
+            "softcap": softcap, "batch_invariant": batch_invariant,
+        },
+    )  # fmt: skip
+    return text
 
 
 def append(
@@ -370,7 +423,8 @@ def append(
     Raises: as `cached_attention`. On a GPU a row without a slot is not written, and one without a position in the
         tables is copied; on a CPU both are a ValueError.
     """
-    result: _ArrayT | None = _torch_cache(k_cache, "k_cache").append(
+    module = _torch_cache if isinstance(k_cache, _Tensor) else _cache_module(k_cache, "k_cache")
+    result: _ArrayT | None = module.append(
         k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
         slot_mapping, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
         rotary_positions, rotary_constant_q,

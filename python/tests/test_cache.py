@@ -1,5 +1,6 @@
 """tessera.cached_attention and tessera.append: caches of keys and values, by lengths that the device reads."""
 
+import inspect
 import random
 from typing import Any
 
@@ -359,3 +360,43 @@ def test_refusals_of_appends(device: str) -> None:
         assert changed_slots(cache, before) == []
     with pytest.raises(NotImplementedError, match="k_new requires a gradient: append has none"):
         tessera.append(k.clone().requires_grad_(), v, cache.k, cache.v, seqlens=seqlens, page_table=cache.page_table)
+
+
+def test_explain(device: str) -> None:
+    """The plan of what cached_attention would run, here or on another device, in the words of the problem."""
+    signature = inspect.signature(tessera.cached_attention).parameters
+    explained = dict(inspect.signature(tessera.explain_cached).parameters)
+    assert explained.pop("device").default is None
+    for name, parameter in explained.items():
+        assert (parameter.kind, parameter.default) == (signature[name].kind, signature[name].default), name
+    assert [*explained, "out", "return_lse"] == list(signature)
+
+    cache = random_cache(device, 16, 2 * B)
+    place: dict[str, Any] = {
+        "seqlens": int32([5, 80, 0], device),
+        "page_table": cache.page_table,
+        "cache_index": int32([4, 0, 2], device),
+    }
+    more: dict[str, Any] = {"leftpad": int32([0, 3, 0], device), "causal": True, "chunk": 32, "softcap": 20.0}
+    text = tessera.explain_cached(queries(device, B, 2), cache.k, cache.v, **place, **more)
+    pages = cache.k.shape[0]
+    assert text.startswith(
+        f"problem    fwd bf16 b=3 h=4/2 q=2 k=80 d=32/48 cache=after pages={pages}x16 rows=6 leftpad causal chunk=32 "
+    ), text
+    # Two queries see at most one key of a chunk and all 32 of the next.
+    assert "\nkeys       up to 33 a sequence" in text and "\nbytes      up to 31,680 of keys and values" in text
+    packed = {"cu_seqlens_q": int32([0, 1, 3, 3], device), "max_seqlen_q": 2, "lengths": "before", "seqlen_new": 4}
+    new = int32([0, 1, 4, 4], device)
+    text = tessera.explain_cached(
+        queries(device, 3), cache.k, cache.v, **place, **packed, cu_seqlens_new=new, batch_invariant=True, device="h200"
+    )
+    assert " packed=3 cache=before:4 " in text and "kernel     sm90.forward.decode.bf16.d64.16x64" in text, text
+    assert "one a unit" in text or "none: an item is one unit" in text
+    with pytest.raises(ValueError, match="v_cache has shape"):
+        tessera.explain_cached(queries(device, B, 2), cache.k, cache.v[:-1], **place)
+    with pytest.raises(TypeError, match="seqlens is of type 'list'"):
+        tessera.explain_cached(queries(device, B, 2), cache.k, cache.v, seqlens=[1, 2, 3])
+    with pytest.raises(ValueError, match="max_seqlen_q is given, but cu_seqlens_q is None"):
+        tessera.explain_cached(queries(device, B, 2), cache.k, cache.v, max_seqlen_q=2, **place)
+    with pytest.raises(TypeError, match="q is of type 'ndarray': a cache must be of torch tensors"):
+        tessera.explain_cached(numpy.zeros((1, 1, 1, 8), numpy.float32), cache.k, cache.v)  # type: ignore[arg-type]

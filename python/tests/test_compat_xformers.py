@@ -99,6 +99,15 @@ def gappy(kind: Any, rule: Rule, starts: list[int], k: list[int], device: str) -
     return blocks(bias, rule, q, own, starts[-1])
 
 
+class LocalGappy:
+    """With the arguments of the other classes."""
+
+    @staticmethod
+    def from_seqlens(q: list[int], starts: list[int], k: list[int], device: str) -> Any:
+        kind = biases.BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask
+        return kind.from_seqlens_local_gappy(q, starts, k, 3, 2, device)
+
+
 def in_order(device: str, kind: Any, rule: Rule) -> Case:
     return gappy(kind, rule, [3, 3, 14, 15, 30], [0, 9, 1, 12], device)
 
@@ -163,6 +172,9 @@ CASES: dict[str, Callable[[str], Case]] = {
     "BlockDiagonalGappyKeysMask": lambda device: in_order(device, biases.BlockDiagonalGappyKeysMask, everything),
     "BlockDiagonalGappyKeysMask, out of order": lambda device: out_of_order(
         device, biases.BlockDiagonalGappyKeysMask, everything
+    ),
+    "BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask": lambda device: gappy(
+        LocalGappy, both_sides(3, 2), [3, 3, 14, 15, 30], [0, 9, 1, 12], device
     ),
     "BlockDiagonalCausalWithOffsetGappyKeysMask": lambda device: in_order(
         device, biases.BlockDiagonalCausalWithOffsetGappyKeysMask, bottom_right
@@ -267,6 +279,34 @@ def test_keys_stay_where_they_lie(name: str, device: str) -> None:
     q, k, v = operands(case, torch.bfloat16, device)
     call = _functions._prepare(q, k, v, case.bias, 0.0, None, None)
     assert [x.data_ptr() for x in (call.q, call.k, call.v)] == [x.data_ptr() for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("name", [name for name in PACKED if "Padded" in name or "Gappy" in name])
+def test_decoding(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients and with few queries, padded keys and keys out of order are caches, and are not gathered."""
+    case = CASES[name](device)
+    q, k, v = operands(case, torch.bfloat16, device)
+    exact = reference.dense(q.double(), k.double(), v.double(), bias=additive(case.seen).to(device)[None, None])
+    plain = reference.dense(q, k, v, bias=additive(case.seen).to(device)[None, None])
+    unseen = ~case.seen.any(dim=0)
+    k[:, unseen], v[:, unseen] = torch.nan, torch.nan
+    given: list[Tensor] = []
+    whole = tessera.cached_attention
+
+    def cached_attention(q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
+        given.append(k)
+        return whole(q, k, v, **keywords)
+
+    monkeypatch.setattr(_functions.tessera, "cached_attention", cached_attention)
+    out, lse = fmha.memory_efficient_attention_forward_requires_grad(q, k, v, case.bias)
+    reference.assert_output_close(out, exact[0], plain[0])
+    reference.assert_close("lse", lse, exact[1], exact[1], floor=2e-5)
+    is_cache = "Padded" in name or "out of order" in name
+    assert [x.data_ptr() for x in given] == [k.data_ptr()] * is_cache
+    many = torch.cat([q, q], dim=2), torch.cat([k, k], dim=2)[:, :, :1], torch.cat([v, v], dim=2)[:, :, :1]
+    if case.bias.q_seqinfo.max_seqlen > 2:
+        fmha.memory_efficient_attention(many[0], *(x.expand(-1, -1, 6, -1) for x in many[1:]), case.bias)
+        assert len(given) == is_cache, "six heads and three queries are too many rows"
 
 
 @pytest.mark.parametrize("name", ["causal", "padded", "gappy"])

@@ -63,7 +63,13 @@ def test_sequence_infos() -> None:
     assert list(gappy.intervals()) == [(0, 6), (7, 10), (12, 13)]
     with pytest.raises(ValueError, match="seqstarts has 3 numbers: must have 4"):
         biases._GappySeqInfo.from_seqlens_gappy([0, 7, 12], [6, 3, 1], False)
-    with pytest.raises(NotImplementedError, match="paged = True"):
+    paged = biases._GappySeqInfo.from_seqlens_gappy([0, 7, 2], [6, 3, 0], True, device="cpu")
+    assert paged.seqstart.tolist() == paged.seqstart_py == [0, 7, 2, -1] and (paged.max_seqlen, paged.min_seqlen) == (
+        6,
+        0,
+    )
+    assert paged.seqlen.tolist() == paged.seqlen_py == [6, 10, 2]
+    with pytest.raises(ValueError, match="seqstarts has 2 numbers: must have 1"):
         biases._GappySeqInfo.from_seqlens_gappy([0, 7], [6], True)
     for info in (padded, gappy):
         with pytest.raises(NotImplementedError, match="split"):
@@ -159,25 +165,10 @@ def test_wrong_numbers(device: str) -> None:
         biases.BlockDiagonalMask.from_seqlens([3, 4]).materialize((7, 8))
 
 
-PAGED = [
-    "PagedBlockDiagonalPaddedKeysMask",
-    "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask",
-    "PagedBlockDiagonalGappyKeysMask",
-    "PagedBlockDiagonalCausalWithOffsetGappyKeysMask",
-]
-
-
 def test_what_cannot_be_done(device: str) -> None:
     """Each is refused by its name, before anything is computed."""
     q = torch.randn(2, 6, 4, 8, device=device, dtype=torch.bfloat16)
     attention = fmha.memory_efficient_attention
-    for name in PAGED:
-        for make in (getattr(biases, name), getattr(biases, name).from_seqlens):
-            with pytest.raises(NotImplementedError, match=f"{name}.*no pages yet"):
-                make([1], [1], torch.zeros(1, 1), 16)
-    padded = biases.BlockDiagonalPaddedKeysMask.from_seqlens([3], 4, [3], device=device)
-    with pytest.raises(NotImplementedError, match="BlockDiagonalPaddedKeysMask.make_paged"):
-        padded.make_paged(torch.zeros(1, 1), 16, biases.PagedBlockDiagonalPaddedKeysMask)
 
     class Mine(biases.LowerTriangularMask):
         pass

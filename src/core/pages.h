@@ -20,6 +20,14 @@ struct Pages {
     return ids == PageIds::i32 ? static_cast<const std::int32_t*>(table)[index]
                                : static_cast<const std::int64_t*>(table)[index];
   }
+  /// Where a slot of a sequence is: in which column's page, and in which of the page's slots.
+  struct Place {
+    int column = 0, slot = 0;
+  };
+  TESSERA_HD constexpr Place place(int slot) const {
+    const int column = slot / size;
+    return {.column = column, .slot = slot - column * size};
+  }
   TESSERA_HD constexpr bool exists(std::int64_t page) const { return page >= 0 && page < count; }
   friend constexpr bool operator==(const Pages&, const Pages&) = default;
 };
@@ -28,9 +36,9 @@ struct Pages {
 TESSERA_HD constexpr std::int64_t slot_offset(const Pages& pages, const Sequence& sequence,
                                               const Strides& strides, int key, int head) {
   if (pages.table == nullptr) return sequence.key_offset(strides, key, head);
-  const int slot = sequence.first_k + key;
-  return pages.at(sequence.entry_k, slot / pages.size) * strides.batch +
-         slot % pages.size * strides.seqlen + head * strides.head;
+  const Pages::Place at = pages.place(sequence.first_k + key);
+  return pages.at(sequence.entry_k, at.column) * strides.batch + at.slot * strides.seqlen +
+         head * strides.head;
 }
 
 /// Lengths and places of sequences in a cache.

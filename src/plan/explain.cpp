@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "plan/catalog.h"
+#include "plan/layout.h"
 #include "plan/names.h"
 #include "plan/select.h"
 
@@ -54,6 +55,47 @@ std::string candidates_text(const Problem& problem, const Device& device,
               : " rows for GPUs are left out; name a GPU as the device to see them, e.g. h200\n");
 }
 
+/// How a forward's keys are divided. Lengths are those of the longest sequence: a cache's are read
+/// where the kernel runs.
+std::string keys_text(const PlanData& data) {
+  const std::string longest = "keys       up to " + grouped(data.longest_keys) + " a sequence";
+  if (data.unit_n == 0) {
+    if (data.split_n == 0) return longest + ", not divided\n";
+    return longest + ", divided in parts of " + grouped(data.split_n) + ": up to " +
+           grouped(data.work.splits) + " an item, merged in their order\n";
+  }
+  // The layout counts with the capacity; what masks hide is not read.
+  const Problem& p = data.problem;
+  const bool narrow = p.window_left >= 0 || p.chunk > 0 || p.sink_tokens > 0;
+  const std::int64_t units = core::min(
+      units_of_item(data),
+      core::max<std::int64_t>(1, core::ceil_div<std::int64_t>(data.longest_keys, data.unit_n)) +
+          (narrow ? 1 : 0));
+  const std::int64_t all = data.work.count() * units;
+  Workspace counter;
+  const std::int64_t slots = layout(counter, data).gpu_decode.slots;
+  std::string text = longest + ", divided in units of " + std::to_string(data.unit_n) + ": up to " +
+                     grouped(units) + " an item, " + grouped(all) + " in all, " +
+                     grouped(core::ceil_div<std::int64_t>(all, data.spans.count)) + " a span\n";
+  if (slots == 0) return text + "parts      none: an item is one unit\n";
+  return text + "parts      up to " + grouped(slots) +
+         (p.batch_invariant ? ", one a unit, so that a sequence's do not depend on the batch\n"
+                            : ", where spans end within items: 2 a span\n");
+}
+
+/// What a forward reads and writes, each byte once.
+std::string bytes_text(const PlanData& data) {
+  const Problem& p = data.problem;
+  const double rows = static_cast<double>(p.rows_q()) * static_cast<double>(p.num_heads);
+  const auto bytes = [rows](std::int64_t dim, Dtype dtype) {
+    return grouped(static_cast<std::int64_t>(
+        core::min(rows * static_cast<double>(dim * size_of(dtype)), 9e18)));
+  };
+  return "bytes      up to " + grouped(data.key_bytes) + " of keys and values, " +
+         bytes(p.head_dim, p.dtype) + " of queries, " + bytes(p.head_dim_v, p.stored_o()) +
+         " of outputs\n";
+}
+
 }  // namespace
 
 std::string explain(const Problem& problem, const Device& device) {
@@ -88,6 +130,7 @@ std::string explain(const Problem& problem, const Device& device) {
                                  std::to_string(data.unit_n) + " keys"
                            : "") +
           "\n";
+  if (problem.pass == Pass::forward) text += keys_text(data) + bytes_text(data);
   text += "workspace  " + grouped(static_cast<std::int64_t>(data.workspace_bytes)) + " bytes\n";
   for (const WorkspaceRegion& region : data.regions) {
     text += "   " + padded_right(region.name, 12) +

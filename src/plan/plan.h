@@ -26,6 +26,9 @@ struct PlanData {
   core::Spans spans;     ///< a GPU's decoding row: of the items of `work`, one a block
   int unit_n = 0;        ///< the same: keys of an item's unit
 
+  std::int64_t longest_keys = 0;  ///< that the rows of one sequence see, at most
+  std::int64_t key_bytes = 0;     ///< of keys and values that all rows see, at most, each once
+
   /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one. A head
   /// of `work` is so many query heads.
   int row_heads = 1;

@@ -2,6 +2,7 @@
 #include "tessera/problem.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -363,6 +364,28 @@ Result<Problem> parse_problem(std::string_view text) {
 
 std::size_t std::hash<tessera::Problem>::operator()(
     const tessera::Problem& problem) const noexcept {
-  // The text form is one-to-one, so its hash is consistent with ==.
-  return std::hash<std::string>()(tessera::to_string(problem));
+  // Plans are remembered by it, so every call from Python pays: numbers, one multiplication each.
+  std::uint64_t state = 0;
+  const auto mix = [&state](std::uint64_t number) {
+    state = (state ^ number) * 0x9E3779B97F4A7C15U;
+    state ^= state >> 32;
+  };
+  const auto add = [&mix](auto... values) { (mix(static_cast<std::uint64_t>(values)), ...); };
+  // -0 equals 0.
+  const auto add_real = [&mix](float value) { mix(std::bit_cast<std::uint32_t>(value + 0.0F)); };
+  const tessera::Problem& p = problem;
+  add(p.pass, p.dtype, p.batch, p.num_heads, p.num_heads_k, p.seqlen_q, p.seqlen_k, p.head_dim,
+      p.head_dim_v, p.packed, p.total_q, p.total_k, p.window_left, p.window_right, p.alignment,
+      p.chunk, p.sink_tokens, p.tree, p.alibi, p.sink, p.deterministic, p.batch_invariant,
+      p.unaligned, p.cache.has_value(), p.softmax_scale.has_value(), p.bias.has_value(),
+      p.dtype_o.has_value());
+  add_real(p.softcap);
+  add_real(p.dropout_p);
+  if (p.softmax_scale) add_real(*p.softmax_scale);
+  if (p.dtype_o) add(*p.dtype_o);
+  if (p.bias) add(p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys, p.bias->dtype);
+  if (const auto& c = p.cache) {
+    add(c->lengths, c->seqlen_new, c->page_size, c->num_pages, c->page_ids, c->rows, c->leftpad);
+  }
+  return static_cast<std::size_t>(state);
 }

@@ -48,7 +48,7 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
   if (row.form != core::Form::decode) {
-    if (problem.cache) return "takes no cache";
+    if (problem.cache) return "takes no cache; decoding rows do, for any number of queries";
     if (std::string other = refused_mask(problem); !other.empty()) return other;
   }
   if (row.operand != core::operand_of(problem.dtype)) {

@@ -40,6 +40,16 @@ std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
                                    core::min(p.sink_tokens, p.seqlen_k));
 }
 
+/// Bytes of keys and values of all sequences, if so many a sequence are seen. To be read by people,
+/// so it ends where 64 bits do.
+std::int64_t bytes_of_keys(const Problem& p, std::int64_t longest) {
+  double keys = static_cast<double>(p.batch) * static_cast<double>(longest);
+  if (p.packed_k()) keys = core::min(keys, static_cast<double>(p.total_k));
+  const double bytes = keys * static_cast<double>(p.num_heads_k) *
+                       static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
+  return static_cast<std::int64_t>(core::min(bytes, 9e18));
+}
+
 /// Spans of a GPU's decoding row: as many as blocks are resident, so that none of them waits for
 /// one that has not begun. An item's fixed part is what a block loses between two, in units; a span
 /// of less than a few units would lose more than it computes. Where bits must not depend on the
@@ -59,12 +69,12 @@ void set_spans(PlanData& plan) {
 /// Splits pay only where one block of rows faces many keys. A CPU's depend on nothing but the shape
 /// of a sequence, never on threads or batch, so they change neither repeatability nor batch
 /// invariance (S9).
-int split_size(const core::Kernel& row, const Problem& p) {
+int split_size(const core::Kernel& row, const Problem& p, std::int64_t longest) {
   if (is_gpu(row.arch)) return 0;
   if (row.split_n == 0 || row.pass != Pass::forward) return 0;
   if (rows_per_head_k(p) > row.block_m) return 0;
   if (p.packed && p.batch_invariant) return 0;
-  return longest_keys(p, p.seqlen_q) > row.split_n ? row.split_n : 0;
+  return longest > row.split_n ? row.split_n : 0;
 }
 
 /// Rows of a forward item. A CPU's items are as long as their queries and outputs stay in the
@@ -143,7 +153,9 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.kernel = row;
   plan.kernel_name = name_of(row);
   plan.score = core::make_score(problem.scale(), problem.softcap);
-  plan.split_n = split_size(row, problem);
+  plan.longest_keys = longest_keys(problem, problem.seqlen_q);
+  plan.key_bytes = bytes_of_keys(problem, plan.longest_keys);
+  plan.split_n = split_size(row, problem, plan.longest_keys);
   plan.row_heads = shares_rows(row, problem) ? static_cast<int>(problem.group()) : 1;
   const bool forward = row.pass == Pass::forward;
   const std::int64_t rows = problem.seqlen_q * plan.row_heads;
@@ -153,10 +165,10 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   plan.work.batch = static_cast<int>(problem.batch);
   plan.work.heads = static_cast<int>(problem.num_heads / plan.row_heads);
   plan.work.blocks = static_cast<int>(blocks);
-  plan.work.splits = plan.split_n == 0
-                         ? 1
-                         : static_cast<int>(core::ceil_div<std::int64_t>(
-                               longest_keys(problem, problem.seqlen_q), plan.split_n));
+  plan.work.splits =
+      plan.split_n == 0
+          ? 1
+          : static_cast<int>(core::ceil_div<std::int64_t>(plan.longest_keys, plan.split_n));
   plan.work.section = section_of(plan);
   if (is_gpu(row.arch) && row.form == core::Form::decode) set_spans(plan);
   Workspace counter(&plan.regions);

@@ -269,6 +269,21 @@ TEST_F(Attend, ATensorThatLiesElsewhereIsNamed) {
   }
 }
 
+/// Who knows where tensors lie spares the driver the questions.
+TEST_F(Attend, WhereTensorsLieIsAskedUnlessItIsKnown) {
+  const Problem problem = problem_of("fwd f32 h=1 q=1 k=4 d=64");
+  const Tensors tensors = tensors_of(problem);
+  for (const bool known : {false, true}) {
+    fake::state() = {};
+    place_all(kDevice, 1);
+    Execution execution;
+    execution.places_known = known;
+    const Status status = attend(problem, tensors, this_cpu(), execution);
+    EXPECT_EQ(status.ok(), known) << status.text;
+    EXPECT_EQ(fake::state().calls["cuPointerGetAttributes"] == 0, known);
+  }
+}
+
 // A bias has elements where no score is; its gradient there is zero, and is written.
 TEST_F(Attend, ABiasGradientWithoutScoresLiesOnTheDevice) {
   for (const char* sizes : {" h=1 q=4 k=0 d=64 bias=1", " h=1 q=0 k=4 d=64 bias=k"}) {

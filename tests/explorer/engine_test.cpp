@@ -315,6 +315,24 @@ TEST(Bytes, AreThoseOfTheMemoryCommand) {
   EXPECT_EQ(bytes["list"][0]["tiled"], (2 + 2 * 5) * 1024 * 128 * 2 + 4 * 1024);
 }
 
+// Two sequences in pages of 16 slots: 100 slots, and as many as are made up; 4 heads of 64 + 64
+// bf16.
+TEST(Bytes, OfACacheAreThoseOfItsKeys) {
+  const std::string problem = "fwd bf16 b=2 h=8/4 q=1 k=100 d=64 cache=after pages=20x16";
+  const json tiles = ask("tiles\t" + problem + "\th200\tbatch=1");
+  const std::int64_t second = tiles["seqlen_k"];
+  const json cache = ask("bytes\t" + problem + "\th200")["cache"];
+  constexpr std::int64_t kKeyBytes = 4 * (64 + 64) * 2;
+  EXPECT_EQ(cache["keys"], 100 + second);
+  EXPECT_EQ(cache["used"], (100 + second) * kKeyBytes);
+  EXPECT_EQ(cache["read"], cache["used"]);
+  EXPECT_EQ(cache["bytes"], 20 * 16 * kKeyBytes);
+  EXPECT_EQ(cache["pages"], 7 + (second + 15) / 16);
+  const json narrow = ask("bytes\t" + problem + " window=9,0\th200")["cache"];
+  EXPECT_EQ(narrow["read"], 2 * 10 * kKeyBytes);
+  EXPECT_TRUE(ask("bytes\tfwd bf16 q=8 k=8 d=128\th200")["cache"].is_null());
+}
+
 TEST(Requests, AreRefusedInTheLibrarysWords) {
   const std::string good = "fwd bf16 b=2 h=4 q=64 k=64 d=64";
   const struct {

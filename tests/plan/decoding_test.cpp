@@ -60,6 +60,55 @@ TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
   }
 }
 
+/// What explain() says of how keys are divided, and of the bytes there are to read.
+TEST(Decoding, ExplainSaysHowKeysAreDivided) {
+  const auto said = [](const char* problem, const char* device) {
+    const Result<Device> named = named_device(device);
+    EXPECT_TRUE(named.ok()) << named.status().text;
+    const std::string text = named ? explain(problem_of(problem), *named) : "";
+    const std::size_t begin = text.find("\nkeys "), end = text.find("\nworkspace ");
+    EXPECT_LT(begin, end) << text;
+    return end == std::string::npos ? text : text.substr(begin + 1, end - begin);
+  };
+  const std::string pages = "cache=after pages=32768x16 ";
+  const std::string bytes =
+      "bytes      up to 2,147,483,648 of keys and values, 524,288 of queries, 524,288 of outputs\n";
+  EXPECT_EQ(said(("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 " + pages).c_str(), "h200"),
+            "keys       up to 8,192 a sequence, divided in units of 64: up to 128 an item, 65,536 "
+            "in all, 249 a span\n"
+            "parts      up to 528, where spans end within items: 2 a span\n" +
+                bytes);
+  EXPECT_EQ(
+      said(("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant " + pages).c_str(), "h200"),
+      "keys       up to 8,192 a sequence, divided in units of 512: up to 16 an item, 8,192 in "
+      "all, 32 a span\n"
+      "parts      up to 8,192, one a unit, so that a sequence's do not depend on the batch\n" +
+          bytes);
+  EXPECT_EQ(
+      said("fwd bf16 h=4 q=1 k=50 d=64 cache=after", "h200"),
+      "keys       up to 50 a sequence, divided in units of 64: up to 1 an item, 4 in all, 1 a "
+      "span\n"
+      "parts      none: an item is one unit\n"
+      "bytes      up to 51,200 of keys and values, 512 of queries, 512 of outputs\n");
+  // Packed queries of a window: 512 + 100 keys. A window may begin within a unit.
+  EXPECT_EQ(said("fwd bf16 b=4 h=32/8 q=512 k=8192 d=128 cache=before:16 packed=600 window=100,0",
+                 "h200"),
+            "keys       up to 612 a sequence, divided in units of 64: up to 11 an item, 45,056 in "
+            "all, 171 a span\n"
+            "parts      up to 528, where spans end within items: 2 a span\n"
+            "bytes      up to 10,027,008 of keys and values, 4,915,200 of queries, 4,915,200 of "
+            "outputs\n");
+  // A CPU's parts depend on the sequence alone.
+  EXPECT_EQ(said(("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 " + pages).c_str(), "portable"),
+            "keys       up to 8,192 a sequence, divided in parts of 1,024: up to 8 an item, merged "
+            "in their order\n" +
+                bytes);
+  // Keys without a cache: of packed ones no more than there are.
+  EXPECT_EQ(said("fwd f16 b=5 q=100 k=200 d=64/32 packed=500,700 o=f32", "portable"),
+            "keys       up to 200 a sequence, not divided\n"
+            "bytes      up to 134,400 of keys and values, 64,000 of queries, 64,000 of outputs\n");
+}
+
 /// Two slots a span, or, batch_invariant, one a unit; none where an item is one unit.
 TEST(Decoding, PartsHaveSlots) {
   const auto regions = [&](const char* problem) {
@@ -111,14 +160,17 @@ TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
   const struct {
     const char* words;
     const char* refused;  ///< by rows that do not decode
-  } cases[] = {{"cache=after", "takes no cache"},
-               {"cache=full rows=9", "takes no cache"},
-               {"cache=before:2 leftpad causal", "takes no cache"},
-               {"cache=after pages=900x16", "takes no cache"},
-               {"cache=after pages=900x16 chunk=512", "takes no cache"},
-               {"chunk=512", "takes no chunk"},
-               {"window=100,0 sink_tokens=4", "takes no sink_tokens"},
-               {"tree", "takes no tree"}};
+  } cases[] = {
+      {"cache=after", "takes no cache; decoding rows do, for any number of queries"},
+      {"cache=full rows=9", "takes no cache; decoding rows do, for any number of queries"},
+      {"cache=before:2 leftpad causal",
+       "takes no cache; decoding rows do, for any number of queries"},
+      {"cache=after pages=900x16", "takes no cache; decoding rows do, for any number of queries"},
+      {"cache=after pages=900x16 chunk=512",
+       "takes no cache; decoding rows do, for any number of queries"},
+      {"chunk=512", "takes no chunk"},
+      {"window=100,0 sink_tokens=4", "takes no sink_tokens"},
+      {"tree", "takes no tree"}};
   for (const auto& [words, refused] : cases) {
     const auto planned = [&](const std::string& sizes) {
       return tessera::plan(problem_of(("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words).c_str()),

@@ -80,12 +80,16 @@ TEST(ProblemText, DifferentProblemsPrintDifferently) {
   std::mt19937 random(seed);
   std::unordered_set<std::string> texts;
   std::unordered_set<Problem> problems;
+  std::unordered_set<std::size_t> hashes;
   for (int trial = 0; trial < 2000; ++trial) {
     const Problem problem = random_problem(random);
     texts.insert(to_string(problem));
     problems.insert(problem);
+    hashes.insert(std::hash<Problem>()(problem));
   }
   EXPECT_EQ(texts.size(), problems.size()) << "seed " << seed;
+  // Two of 2,000 random numbers of 64 bits are the same once in 10^13 runs.
+  EXPECT_EQ(hashes.size(), problems.size()) << "seed " << seed;
 }
 
 TEST(ProblemText, TheDocumentedForms) {

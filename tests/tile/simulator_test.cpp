@@ -222,7 +222,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const bool few = kSanitized || row.operand == core::Operand::f16;
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
-  int merged = 0, merged_units = 0, cached = 0;
+  int merged = 0, merged_units = 0, cached = 0, several_blocks = 0;
   for (int trial = 0; trial < trials && ran < enough; ++trial) {
     Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
     if (trial % 8 == 0 && row.split_n > 0) {
@@ -256,7 +256,12 @@ TEST_P(EveryRow, TilesComputeAttention) {
         p.window_right = -1;
         p.chunk = 0;
       }
-      if (random() % 2 == 0) add_cache(p, random);
+      const bool blocks = trial % 4 == 1;  // more rows than a block has
+      if (blocks) {
+        p.packed = false;
+        p.seqlen_q = static_cast<std::int64_t>(row.block_m + 1 + random() % 24);
+      }
+      if (blocks || random() % 2 == 0) add_cache(p, random);
     }
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
@@ -303,6 +308,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
     split += plan.work.splits > 1 ? 1 : 0;
     (p.batch_invariant ? merged_units : merged) += got.merged_items;
     cached += p.cache ? 1 : 0;
+    several_blocks += p.cache && p.seqlen_q > row.block_m ? 1 : 0;
   }
   // The list must have exercised what it claims to prove.
   EXPECT_GT(ran, 0) << "seed " << seed;
@@ -314,6 +320,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
     EXPECT_GT(merged, 0);
     EXPECT_GT(merged_units, 0);
     EXPECT_GT(cached, 0);
+    EXPECT_GT(several_blocks, 0);
   } else if (row.split_n > 0) {
     EXPECT_GT(split, 0);
   }

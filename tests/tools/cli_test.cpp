@@ -357,6 +357,15 @@ TEST(Cli, PlanAndInfoSpeakJson) {
       tessera({"plan", "fwd bf16 h=8 q=64 k=64 d=64", "--device", "zen4-16", "--json"});
   ASSERT_EQ(planned.code, kSuccess) << planned.err;
   EXPECT_EQ(Json::parse(planned.out)["kernel"], "cpu.avx512_bf16.forward.tile.bf16");
+  const Ran decoded = tessera(
+      {"plan", "fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 cache=after", "--device", "h200", "--json"});
+  ASSERT_EQ(decoded.code, kSuccess) << decoded.err;
+  const Json plan = Json::parse(decoded.out);
+  EXPECT_EQ(plan["spans"], 264);
+  EXPECT_EQ(plan["unit_keys"], 64);
+  EXPECT_EQ(plan["split_keys"], 0);
+  EXPECT_EQ(plan["longest_keys"], 8192);
+  EXPECT_EQ(plan["key_bytes"], 2147483648);
   const Ran info = tessera({"info", "--json"});
   ASSERT_EQ(info.code, kSuccess) << info.err;
   EXPECT_GT(Json::parse(info.out)["catalog"].size(), 5U);

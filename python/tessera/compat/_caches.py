@@ -9,23 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tessera
-from tessera.compat._refusals import refuse_float8
+from tessera.compat._refusals import FLOAT8, refuse_float8
+from tessera.torch import cache
 
 
 def capacity_of(k_cache: Tensor, page_table: Tensor | None) -> int:
     """Slots of a sequence."""
-    if k_cache.dim() != 4:
+    shape = k_cache.shape
+    if len(shape) != 4:
         raise ValueError(
-            f"k_cache has shape {tuple(k_cache.shape)}: must be (batch, seqlen, heads, head_dim), or (num_pages, "
+            f"k_cache has shape {tuple(shape)}: must be (batch, seqlen, heads, head_dim), or (num_pages, "
             "page_size, heads, head_dim) with a table of pages"
         )
-    return int(k_cache.shape[1] * (1 if page_table is None else page_table.shape[-1]))
+    return shape[1] if page_table is None else shape[1] * page_table.shape[-1]
 
 
 def window_of(causal: bool, window_size: Sequence[int], most_left: int, most_right: int) -> tuple[int, int]:
     """The window in force, -1 where there is no limit, or one of at least `most_left` or `most_right`, which upstream
     takes for none. Whether a window is left decides on the positions of rotated queries."""
+    if window_size == (-1, -1):  # nearly always, and faster
+        return -1, 0 if causal else -1
     try:
         left, right = window_size
     except (TypeError, ValueError):
@@ -36,7 +39,6 @@ def window_of(causal: bool, window_size: Sequence[int], most_left: int, most_rig
     return left, 0 if causal else right
 
 
-@torch.no_grad()
 def attend_with_cache(
     q: Tensor,
     k_cache: Tensor,
@@ -57,65 +59,67 @@ def attend_with_cache(
     rotary_sin: Tensor | None = None,
     rotary_seqlens: Tensor | None = None,
     rotary_interleaved: bool = True,
-    **scores: Any,
-) -> tuple[Tensor, Tensor]:
-    """(o, lse) over the cache, after k and v have been appended to it where they are given.
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    out: Tensor | None = None,
+    return_lse: bool = True,
+) -> Any:
+    """(o, lse), or o alone, over the cache, after k and v have been appended to it where they are given. Outside
+    autograd.
 
     Args:
-        cache_seqlens: the slots that are filled before the append; None: all of them, which needs k to be None.
+        cache_seqlens: the slots that are filled before the append, of type int32; None: all of them, which needs k to
+            be None.
         window: of :func:`window_of`.
         cu_seqlens_k_new: where sequences begin in packed k and v; without these it is not looked at.
-        scores: further arguments of :func:`tessera.cached_attention`.
+        softmax_scale, softcap, alibi_slopes, out, return_lse: as :func:`tessera.cached_attention` takes them.
     """
-    refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if (k is None) != (v is None):
-        given, missing = ("k", "v") if v is None else ("v", "k")
-        raise ValueError(f"{missing} is None, but {given} is given: both or neither")
-    if k is None and rotary_cos is not None:
-        raise ValueError("rotary_cos is given, but k is None: positions are those of new keys")
+    if q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
+        refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    if torch.is_grad_enabled():
+        q, k_cache, v_cache = (x.detach() if x.requires_grad else x for x in (q, k_cache, v_cache))
+        k, v = (x if x is None or not x.requires_grad else x.detach() for x in (k, v))
+    max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    place: dict[str, Any] = {"page_table": page_table, "cache_index": cache_index}
-    queries: dict[str, Any] = {}
-    if cu_seqlens_q is not None:
-        queries = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": _bound(q, batch, max_seqlen_q)}
-    lengths: dict[str, Any] = {"seqlens": cache_seqlens}
-    if k is not None:
-        assert v is not None
-        if cache_seqlens is None:
-            raise ValueError("cache_seqlens is None, but k is given: it must say behind which slots new keys go")
-        rotary: dict[str, Any] = {}
+    # The library's own functions, by position: keywords cost a microsecond.
+    seqlens, lengths, seqlen_new, cu_seqlens_new = cache_seqlens, "after", None, None
+    if k is None:
+        if v is not None:
+            raise ValueError("k is None, but v is given: both or neither")
         if rotary_cos is not None:
-            rotary = {
-                "q": q,
-                **queries,
-                "rotary_cos": rotary_cos,
-                "rotary_sin": rotary_sin,
-                "rotary_seqlens": rotary_seqlens,
-                "rotary_interleaved": rotary_interleaved,
-                "rotary_constant_q": window == (-1, -1) and chunk == 0,
-            }
-        rotated = tessera.append(
-            k, v, k_cache, v_cache, seqlens=cache_seqlens, cu_seqlens_new=cu_seqlens_k_new, **place, **rotary
-        )
-        q = q if rotated is None else rotated
-        lengths = _lengths_with(cache_seqlens, k, cu_seqlens_k_new, cu_seqlens_q is None)
-    out, lse = tessera.cached_attention(
-        q, k_cache, v_cache, **lengths, **place, **queries, leftpad=leftpad, window=window, chunk=chunk, **scores,
-        return_lse=True,
+            raise ValueError("rotary_cos is given, but k is None: positions are those of new keys")
+    elif v is None:
+        raise ValueError("v is None, but k is given: both or neither")
+    elif cache_seqlens is None:
+        raise ValueError("cache_seqlens is None, but k is given: it must say behind which slots new keys go")
+    else:
+        rotates = rotary_cos is not None
+        rotated = cache.append(
+            k, v, k_cache, v_cache, cache_seqlens, "before", cu_seqlens_k_new, None, page_table, cache_index, None,
+            q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
+            rotary_cos, rotary_sin if rotates else None, rotary_interleaved, rotary_seqlens if rotates else None, None,
+            rotates and window == (-1, -1) and chunk == 0,
+        )  # fmt: skip
+        if rotated is not None:
+            q = rotated
+        if cu_seqlens_q is None and cu_seqlens_k_new is None:
+            lengths, seqlen_new = "before", k.shape[1]
+        elif cu_seqlens_q is not None and cu_seqlens_k_new is not None:
+            lengths, cu_seqlens_new = "before", cu_seqlens_k_new
+        else:
+            # A negative length stays one.
+            added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+            seqlens = torch.where(cache_seqlens < 0, cache_seqlens, cache_seqlens + added)
+    return cache.cached_attention(
+        q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
+        cu_seqlens_q, max_seqlen_q, False, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False,
+        out, return_lse,
     )  # fmt: skip
-    return out, lse
 
 
 def _bound(q: Tensor, batch: int, max_seqlen_q: int | None) -> int | None:
     """Of the queries' lengths. Rows of no sequence, which a GPU leaves alone, must fit into it as well."""
     return None if max_seqlen_q is None else max(max_seqlen_q, -(-q.shape[0] // max(batch, 1)))
-
-
-def _lengths_with(seqlens: Tensor, k: Tensor, cu_seqlens_k_new: Tensor | None, dense: bool) -> dict[str, Any]:
-    """How many keys there are once k is among them; a negative length stays one."""
-    if cu_seqlens_k_new is None and dense:
-        return {"seqlens": seqlens, "lengths": "before", "seqlen_new": k.shape[1]}
-    added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
-    return {"seqlens": torch.where(seqlens < 0, seqlens, seqlens + added)}

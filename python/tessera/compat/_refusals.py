@@ -48,7 +48,7 @@ _REASONS = {
     "alibi_slopes": _PIECES.format("with seqused_k it would need slopes for the pieces of sequences"),
 }
 
-_FLOAT8 = {
+FLOAT8 = {
     getattr(torch, name)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
     if hasattr(torch, name)
@@ -72,7 +72,7 @@ def refuse_gradients(function: str, **tensors: Tensor) -> None:
 def refuse_float8(**tensors: Tensor | None) -> None:
     """Raises NotImplementedError for the first of the tensors that is of 8 bits."""
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.dtype in _FLOAT8:
+        if tensor is not None and tensor.dtype in FLOAT8:
             raise NotImplementedError(
                 f"{name}.dtype = {tensor.dtype}: Tessera has no float8 kernels yet; dequantise first: "
                 f"{name}.to(torch.bfloat16), multiplied by its factor if it has one"

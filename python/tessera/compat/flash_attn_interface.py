@@ -255,17 +255,21 @@ def flash_attn_with_kvcache(
         o; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
         lse is -inf for queries that see no key.
     """
-    refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if not (qv is q_descale is k_descale is v_descale is None):
+        refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
-    out, lse = attend_with_cache(
+    result = attend_with_cache(
         q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, window=window, chunk=attention_chunk,
         cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         rotary_seqlens=rotary_seqlens, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
-        softcap=max(softcap, 0.0),
+        softcap=softcap if softcap > 0.0 else 0.0, return_lse=return_softmax_lse,
     )  # fmt: skip
-    return (out, lse, lse.new_empty(0), lse.new_empty(0)) if return_softmax_lse else out
+    if not return_softmax_lse:
+        return result
+    out, lse = result
+    return out, lse, lse.new_empty(0), lse.new_empty(0)
 
 
 def get_scheduler_metadata(
@@ -317,12 +321,11 @@ def _attend_in_chunks(
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if needs_gradients or cu_seqlens_k is not None or seqused_q is not None:
         refuse(function, attention_chunk=chunk)
-    out, lse = attend_with_cache(
+    return attend_with_cache(
         q, rows(k), rows(v), None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=chunk,
         cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=keywords["softmax_scale"],
-        softcap=keywords["softcap"],
+        softcap=keywords["softcap"], return_lse=return_lse,
     )  # fmt: skip
-    return (out, lse) if return_lse else out
 
 
 def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:

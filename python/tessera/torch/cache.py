@@ -11,7 +11,17 @@ from torch import Tensor
 
 from .. import _native
 from ..arguments import band
-from .ops import allocate, is_transformed, is_watched, longest_of, outputs, require_tensors, stream_of
+from .ops import (
+    allocate,
+    empty_lse,
+    empty_o,
+    is_transformed,
+    is_watched,
+    longest_of,
+    outputs,
+    require_tensors,
+    stream_of,
+)  # fmt: skip
 from .tensors import rows
 
 # More than a sequence can have: no bound of the caller's.
@@ -35,9 +45,11 @@ _library.define(
 )
 
 
+# Looked up once: every call asks.
+_is_grad_enabled = torch.is_grad_enabled
+
+
 def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
-    if not torch.is_grad_enabled():
-        return
     for name, x in tensors.items():
         if x is not None and x.requires_grad:
             raise NotImplementedError(
@@ -45,20 +57,60 @@ def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
             )
 
 
-def _run(q: Tensor, k_cache: Tensor, v_cache: Tensor, more: tuple[Any, ...], o: Tensor, lse: Tensor | None) -> None:
-    _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
+def _rows(x: Tensor, is_traced: bool) -> Tensor:
+    """x as the library reads memory: with the sign that torch has put off, and a last stride of 1. Nearly always it is
+    so already, which is faster to see than to ensure; compilers cannot trace the look."""
+    return rows(x.resolve_neg()) if is_traced or x.is_neg() or x.stride()[-1:] != (1,) else x
 
 
 @torch.library.impl(_library, "cached_forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     o, lse = outputs(q, v_cache)
-    _run(q, k_cache, v_cache, more, o, lse)
+    _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
     return o, lse
 
 
 @torch.library.register_fake("tessera::cached_forward", lib=_library)
 def _forward_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     return outputs(q, v_cache)
+
+
+def _arguments(
+    seqlens: Tensor | None,
+    lengths: str,
+    seqlen_new: int | None,
+    cu_seqlens_new: Tensor | None,
+    page_table: Tensor | None,
+    cache_index: Tensor | None,
+    leftpad: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    causal: bool,
+    window: tuple[int, int],
+    chunk: int,
+    sink_tokens: int,
+    tree_mask: Tensor | None,
+    softmax_scale: float | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    batch_invariant: bool,
+) -> tuple[Any, ...]:
+    """What `_native` takes behind q, k_cache, v_cache, o and lse."""
+    longest_q = 0
+    if cu_seqlens_q is not None:
+        longest_q = longest_of("q", cu_seqlens_q, max_seqlen_q)
+    elif max_seqlen_q is not None:
+        raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
+    if seqlens is None and lengths == "after":
+        lengths = "full"
+    if seqlen_new is None:
+        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
+    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
+    return (
+        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
+        longest_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
+    )  # fmt: skip
 
 
 def cached_attention(
@@ -87,34 +139,45 @@ def cached_attention(
     out: Tensor | None,
     return_lse: bool,
 ) -> Any:
-    """`tessera.cached_attention`."""
-    require_tensors(
-        k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
-        cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
-        alibi_slopes=alibi_slopes, sink=sink, out=out,
+    """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them."""
+    for x in (
+        k_cache, v_cache, seqlens, page_table, cache_index, leftpad, cu_seqlens_q, cu_seqlens_new, tree_mask,
+        alibi_slopes, sink, out,
+    ):  # fmt: skip
+        if x is not None and not isinstance(x, Tensor):
+            require_tensors(
+                k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
+                page_table=page_table, cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q,
+                tree_mask=tree_mask, alibi_slopes=alibi_slopes, sink=sink, out=out,
+            )  # fmt: skip
+    if _is_grad_enabled():
+        _refuse_gradients("cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink)
+    more = _arguments(
+        seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q, max_seqlen_q,
+        causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant,
     )  # fmt: skip
-    _refuse_gradients("cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink)
-    if cu_seqlens_q is None and max_seqlen_q is not None:
-        raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
-    if seqlens is None and lengths == "after":
-        lengths = "full"
-    longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
-    if seqlen_new is None:
-        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
-    more = (
-        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        longest_q, lengths, seqlen_new, softmax_scale, softcap, *band(causal, window),
-        chunk, sink_tokens, batch_invariant,
-    )  # fmt: skip
-    q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
+    lse: Any  # None where nobody asks for it
     if is_watched(q) or is_transformed():
+        q, k_cache, v_cache = _rows(q, True), k_cache.resolve_neg(), v_cache.resolve_neg()
         o, lse = torch.ops.tessera.cached_forward(q, k_cache, v_cache, *more)
         o = o if out is None else out.copy_(o)
     else:
-        o, lse = outputs(q, v_cache)
-        o = o if out is None else out
-        _run(q, k_cache, v_cache, more, o, lse)
+        q = _rows(q, False)
+        if k_cache.is_neg() or v_cache.is_neg():
+            k_cache, v_cache = k_cache.resolve_neg(), v_cache.resolve_neg()
+        o = empty_o(q, v_cache) if out is None else out
+        lse = empty_lse(q) if return_lse else None
+        _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
     return (o, lse) if return_lse else o
+
+
+def explain_cached(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, device: str | None, tensors: dict[str, Any], numbers: dict[str, Any]
+) -> str:
+    """`tessera.explain_cached`: its arguments that must be tensors or None, and the others."""
+    require_tensors(k_cache=k_cache, v_cache=v_cache, **tensors)
+    more = _arguments(**tensors, **numbers)
+    return _native.explain_cached(rows(q), k_cache, v_cache, None, None, *more, device)
 
 
 def _append(
@@ -164,24 +227,35 @@ def append(
     rotary_positions: Tensor | None,
     rotary_constant_q: bool,
 ) -> Tensor | None:
-    """`tessera.append`."""
-    require_tensors(
-        k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
-        page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q, cu_seqlens_q=cu_seqlens_q,
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, rotary_positions=rotary_positions,
-    )  # fmt: skip
-    _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
+    """`tessera.append`. As short as `cached_attention`."""
+    for x in (
+        k_new, v_new, v_cache, seqlens, page_table, cache_index, cu_seqlens_new, slot_mapping, q, cu_seqlens_q,
+        rotary_cos, rotary_sin, rotary_seqlens, rotary_positions,
+    ):  # fmt: skip
+        if x is not None and not isinstance(x, Tensor):
+            require_tensors(
+                k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
+                page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q,
+                cu_seqlens_q=cu_seqlens_q, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+                rotary_seqlens=rotary_seqlens, rotary_positions=rotary_positions,
+            )  # fmt: skip
+    if _is_grad_enabled():
+        _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
     longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
     if max_seqlen_new is None:
-        max_seqlen_new = k_new.shape[0]  # no sequence has more
-    k_new, v_new = rows(k_new.resolve_neg()), rows(v_new.resolve_neg())
-    q, rotary_cos, rotary_sin = (None if x is None else rows(x.resolve_neg()) for x in (q, rotary_cos, rotary_sin))
+        max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
+    is_traced = is_watched(k_cache) or is_transformed()
+    k_new, v_new = _rows(k_new, is_traced), _rows(v_new, is_traced)
+    if q is not None:
+        q = _rows(q, is_traced)
+    if rotary_cos is not None and rotary_sin is not None:
+        rotary_cos, rotary_sin = _rows(rotary_cos, is_traced), _rows(rotary_sin, is_traced)
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
         rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,
         rotary_interleaved, rotary_constant_q,
     )  # fmt: skip
-    if is_watched(k_cache) or is_transformed():
+    if is_traced:
         q_out = torch.ops.tessera.append(k_new, v_new, k_cache, v_cache, q, *more)
         return None if q is None else q_out
     return _append(k_new, v_new, k_cache, v_cache, q, more)

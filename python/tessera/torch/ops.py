@@ -119,7 +119,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
 
 def allocate(size: int, q: Tensor) -> Tensor:
     """Workspace of a run, from torch's allocator, on the stream of the run."""
-    return torch.empty(size, dtype=torch.uint8, device=q.device)
+    return q.new_empty(size, dtype=torch.uint8)
 
 
 def stream_of(q: Tensor) -> int:
@@ -127,8 +127,10 @@ def stream_of(q: Tensor) -> int:
     return stream
 
 
-def _lse_shape(q: Tensor) -> tuple[int, ...]:
-    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+def empty_lse(q: Tensor) -> Tensor:
+    """Uninitialised lse."""
+    shape = q.shape
+    return q.new_empty((shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0]), dtype=torch.float32)
 
 
 def _check_rows(q: Tensor, v: Tensor) -> None:
@@ -141,7 +143,7 @@ def _check_rows(q: Tensor, v: Tensor) -> None:
             )
 
 
-def _empty_o(q: Tensor, v: Tensor) -> Tensor:
+def empty_o(q: Tensor, v: Tensor) -> Tensor:
     """Uninitialised o, whose dimensions lie in memory in the order of q's, as torch's own attention has it."""
     # Whole shapes and strides: to ask for one number of them takes longer.
     shape, shape_v = q.shape, v.shape
@@ -165,7 +167,7 @@ def _empty_o(q: Tensor, v: Tensor) -> Tensor:
 def outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised o and lse."""
     _check_rows(q, v)
-    return _empty_o(q, v), q.new_empty(_lse_shape(q), dtype=torch.float32)
+    return empty_o(q, v), empty_lse(q)
 
 
 def _signed(inputs: Inputs) -> Inputs:
@@ -484,8 +486,8 @@ def attention(
     ):
         o, lse = _Eager.apply(options, state, *inputs)
     else:
-        o = _empty_o(q, v)
-        lse = q.new_empty(_lse_shape(q), dtype=torch.float32) if return_lse else None
+        o = empty_o(q, v)
+        lse = empty_lse(q) if return_lse else None
         run_forward(inputs, options, state, o, lse)
     return (o, lse) if return_lse else o
 

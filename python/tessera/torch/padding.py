@@ -29,6 +29,12 @@ def runs(keep: Tensor) -> tuple[Tensor, Tensor]:
     return first, first + keep.sum(1)
 
 
+def has_runs(keep: Tensor) -> Tensor:
+    """Boolean (batch,): whether what is True in a row of (batch, seqlen) is one run at most."""
+    begins = keep[:, 1:] & ~keep[:, :-1]
+    return keep[:, :1].sum(1) + begins.sum(1) <= 1
+
+
 def _cuts(columns: list[Tensor | int], seqlen: int, batch: int, device: torch.device) -> Tensor:
     """cu_seqlens whose pieces end at these places of every sequence: each (batch,), or one number for all."""
     # Numbers are filled in, not copied from the host, which a CUDA graph could not capture.

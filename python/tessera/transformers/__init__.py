@@ -14,14 +14,19 @@ kernels: a `Mask`, which holds no matrix. A padding mask comes on top of it:
 To tell these apart the host looks at the padding mask once per forward pass and kind of layer, as transformers' own
 sdpa does. Where it must not look (torch.compile, torch.export, a CUDA graph being captured) it takes the bias.
 
-A single query has a mask of one row, which costs nothing: it always becomes a bias, computed by transformers itself.
+A single query, a step of decoding, goes another way (`decode.py`): the kernels get the lengths of the caches, or a list
+of the slots that are seen, which the device makes from the mask. The host looks at nothing.
+
+Continuous batching (`generate_batch`) has no masks at all: `continuous.py` reads the pages of transformers' own cache.
 
 Every other mask (chunks, images that see themselves, a user's or_mask_function or and_mask_function, windows and packed
 sequences that torch.compile hides) becomes a bias of (batch, 1, seqlen_q, seqlen_k), which transformers' eager and sdpa
 masks are as well. It is exact, but it is quadratic, so `QuadraticMaskWarning` says so, once; turn it into an error with
 warnings.simplefilter("error", QuadraticMaskWarning).
 
-Outputs at padding tokens mean nothing in any implementation. Here they are zero in causal layers.
+Outputs at padding tokens mean nothing in any implementation. Here they are zero in causal layers, but for those at the
+end of a sequence: without gradients the very last one is what transformers' own attention gives, as generate() goes on
+from there.
 
 A model whose attention does not go through transformers' AttentionInterface is refused when it is made, by name
 (`models.py`); one that has other layers of attention besides gets an `OwnAttentionWarning` that names them. A mask
@@ -36,11 +41,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .. import attention
 from ..torch.tensors import rows
-from .masks import Mask, QuadraticMaskWarning, attention_mask, check_keys, total_bias
+from . import continuous
+from .decode import DecodeMask
+from .elements import check_keys, total_bias
+from .masks import Mask, QuadraticMaskWarning, attention_mask
 from .models import OwnAttentionWarning, guard
 
 __all__ = [
-    "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask", "register",
+    "DecodeMask", "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask",
+    "register",
 ]  # fmt: skip
 
 
@@ -54,7 +63,9 @@ def register(name: str = "tessera") -> None:
     """Make `attn_implementation=name` known to transformers. Importing this module has done it for "tessera"."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
-    guard(name)
+    continuous.allow(name)
+    for guarded in (name, f"paged|{name}"):
+        guard(guarded)
 
 
 def attention_forward(
@@ -62,7 +73,7 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask | Tensor | None,
+    attention_mask: Mask | DecodeMask | Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -135,7 +146,7 @@ def attention_forward(
             window=(left, 0 if causal else left), **options,
         )  # fmt: skip
         return o.unflatten(0, q.shape[:2]), None
-    if isinstance(attention_mask, Mask):
+    if isinstance(attention_mask, (Mask, DecodeMask)):
         return attention_mask.attend(q, k, v, position_bias, **options), None
     bias = attention_mask
     if bias is not None:

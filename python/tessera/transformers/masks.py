@@ -11,31 +11,14 @@ from transformers.utils.import_utils import is_tracing
 
 from .. import attention
 from ..torch import padding
-from ..torch.tensors import additive, rows
+from ..torch.tensors import additive
+from .decode import DecodeMask
+from .elements import check_keys, total_bias
 from .structure import MaskFunction, Structure, visible_structure
 
 
 class QuadraticMaskWarning(UserWarning):
     """A mask of seqlen_q by seqlen_k elements was made."""
-
-
-def total_bias(mask: Tensor | None, position_bias: Tensor | None, q: Tensor) -> Tensor | None:
-    """What is added to the scores of q: the elements of a mask, a position bias, or both."""
-    if mask is not None and mask.dtype is torch.bool:
-        mask = additive(mask, q.dtype)
-    bias = position_bias if mask is None else mask if position_bias is None else mask + position_bias
-    if bias is None:
-        return None
-    return rows(bias if bias.dtype in (torch.float32, q.dtype) else bias.to(q.dtype))
-
-
-def check_keys(shape: tuple[int, ...], k: Tensor) -> None:
-    """A mask (..., seqlen_k) must be one of the keys (batch, seqlen_k, num_heads_k, head_dim)."""
-    if shape[-1] != k.shape[1]:
-        raise ValueError(
-            f"attention_mask has shape {tuple(shape)}, but there are {k.shape[1]} keys: its last dimension must be as "
-            "many. A model that makes it otherwise hides the wrong keys where there is padding"
-        )
 
 
 _NO_ELEMENTS = (
@@ -57,6 +40,7 @@ class Mask(BlockMask):
         alignment: as `tessera.attention` has it; None if none puts queries where they belong, and only pieces do.
         keep: boolean (batch, keys), which keys are no padding, or None for all.
         pieces: the same as packed sequences, or None. The window holds inside them, aligned at the bottom right.
+        last: what the last query sees, if it is padding of some sequence and the pieces give it nothing; or None.
     """
 
     def __init__(
@@ -67,10 +51,11 @@ class Mask(BlockMask):
         alignment: str | None,
         keep: Tensor | None = None,
         pieces: padding.Pieces | None = None,
+        last: DecodeMask | None = None,
     ) -> None:
         # Not BlockMask.__init__: there are no blocks.
         self._shape, self.keys, self.window, self.alignment = shape, keys, window, alignment
-        self.keep, self.pieces = keep, pieces
+        self.keep, self.pieces, self.last = keep, pieces, last
         self._bias: Tensor | None = None
 
     @property
@@ -93,7 +78,8 @@ class Mask(BlockMask):
     def to(self, device: torch.device | str, **_: Any) -> "Mask":
         keep = None if self.keep is None else self.keep.to(device)
         pieces = None if self.pieces is None else padding.Pieces(*(x.to(device) for x in self.pieces))
-        return Mask(self._shape, self.keys, self.window, self.alignment, keep, pieces)
+        last = None if self.last is None else self.last.to(device)
+        return Mask(self._shape, self.keys, self.window, self.alignment, keep, pieces, last)
 
     def __getitem__(self, index: Any) -> "Mask":
         """The mask of the last queries only; of other parts there is none."""
@@ -144,14 +130,18 @@ class Mask(BlockMask):
         if k.shape[1] != self.keys:
             k, v = k[:, : self.keys], v[:, : self.keys]
         if self.pieces is not None and position_bias is None:
-            return padding.attend(q, k, v, self.pieces, window=self.window, **options)
+            o = padding.attend(q, k, v, self.pieces, window=self.window, **options)
+            if self.last is not None and not torch.is_grad_enabled():
+                # generate() goes on from there, whatever it is.
+                o[:, -1:] = self.last.attend(q[:, -1:], k, v, None, **options)
+            return o
         if self.alignment is None:
             raise NotImplementedError("position_bias is given, but only the device knows where the queries are")
         if self.keep is not None and (self._bias is None or self._bias.dtype is not q.dtype):
             self._bias = additive(self.keep[:, None, None], q.dtype)
         bias = total_bias(self._bias, None if position_bias is None else position_bias[..., : self.keys], q)
-        o: Tensor = attention(q, k, v, window=self.window, alignment=self.alignment, bias=bias, **options)
-        return o
+        biased: Tensor = attention(q, k, v, window=self.window, alignment=self.alignment, bias=bias, **options)
+        return biased
 
 
 class _Case(NamedTuple):
@@ -197,22 +187,40 @@ def _case(
     return _Case(shape, structure, shift, keys, keep)
 
 
-def _look(keep: Tensor) -> tuple[bool, bool]:
-    """Whether all is True, and whether what is True is one run in each row. Waits for the device."""
-    begins = keep[:, 1:] & ~keep[:, :-1]
-    all_true, one_run = torch.stack([keep.all(), (keep[:, :1].sum(1) + begins.sum(1) <= 1).all()]).tolist()
-    return all_true, one_run
+def _look(keep: Tensor) -> tuple[bool, bool, bool]:
+    """Whether all is True, whether what is True is one run in each row, and whether all rows end so. Waits for the
+    device."""
+    found = [keep.all(), padding.has_runs(keep).all(), keep[:, -1:].all()]
+    all_true, one_run, to_the_end = torch.stack(found).tolist()
+    return all_true, one_run, to_the_end
 
 
-def _mask(case: _Case) -> Mask | None:
+def _prefix(case: _Case, dtype: torch.dtype, device: Any) -> DecodeMask | None:
+    """The mask of one query a sequence that sees the first keys up to its own, and others follow; else None."""
+    if case.rows != 1 or case.keep is not None or case.structure.right != 0:
+        return None
+    (batch, *_, seqlen_k), shift = case.shape, case.shift
+    if isinstance(shift, Tensor):
+        seqlens = (shift + 1).clamp(max=seqlen_k).to(torch.int32).repeat(batch)
+    elif shift + 1 < seqlen_k:
+        # Not `keys`: a number that changes from step to step would have a compiled model compiled anew.
+        seqlens = torch.full((batch,), shift + 1, dtype=torch.int32, device=device)
+    else:
+        return None
+    return DecodeMask(case.shape, dtype, seqlens, (case.structure.left, 0))
+
+
+def _mask(case: _Case, dtype: torch.dtype) -> Mask | None:
     """The mask without its elements, if that can be. None if it cannot, or if it is of one row with padding."""
     tracing = is_tracing(case.keep)
     if case.structure.segments is not None or case.structure.positions is not None:
         pieces = None if tracing else _segments(case)
         return None if pieces is None else Mask(case.shape, case.keys, case.structure[:2], case.aligned, None, pieces)
-    runs = False
+    runs, to_the_end = False, True
+    if case.rows == 1 and case.keep is not None:
+        return None
     if case.keep is not None and not tracing:
-        whole, runs = _look(case.keep)
+        whole, runs, to_the_end = _look(case.keep)
         if whole:
             case = case._replace(keep=None)
         elif not runs and isinstance(case.shift, Tensor):
@@ -220,9 +228,22 @@ def _mask(case: _Case) -> Mask | None:
     pieces = None
     if case.rows > 1 and (runs or (case.keep is None and case.aligned is None)):
         pieces = _cut(case)
-    if pieces is None and (case.aligned is None or (case.rows == 1 and case.keep is not None)):
+    if pieces is None and case.aligned is None:
         return None
-    return Mask(case.shape, case.keys, case.structure[:2], case.aligned, case.keep, pieces)
+    last = None if to_the_end or pieces is None or not case.structure.bounded else _last(case, dtype)
+    return Mask(case.shape, case.keys, case.structure[:2], case.aligned, case.keep, pieces, last)
+
+
+def _last(case: _Case, dtype: torch.dtype) -> DecodeMask:
+    """What the last query sees, if it counts or not."""
+    assert case.keep is not None
+    at, position = torch.arange(case.keys, device=case.keep.device), case.shift + case.rows - 1
+    visible, (left, right) = case.keep, case.structure[:2]
+    if left >= 0:
+        visible = visible & (at >= position - left)
+    if right >= 0:
+        visible = visible & (at <= position + right)
+    return DecodeMask((case.shape[0], 1, 1, case.keys), dtype, visible=visible[:, None, None])
 
 
 def _segments(case: _Case) -> padding.Pieces | None:
@@ -274,7 +295,7 @@ def attention_mask(
     dtype: torch.dtype = torch.float32,
     config: Any = None,
     **kwargs: Any,
-) -> Mask | Tensor:
+) -> Mask | DecodeMask | Tensor:
     """What the layers get as their attention_mask.
 
     Args:
@@ -290,14 +311,16 @@ def attention_mask(
         kwargs: handed on to transformers' sdpa_mask.
 
     Returns:
-        A `Mask`, or a bias of `dtype`, (batch_size, 1, q_length, kv_length). Never None: an attention that is not
-        Tessera's could take that for a mask that hides nothing.
+        A `Mask`; a `DecodeMask`, if there is one query; or a bias of `dtype`, (batch_size, 1, q_length, kv_length).
+        Never None: an attention that is not Tessera's could take that for a mask that hides nothing.
     """
     skip = allow_is_causal_skip or allow_is_bidirectional_skip
     structure = visible_structure(mask_function, skip, config)
-    if structure is not None and (skip or structure.empty or structure.segments is not None):
-        shape = (batch_size, 1, q_length, kv_length)
-        mask = _mask(_case(shape, structure, q_offset, kv_offset, attention_mask))
+    shape = (batch_size, 1, q_length, kv_length)
+    # A static cache's steps may skip nothing, either.
+    if structure is not None and (skip or q_length == 1 or structure.empty or structure.segments is not None):
+        case = _case(shape, structure, q_offset, kv_offset, attention_mask)
+        mask = _prefix(case, dtype, kwargs.get("device")) or _mask(case, dtype)
         if mask is not None:
             return mask
     elements = sdpa_mask(
@@ -306,8 +329,9 @@ def attention_mask(
         allow_is_bidirectional_skip=False, **kwargs,
     )  # fmt: skip
     assert elements is not None
-    if q_length > 1:
-        _warn(f"a mask of {batch_size} x {q_length} x {kv_length} elements was made; see help(tessera.transformers)")
+    if q_length == 1:
+        return DecodeMask(shape, dtype, visible=elements.expand(batch_size, -1, -1, -1))
+    _warn(f"a mask of {batch_size} x {q_length} x {kv_length} elements was made; see help(tessera.transformers)")
     return additive(elements, dtype)
 
 

@@ -1,9 +1,10 @@
 // Decoding: few query rows against many keys, at the speed of memory (FlashDecoding: Dao, Haziza,
 // Massa, Sizov 2023). All query heads of a group and their queries share one axis of rows
-// (core::Rows), at most 16, so a key/value head is read once. Blocks stay on their multiprocessors
-// and take equal spans of all keys (decode_walk.h), piece after piece. A block's warps take tiles
-// of 16 keys in turn, each with a ring, a softmax and an output of its own, and meet only at the
-// end of a piece (decode_results.h). Loads are ahead of the products, in the next piece, too.
+// (core::Rows), cut into blocks of 16, so with up to 16 rows a key/value head is read once. Blocks
+// of threads stay on their multiprocessors and take equal spans of all keys (decode_walk.h), piece
+// after piece. Their warps take tiles of 16 keys in turn, each with a ring, a softmax and an output
+// of its own, and meet only at the end of a piece (decode_results.h). Loads are ahead of the
+// products, in the next piece, too.
 //
 // Any GPU with cp.async, ldmatrix and mma.sync.
 #pragma once
@@ -130,7 +131,7 @@ class Decoder {
     now_ = 1 - now_;
     ahead_ = false;
     if (!more_) return;
-    if (!loading_) advance();
+    if (!loading_ && !keeps_ring()) advance();
     if (under_way_ < kStages - 1) fill();
   }
 
@@ -158,7 +159,7 @@ class Decoder {
     }
     ptx::copy_commit();
   }
-  /// Does the piece end with a merge of parts that takes the ring, with pieces after it?
+  /// Does the piece end with a merge of parts that takes the ring? A warp may have no tile of it.
   __device__ __forceinline__ bool keeps_ring() const {
     return p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
   }
@@ -214,9 +215,9 @@ class Decoder {
     const core::Pages& pages = p.cache.pages;
     const int slot =
         from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
-    const int column = slot / pages.size;
-    in_page_ = slot - column * pages.size;
-    const std::int64_t at = from.sequence.entry_k * pages.stride + column;
+    const core::Pages::Place place = pages.place(slot);
+    in_page_ = place.slot;
+    const std::int64_t at = from.sequence.entry_k * pages.stride + place.column;
     if (pages.ids == PageIds::i32) {
       page_ = static_cast<const std::int32_t*>(pages.table)[at];
     } else {

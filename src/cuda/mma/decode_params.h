@@ -40,7 +40,7 @@ struct DecodeParams {
   Extras extras;
   core::Score score;
 
-  core::Spans spans;   ///< one a block; items are key/value heads of sequences
+  core::Spans spans;   ///< one a block; items are blocks of rows
   int unit_tiles = 1;  ///< of kTileKeys keys, of a unit
   DecodeParts parts;
 

@@ -2,9 +2,11 @@
 
 Names, order and defaults of the arguments, shapes and conventions are upstream's.
 
-* Every bias of :mod:`.attn_bias` but the paged ones is there, which raise NotImplementedError. Blocks are sequences of
-  packed tensors, and no matrix of queries by keys is ever made. What is not used of padded keys, and of keys with gaps
-  that are in order, is passed over where it lies; sequences of keys that overlap or are out of order are gathered.
+* Every bias of :mod:`.attn_bias` is there. Blocks are sequences of packed tensors, and no matrix of queries by keys is
+  ever made. What is not used of padded keys, and of keys with gaps that are in order, is passed over where it lies;
+  sequences of keys that overlap or are out of order are gathered.
+* Keys in pages are a cache: pages of any size are read where they lie. So are, without gradients and dropout and with
+  few queries, padded keys and keys that overlap or are out of order, which are not gathered then.
 * ``op`` is accepted and changes nothing: Tessera's plan picks the kernel. Nothing of it is checked.
 * Gradients: of query, key, value and of a bias's tensor. Those of heads that are one head expanded are summed over the
   group in the group's first head, which is right once ``expand`` has summed them.
@@ -14,6 +16,7 @@ What differs from upstream:
 
 * Tensors on the CPU are accepted, all biases have gradients, groups of heads too, and head dimensions are not limited.
   float32 is for the CPU: a GPU has no kernel for it.
+* Keys in pages have no gradients and no dropout. ``make_paged`` refuses a class that means another band than the bias.
 * Queries that see no key have o = 0 and lse = -inf.
 * Dropout: other random numbers, drawn from torch's CPU generator. ``p = 1`` is refused.
 * float64, quantised keys, and an ``output_dtype`` that is not query's are refused.

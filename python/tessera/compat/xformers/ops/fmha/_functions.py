@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import tessera
 import tessera.torch
 from tessera.compat._attention import Keywords, attend, packed_keywords, without_autocast
-from tessera.compat._refusals import refuse_float8
+from tessera.compat._refusals import refuse_float8, refuse_gradients
 from tessera.compat.xformers.ops.fmha import attn_bias as biases
 from tessera.compat.xformers.ops.fmha._seqlens import _GappySeqInfo, _PaddedSeqLenInfo
 from tessera.compat.xformers.ops.fmha.attn_bias import AttentionBias
@@ -40,6 +41,14 @@ _BLOCKS_OF_SOME_KEYS = {
     biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask,
     biases.BlockDiagonalGappyKeysMask,
     biases.BlockDiagonalCausalWithOffsetGappyKeysMask,
+    biases.BlockDiagonalLocalAttentionFromBottomRightGappyKeysMask,
+}
+_PAGED = {
+    biases.PagedBlockDiagonalPaddedKeysMask,
+    biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
+    biases.PagedBlockDiagonalCausalLocalPaddedKeysMask,
+    biases.PagedBlockDiagonalGappyKeysMask,
+    biases.PagedBlockDiagonalCausalWithOffsetGappyKeysMask,
 }
 
 Bias = Tensor | AttentionBias | None
@@ -75,7 +84,7 @@ def memory_efficient_attention(
         Like query, with the columns of value.
     """
     call = _prepare(query, key, value, attn_bias, p, scale, output_dtype)
-    out, _ = attend(call.q, call.k, call.v, call.keywords, False)
+    out, _ = call.attend(False)
     return call.output(out)
 
 
@@ -115,7 +124,7 @@ def memory_efficient_attention_forward_requires_grad(
     """
     _refuse_dropout("memory_efficient_attention_forward_requires_grad", p)
     call = _prepare(query, key, value, attn_bias, p, scale, output_dtype)
-    out, lse = attend(call.q, call.k, call.v, call.keywords, True)
+    out, lse = call.attend(True)
     assert lse is not None
     return call.output(out), call.output_lse(lse)
 
@@ -140,6 +149,8 @@ def memory_efficient_attention_backward(
         output, lse: what :func:`memory_efficient_attention_forward_requires_grad` returned.
     """
     _refuse_dropout("memory_efficient_attention_backward", p)
+    if isinstance(attn_bias, biases._Paged):
+        raise NotImplementedError(f"attn_bias is a {type(attn_bias).__name__}: keys in pages have no gradients")
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in (query, key, value)]
         call = _prepare(leaves[0], leaves[1], leaves[2], attn_bias, p, scale, None, share_heads=False)
@@ -166,6 +177,13 @@ class _Call(NamedTuple):
     keywords: Keywords
     output_shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
+    cached: bool = False  # k and v are a cache, and the keywords those of cached_attention
+
+    def attend(self, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+        if not self.cached:
+            return attend(self.q, self.k, self.v, self.keywords, return_lse)
+        result = tessera.cached_attention(self.q, self.k, self.v, **self.keywords, return_lse=return_lse)
+        return result if return_lse else (result, None)
 
     def output(self, out: Tensor) -> Tensor:
         return out.reshape(self.output_shape)
@@ -212,8 +230,21 @@ def _prepare(
     if isinstance(attn_bias, biases._Blocks):
         lse_shape = (1, *groups, query.shape[0] * query.shape[1])
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        _check_tokens(attn_bias, q, k)
+        needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+        if p == 0.0 and not needs_gradients:
+            k_cache, v_cache, place = _cache_of_blocks(attn_bias, q, k, v)
+            if place:
+                place |= {"softmax_scale": scale, "window": keywords["window"]}
+                return _Call(rows(q), k_cache, v_cache, place, output_shape, lse_shape, cached=True)
         k, v, lengths = _block_keywords(attn_bias, q, k, v)
         return _Call(q, k, v, keywords | lengths, output_shape, lse_shape)
+    if isinstance(attn_bias, biases._Paged):
+        lse_shape = (1, *groups, query.shape[1])
+        keywords = {"softmax_scale": scale, "window": keywords["window"]}
+        keywords |= _page_keywords(attn_bias, query.shape[1], key.shape[1])
+        k, v = (x[0].unflatten(0, (-1, attn_bias.page_size)) for x in (k, v))
+        return _Call(rows(q[0]), rows(k), rows(v), keywords, output_shape, lse_shape, cached=True)
     lse_shape = (query.shape[0], *(groups or (1,)), query.shape[1])
     return _Call(q, k, v, keywords, output_shape, lse_shape)
 
@@ -253,6 +284,11 @@ def _check(
     if output_dtype not in (None, query.dtype):
         raise NotImplementedError(f"output_dtype = {output_dtype}: must be None or {query.dtype}, as query's")
     _check_bias_kind(attn_bias, query)
+    if isinstance(attn_bias, biases._Paged):
+        name = type(attn_bias).__name__
+        if p > 0.0:
+            raise NotImplementedError(f"p = {p} with a {name}: must be 0, keys in pages have no dropout")
+        refuse_gradients(f"memory_efficient_attention with a {name}", query=query, key=key, value=value)
 
 
 def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
@@ -263,7 +299,7 @@ def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
             f"attn_bias is of type {type(attn_bias).__name__!r}: must be None, a tensor, or an AttentionBias"
         )
     kind = type(attn_bias)
-    if kind not in _ONE_BLOCK | _BLOCKS | _BLOCKS_OF_SOME_KEYS:
+    if kind not in _ONE_BLOCK | _BLOCKS | _BLOCKS_OF_SOME_KEYS | _PAGED:
         raise NotImplementedError(
             f"attn_bias is a {kind.__name__}, which Tessera does not know: give what its materialize returns as a "
             "tensor, which holds a number for every pair of query and key"
@@ -273,11 +309,11 @@ def _check_bias_kind(attn_bias: Bias, query: Tensor) -> None:
             f"attn_bias is a {kind.__name__}, with a query of 3 dimensions: give query, key and value their heads, "
             "(batch, seqlen, heads, head_dim)"
         )
-    if isinstance(attn_bias, biases._Blocks):
+    if isinstance(attn_bias, (biases._Blocks, biases._Paged)):
         device = attn_bias.q_seqinfo.seqstart.device
         if device != query.device:
             raise ValueError(f"attn_bias is on {device}: must be on {query.device}, as query; attn_bias.to() moves it")
-        if kind in _BLOCKS and query.shape[0] != 1:
+        if kind in _BLOCKS | _PAGED and query.shape[0] != 1:
             raise ValueError(f"query has a batch of {query.shape[0]}: must be 1, with the sequences of {kind.__name__}")
 
 
@@ -321,15 +357,52 @@ def _kernel_bias(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return rows(bias)
 
 
-def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
-    """k, v and the arguments of packed tensors; q, k and v are (total, heads, head_dim)."""
-    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
-    total_q, total_k = of_q.seqstart_py[-1], of_k.seqstart_py[-1]
+def _check_tokens(bias: biases._Blocks, q: Tensor, k: Tensor) -> None:
+    """Of q and k as (total, heads, head_dim)."""
+    of_k = bias.k_seqinfo
+    total_q, total_k = bias.q_seqinfo.seqstart_py[-1], of_k.seqstart_py[-1]
     if q.shape[0] != total_q:
         raise ValueError(f"query has {q.shape[0]} tokens: must have {total_q}, the lengths in attn_bias together")
     used = isinstance(of_k, (_PaddedSeqLenInfo, _GappySeqInfo))
     if k.shape[0] < total_k or (k.shape[0] > total_k and not used):
         raise ValueError(f"key has {k.shape[0]} tokens: must have {total_k}, as attn_bias says")
+    if isinstance(of_k, _GappySeqInfo):
+        for i, (begin, end) in enumerate(of_k.intervals()):
+            if end > total_k:
+                raise ValueError(f"the keys {begin}...{end - 1} of block {i}: must lie within {total_k}")
+
+
+def _is_in_order(info: _GappySeqInfo) -> bool:
+    return all(end <= begin for (_, end), begin in zip(info.intervals(), info.seqstart_py[1:], strict=True))
+
+
+# Rows of queries a key head up to which a cache is read as fast as anything else.
+_FEW_ROWS = 16
+
+
+def _cache_of_blocks(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
+    """k and v as a cache, and the arguments of :func:`tessera.cached_attention`; none where packed tensors do better:
+    with many queries, and where keys are used whole or lie in order."""
+    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
+    count, total_k = len(of_q.seqstart_py) - 1, of_k.seqstart_py[-1]
+    if count == 0 or total_k == 0 or of_q.max_seqlen * (q.shape[1] // k.shape[1]) > _FEW_ROWS:
+        return k, v, {}
+    keywords: Keywords = {"cu_seqlens_q": of_q.seqstart, "max_seqlen_q": max(of_q.max_seqlen, 0)}
+    if isinstance(of_k, _PaddedSeqLenInfo):
+        k, v = (rows(x[:total_k]).unflatten(0, (count, of_k.padding)) for x in (k, v))
+        return k, v, keywords | {"seqlens": of_k.seqlen}
+    if isinstance(of_k, _GappySeqInfo) and not _is_in_order(of_k):
+        # Every key is a page of its own: a table of slots instead of a copy of the keys.
+        k, v = (rows(x[:total_k]).unsqueeze(1) for x in (k, v))
+        slots = torch.arange(max(of_k.max_seqlen, 1), dtype=torch.int32, device=k.device)
+        return k, v, keywords | {"seqlens": of_k.seqlen, "page_table": of_k.seqstart[:-1, None] + slots}
+    return k, v, {}
+
+
+def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Keywords]:
+    """k, v and the arguments of packed tensors; q, k and v are (total, heads, head_dim)."""
+    of_q, of_k = bias.q_seqinfo, bias.k_seqinfo
+    total_k = of_k.seqstart_py[-1]
     starts_q, starts_k = of_q.seqstart, of_k.seqstart
     longest_q, longest_k = max(of_q.max_seqlen, 0), max(of_k.max_seqlen, 0)
     seqused_k = None
@@ -337,11 +410,8 @@ def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tu
         seqused_k, longest_k = of_k.seqlen, of_k.padding
         k, v = k[:total_k], v[:total_k]
     elif isinstance(of_k, _GappySeqInfo):
-        begins, lengths = of_k.seqstart_py, of_k.seqlen_py
-        for i, (begin, length) in enumerate(zip(begins[:-1], lengths, strict=True)):
-            if begin + length > total_k:
-                raise ValueError(f"the keys {begin}...{begin + length - 1} of block {i}: must lie within {total_k}")
-        if all(begin + length <= end for begin, length, end in zip(begins[:-1], lengths, begins[1:], strict=True)):
+        begins = of_k.seqstart_py
+        if _is_in_order(of_k):
             # In order: cut into pieces. The first one, of no queries, has the keys before the first sequence's.
             k, v = k[:total_k], v[:total_k]
             none = starts_q.new_zeros(1)
@@ -352,6 +422,27 @@ def _block_keywords(bias: biases._Blocks, q: Tensor, k: Tensor, v: Tensor) -> tu
             starts_k, index = _gathered(of_k)
             k, v = k.index_select(0, index), v.index_select(0, index)
     return k, v, packed_keywords(q, k, starts_q, starts_k, longest_q, longest_k, seqused_k=seqused_k)
+
+
+def _page_keywords(bias: biases._Paged, total_q: int, total_k: int) -> Keywords:
+    """Where the sequences of a cache of pages are, for :func:`tessera.cached_attention`."""
+    of_q, of_k, table, size = bias.q_seqinfo, bias.k_seqinfo, bias.block_tables, bias.page_size
+    if total_q != of_q.seqstart_py[-1]:
+        raise ValueError(f"query has {total_q} tokens: must have {of_q.seqstart_py[-1]}, the lengths in attn_bias")
+    if size < 1 or total_k % size != 0:
+        raise ValueError(f"key has {total_k} tokens: must have whole pages of attn_bias.page_size = {size}")
+    count = len(of_q.seqstart_py) - 1
+    if table.dim() != 2 or table.shape[0] != count:
+        raise ValueError(f"attn_bias.block_tables has shape {tuple(table.shape)}: must be ({count}, pages)")
+    keywords: Keywords = {
+        "seqlens": of_k.seqlen,
+        "page_table": table,
+        "cu_seqlens_q": of_q.seqstart,
+        "max_seqlen_q": max(of_q.max_seqlen, 0),
+    }
+    if isinstance(of_k, _GappySeqInfo):
+        keywords["leftpad"] = of_k.seqstart[:-1]
+    return keywords
 
 
 def _gathered(info: _GappySeqInfo) -> tuple[Tensor, Tensor]:

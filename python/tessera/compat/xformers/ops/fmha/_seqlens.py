@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -143,6 +144,10 @@ class _PaddedSeqLenInfo(_SeqLenInfo):
         """(begin, end) of what is filled."""
         yield from ((a, a + n) for a, n in zip(self.seqstart_py[:-1], self.seqlen_py, strict=True))
 
+    def slots(self) -> Iterator[tuple[int, int]]:
+        """The same, counted from each place's beginning."""
+        yield from ((0, n) for n in self.seqlen_py)
+
     def split(self, x: Tensor, batch_sizes: Sequence[int] | None = None) -> list[Tensor]:
         raise NotImplementedError("_PaddedSeqLenInfo.split: padded sequences cannot be split, as upstream")
 
@@ -152,8 +157,9 @@ class _GappySeqInfo(_SeqLenInfo):
     """Sequences anywhere, in any order; they may even share tokens.
 
     Attributes:
-        seqstart, seqstart_py: where each begins, and the total.
-        seqlen, seqlen_py: how long each is.
+        seqstart, seqstart_py: where each begins, and the total; of keys in pages among the sequence's own slots, and a
+            number without a meaning.
+        seqlen, seqlen_py: how long each is; of keys in pages where it ends.
     """
 
     seqlen: Tensor
@@ -167,16 +173,21 @@ class _GappySeqInfo(_SeqLenInfo):
     def from_seqlens_gappy(
         cls, seqstarts: Sequence[int], seqlens: Sequence[int], paged: bool = False, *, device: Device = None
     ) -> _GappySeqInfo:
-        if paged:
-            raise NotImplementedError("paged = True: Tessera has no pages yet; gather the pages first")
+        """`paged`: starts are slots of each sequence's own, without a total."""
         lengths, starts = _lengths("seqlens", seqlens), _lengths("seqstarts", seqstarts)
-        if len(starts) != len(lengths) + 1:
-            raise ValueError(f"seqstarts has {len(starts)} numbers: must have {len(lengths) + 1}, the total at its end")
+        count = len(lengths) + (0 if paged else 1)
+        if len(starts) != count:
+            total = "" if paged else ", the total at its end"
+            raise ValueError(f"seqstarts has {len(starts)} numbers: must have {count}{total}")
+        longest, shortest = max(lengths, default=-1), min(lengths, default=-1)
+        if paged:
+            lengths = [start + length for start, length in zip(starts, lengths, strict=True)]
+            starts.append(-1)
         device = default_device(device)
         return cls(
             seqstart=_tensor(starts, device),
-            max_seqlen=max(lengths, default=-1),
-            min_seqlen=min(lengths, default=-1),
+            max_seqlen=longest,
+            min_seqlen=shortest,
             seqstart_py=starts,
             seqlen=_tensor(lengths, device),
             seqlen_py=lengths,
@@ -191,6 +202,28 @@ class _GappySeqInfo(_SeqLenInfo):
     def intervals(self) -> Iterator[tuple[int, int]]:
         """(begin, end) of every sequence."""
         yield from ((a, a + n) for a, n in zip(self.seqstart_py[:-1], self.seqlen_py, strict=True))
+
+    def slots(self) -> Iterator[tuple[int, int]]:
+        """(begin, end) of every sequence of keys in pages."""
+        yield from zip(self.seqstart_py[:-1], self.seqlen_py, strict=True)
+
+    def in_places_of(self, size: int) -> _GappySeqInfo:
+        """The same of keys in pages, where each sequence has a place of that size."""
+        starts = [start - i * size for i, start in enumerate(self.seqstart_py[:-1])]
+        for i, (start, length) in enumerate(zip(starts, self.seqlen_py, strict=True)):
+            if start < 0 or start + length > size:
+                begin = self.seqstart_py[i]
+                raise ValueError(
+                    f"sequence {i} has the keys {begin}...{begin + length - 1}: must lie in its place, "
+                    f"{i * size}...{(i + 1) * size - 1}"
+                )
+        ends = [start + length for start, length in zip(starts, self.seqlen_py, strict=True)]
+        # On the device without the numbers here, as these may be changed in place there.
+        places = torch.arange(len(starts) + 1, dtype=torch.int32, device=self.seqstart.device) * size
+        seqstart = self.seqstart - places
+        return dataclasses.replace(
+            self, seqstart=seqstart, seqstart_py=[*starts, -1], seqlen=self.seqlen + seqstart[:-1], seqlen_py=ends
+        )
 
     def split(self, x: Tensor, batch_sizes: Sequence[int] | None = None) -> list[Tensor]:
         raise NotImplementedError("_GappySeqInfo.split: sequences with gaps cannot be split, as upstream")
