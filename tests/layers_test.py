@@ -1,6 +1,7 @@
 """The arrow of docs/architecture.md, checked on every #include:
 
     core <- plan <- {reference, cpu, cuda} <- api <- {tools, python, tests}
+    core <- plan <- explorer
 
 Backends never see each other, the reference shares nothing with core, and only cuda sees CUDA.
 """
@@ -26,7 +27,11 @@ ALLOWED = {
     # One meaning, one table: the command reads both, but computes through the API only.
     "tools": {"tools", "reference", "plan", "core", "api", "types", "api.c"},
     "python": {"python", "api", "types"},
+    "explorer": {"explorer", "tools", "plan", "core", "api", "types", "api.c"},
 }
+
+# Of tools the explorer sees what counts bytes: it asks no machine anything, and writes JSON by itself.
+SEEN_BY_EXPLORER = "tools/memory/"
 
 # An architecture's folder below src/cuda, which only the lists of architectures see: everything else there serves all
 # of them. mma/ has kernels for several architectures, whose folders may see it.
@@ -55,7 +60,7 @@ def layer_of(path):
             parts[2], "api")
     if parts[0] == "src":
         return parts[1] if len(parts) > 2 else "library"
-    return parts[0] if parts[0] in ("tools", "python") else None
+    return parts[0] if parts[0] in ("tools", "python", "explorer") else None
 
 
 def resolve(path, name):
@@ -79,8 +84,10 @@ def violations(path, text):
         if mark == '"' and target is None:
             found.append(f"{path}:{line}: \"{name}\" is not a file of this project")
         elif target is not None:
-            if layer_of(target) not in ALLOWED[layer]:
-                found.append(f"{where} \"{name}\" ({layer_of(target)})")
+            theirs = layer_of(target)
+            if theirs not in ALLOWED[layer] or (
+                    (layer, theirs) == ("explorer", "tools") and not target.startswith(SEEN_BY_EXPLORER)):
+                found.append(f"{where} \"{name}\" ({theirs})")
             theirs, ours = ARCHITECTURE.match(target), ARCHITECTURE.match(path)
             if theirs and path not in SEES_ARCHITECTURES and (not ours or theirs[1] not in (ours[1], "mma")):
                 found.append(f"{path}:{line}: \"{name}\" is one architecture's, this file serves all")
@@ -122,6 +129,9 @@ def check_the_check():
         ("tools/main.cpp", '"no/such/file.h"'),
         ("python/native/call.cpp", '"plan/plan.h"'),
         ("tools/main.cpp", "<Python.h>"),
+        ("explorer/engine/plans.cpp", '"cpu/backend.h"'),
+        ("explorer/engine/plans.cpp", '"check/random.h"'),
+        ("explorer/engine/plans.cpp", "<nlohmann/json.hpp>"),
     ]:
         if not violations(path, f"#include {name}\n"):
             sys.exit(f"this test does not see that {path} must not include {name}")
@@ -130,7 +140,7 @@ def check_the_check():
 def main():
     check_the_check()
     files = sorted(f.relative_to(SOURCE).as_posix()
-                   for folder in ("include", "src", "tools", "python")
+                   for folder in ("include", "src", "tools", "python", "explorer")
                    for f in (SOURCE / folder).rglob("*")
                    if f.suffix in {".h", ".hpp", ".cpp", ".c", ".cuh", ".cu", ".inl", ".inc"})
     found = [v for f in files for v in violations(f, (SOURCE / f).read_text())]

@@ -29,11 +29,12 @@ namespace tessera {
 
 struct PlanData;  // src/plan/plan.h
 
-/// One named piece of the workspace.
+/// One named piece of the workspace. Counted in 64 bits wherever the plan is made: it may be for
+/// another machine.
 struct WorkspaceRegion {
-  std::string name;        ///< what lies there
-  std::size_t offset = 0;  ///< bytes from the start of the workspace
-  std::size_t bytes = 0;   ///< its size
+  std::string name;          ///< what lies there
+  std::uint64_t offset = 0;  ///< bytes from the start of the workspace
+  std::uint64_t bytes = 0;   ///< its size
 };
 
 /// What plan() decided: an immutable value, cheap to copy, usable from several threads at once.
@@ -52,7 +53,8 @@ class TESSERA_API Plan {  // NOLINT(cppcoreguidelines-special-member-functions):
   const Device& device() const;
   /// Name of the catalog row that will run, e.g. "cpu.avx512_bf16.forward.tile.bf16".
   std::string_view kernel() const;
-  /// Bytes run() needs, to be aligned to workspace_alignment; 0 is possible.
+  /// Bytes run() needs, to be aligned to workspace_alignment; 0 is possible. What no address of
+  /// this machine reaches is the largest size_t.
   std::size_t workspace_bytes() const;
   /// What the workspace consists of.
   std::vector<WorkspaceRegion> workspace_regions() const;

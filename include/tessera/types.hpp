@@ -36,19 +36,21 @@ enum class PageIds : std::uint8_t { i32, i64 };
 /// Type of positions that are given row by row.
 enum class PositionType : std::uint8_t { i32, i64 };
 
-/// Instruction sets with kernels of their own. Among the CPU's, a larger value includes the
-/// smaller.
+/// Instruction sets that a device may have; the catalog says which have kernels of their own. Among
+/// the CPU's, a larger value includes the smaller.
 enum class Arch : std::uint8_t {
   portable,     ///< plain C++ vectors: SSE2 on x86-64, NEON on aarch64
   avx2,         ///< AVX2, FMA, F16C
   avx512,       ///< AVX-512 F, BW, DQ, VL
   avx512_bf16,  ///< and VDPBF16PS
+  sm80,         ///< NVIDIA Ampere, of data centres; without kernels so far
+  sm89,         ///< NVIDIA Ada; without kernels so far
   sm90,         ///< NVIDIA Hopper
 };
 /// How many there are.
 inline constexpr int kArchs = static_cast<int>(Arch::sm90) + 1;
 
-constexpr bool is_gpu(Arch arch) { return arch >= Arch::sm90; }
+constexpr bool is_gpu(Arch arch) { return arch >= Arch::sm80; }
 
 /// Whether a device of one set runs kernels of another. CPUs run what they include; a GPU's code
 /// runs where it was made for.

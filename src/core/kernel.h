@@ -63,6 +63,9 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
   return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == Extra::all);
 }
 
+/// Keys that a warp of a GPU's decoding row multiplies at a time.
+inline constexpr int kDecodeTileKeys = 16;
+
 /// Blocks of threads of a GPU's decoding row that a multiprocessor has at once.
 TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {
   return kernel.head_dim <= 128 ? 2 : 1;

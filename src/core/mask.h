@@ -98,6 +98,13 @@ struct KeyRuns {
     const int begin = max(block.end, keys.begin);
     return {begin, min(begin + count, keys.end)};
   }
+  /// Those of them that an item has, which has these and others: what sink tokens are to these may
+  /// be other keys to the item.
+  TESSERA_HD constexpr KeyRuns among(const KeyRuns& item) const {
+    const bool joined = sinks.end > item.keys.begin;
+    const Range rest = joined ? Range{0, max(keys.end, sinks.end)} : keys;
+    return {intersect(sinks, item.sinks), intersect(rest, item.keys)};
+  }
   friend constexpr bool operator==(const KeyRuns&, const KeyRuns&) = default;
 };
 

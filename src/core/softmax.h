@@ -17,6 +17,10 @@ struct Softmax {
   T sum = T(0.0F);
 };
 
+/// log2 of what a row's weights may reach before the reference, which stands for the maximum, is
+/// raised to it: any shift gives the same quotient, so outputs are hardly ever rescaled.
+inline constexpr float kCpuSlack = 30.0F, kGpuSlack = 8.0F;
+
 /// What to subtract from scores before exp2: the maximum, or 0 while no key was visible, so that
 /// -inf - (-inf) never happens and exp2 gives an exact 0 (S4).
 template <class T>

@@ -90,10 +90,64 @@ struct WorkOrder {
             blocks - 1 - static_cast<int>(rest / width), static_cast<int>(split)};
   }
 
+  /// The block of keys that a GPU's backward makes of a piece: in the order in which blocks add
+  /// to dQ, if they add in order.
+  TESSERA_HD constexpr int key_block(const Work& work, bool in_order) const {
+    return in_order ? work.block : blocks - 1 - work.block;
+  }
+
   /// The i-th index of multiprocessor `worker` of `workers`. Every other round goes backwards, so
   /// that nobody gets the longest piece of each.
   TESSERA_HD constexpr static int index_of(int i, int worker, int workers) {
     return i * workers + (i % 2 == 0 ? worker : workers - 1 - worker);
+  }
+};
+
+/// Pieces of a CPU's decoding in their order: a split of neighbouring heads, which are read
+/// together.
+struct DecodeOrder {
+  int batch = 1;
+  int heads = 1;  ///< of WorkOrder
+  int splits = 1;
+  int width = 1;  ///< heads of a piece; the last one of a sequence may have fewer
+
+  struct Piece {
+    int batch, head, heads, split;
+  };
+
+  TESSERA_HD constexpr int groups() const { return ceil_div(heads, width); }
+  TESSERA_HD constexpr std::int64_t count() const {
+    return std::int64_t{batch} * groups() * splits;
+  }
+  TESSERA_HD constexpr Piece at(std::int64_t index) const {
+    const std::int64_t group = index / splits;
+    const int head = static_cast<int>(group % groups()) * width;
+    return {static_cast<int>(group / groups()), head, min(width, heads - head),
+            static_cast<int>(index % splits)};
+  }
+};
+
+/// Pieces of a CPU's backward in their order. A wave is as many heads as there are workers: theirs
+/// is what stays in the caches. Its heads' rows are prepared, tile by tile; then their blocks of
+/// keys follow.
+struct BackwardOrder {
+  std::int64_t heads = 1;  ///< of all sequences
+  std::int64_t wave = 1;   ///< at least 1
+  std::int64_t tiles = 0;  ///< of a head
+  std::int64_t blocks = 0;
+
+  struct Piece {
+    std::int64_t head;
+    std::int64_t number;  ///< tile of rows, or, less `tiles`, block of keys
+  };
+
+  TESSERA_HD constexpr std::int64_t of_head() const { return tiles + blocks; }
+  TESSERA_HD constexpr std::int64_t count() const { return heads * of_head(); }
+  TESSERA_HD constexpr Piece at(std::int64_t index) const {
+    const std::int64_t first = index / (wave * of_head()) * wave;
+    const std::int64_t width = min(wave, heads - first);
+    const std::int64_t rest = index - first * of_head();
+    return {first + rest % width, rest / width};
   }
 };
 

@@ -265,24 +265,17 @@ template <core::Kernel K>
 void backward(const Call& call) {
   const Problem& p = call.plan.problem;
   const Call quiet{call.plan, call.tensors, call.layout, call.executor, nullptr, nullptr};
-  const std::int64_t heads = p.batch * p.num_heads_k;
-  const BackwardTasks of_head = backward_tasks(p, K);
-  const std::int64_t tiles = of_head.tiles, blocks = of_head.blocks;
+  const std::int64_t workers =
+      core::min<std::int64_t>(call.executor.num_threads, call.plan.device.threads);
+  const core::BackwardOrder order = backward_order(p, K, workers);
+  const std::int64_t tiles = order.tiles, blocks = order.blocks, wave = order.wave;
   std::int32_t* prepared = call.layout.backward.prepared;
   std::int32_t* finished = call.layout.backward.finished;
-  for (std::int64_t head = 0; head < heads; ++head) prepared[head] = finished[head] = 0;
+  for (std::int64_t head = 0; head < order.heads; ++head) prepared[head] = finished[head] = 0;
 
-  // A wave is as many heads as there are workers: theirs is what stays in the caches. Its heads are
-  // prepared, then its units follow. The wave after it uses other slots, the one after that the
-  // same.
-  const std::int64_t wave =
-      core::max(1, core::min(call.executor.num_threads, call.plan.device.threads));
-  for_each_task(call, heads * (tiles + blocks), [&](std::int64_t index, int worker) {
-    const std::int64_t first = index / (wave * (tiles + blocks)) * wave;
-    const std::int64_t width = core::min(wave, heads - first);
-    const std::int64_t rest = index - first * (tiles + blocks);
-    const std::int64_t head = first + rest % width;
-    const std::int64_t number = rest / width;
+  // A wave uses other slots than the one before it, and the same as the one before that.
+  for_each_task(call, order.count(), [&](std::int64_t index, int worker) {
+    const auto [head, number] = order.at(index);
     const std::int64_t slot = head % (2 * wave);
     const auto batch = static_cast<int>(head / p.num_heads_k);
     const auto head_k = static_cast<int>(head % p.num_heads_k);

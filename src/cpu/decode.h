@@ -529,37 +529,16 @@ class DecodeItem {
   RowState rows_[decode_rows(K)];
 };
 
-/// Key/value heads that one item takes: those that lie between one key and the next, as many as fit
-/// the scratch and leave every worker a few items. No result depends on it.
-inline int heads_of_item(const Call& call) {
-  const Problem& p = call.plan.problem;
-  const Tensors& t = call.tensors;
-  if (t.k.stride_head >= t.k.stride_seqlen || t.v.stride_head >= t.v.stride_seqlen) return 1;
-  constexpr int kItemsOfWorker = 4;
-  const std::int64_t workers = core::min(call.executor.num_threads, call.plan.device.threads);
-  const std::int64_t items =
-      call.plan.work.count() / (kItemsOfWorker * core::max<std::int64_t>(1, workers));
-  const std::int64_t rows = core::max<std::int64_t>(1, p.seqlen_q * p.group());
-  const std::int64_t heads = core::min(decode_rows(call.plan.kernel) / rows, items);
-  return static_cast<int>(core::max<std::int64_t>(1, core::min(p.num_heads_k, heads)));
-}
-
 /// The whole pass.
 template <core::Kernel K>
 void decode(const Call& call) {
-  const core::WorkOrder& work = call.plan.work;
-  const int heads = heads_of_item(call);
-  const int groups = core::ceil_div(work.heads, heads);
-  for_each_task(
-      call, std::int64_t{work.batch} * groups * work.splits, [&](std::int64_t index, int worker) {
-        const auto split = static_cast<int>(index % work.splits);
-        const auto group = static_cast<int>(index / work.splits % groups);
-        const auto batch = static_cast<int>(index / work.splits / groups);
-        const int head_k = group * heads;
-        DecodeItem<K>(call, batch, head_k, core::min(heads, work.heads - head_k), split, worker)
-            .run();
-      });
-  if (work.splits > 1) combine_splits(call);
+  const int workers = core::min(call.executor.num_threads, call.plan.device.threads);
+  const core::DecodeOrder order = decode_order(call.plan, call.tensors, workers);
+  for_each_task(call, order.count(), [&](std::int64_t index, int worker) {
+    const core::DecodeOrder::Piece piece = order.at(index);
+    DecodeItem<K>(call, piece.batch, piece.head, piece.heads, piece.split, worker).run();
+  });
+  if (order.splits > 1) combine_splits(call);
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

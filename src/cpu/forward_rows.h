@@ -221,7 +221,9 @@ class ForwardRows {
       tile.first = t * K.tile_m;
       tile.lanes = core::min(K.tile_m, count - tile.first);
       tile.queries = {scratch.query[tile.first], scratch.query[tile.first + tile.lanes - 1] + 1};
-      place_keys(tile);
+      const core::KeyRuns own = map.mask.runs_of(tile.queries).among(keys);
+      tile.sinks = own.sinks;
+      tile.keys = own.keys;
       tile.first_lanes_end = map.mask.end_of(scratch.query[tile.first + kTile - kLanes - 1]);
       for (int i = tile.first; i < tile.first + K.tile_m; ++i) {
         scratch.max[i] = -core::kInfinity;
@@ -229,17 +231,6 @@ class ForwardRows {
       }
       tile.started = false;
     }
-  }
-
-  /// Sink tokens that the item has among its other keys are the sub-tile's, too.
-  void place_keys(SubTile& tile) const {
-    const core::KeyRuns seen = map.mask.runs_of(tile.queries);
-    tile.sinks = core::intersect(seen.sinks, keys.sinks);
-    tile.keys = seen.keys;
-    if (seen.sinks.end > keys.keys.begin) {
-      tile.keys = {0, core::max(seen.keys.end, seen.sinks.end)};
-    }
-    tile.keys = core::intersect(tile.keys, keys.keys);
   }
 
   /// Vectors of a transposed query: one an element, or one a pair.

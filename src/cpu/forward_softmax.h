@@ -14,8 +14,7 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// log2 of what a weight may reach before the reference is raised.
-inline constexpr float kSlack = 30.0F;
+inline constexpr float kSlack = core::kCpuSlack;
 
 /// Rows m and m + 1 of P^T, m even. There is room for one row more than there are keys.
 TESSERA_INLINE void store_weights(std::uint32_t* out, std::int64_t m, const F32 (&x)[2][kNV]) {

@@ -10,6 +10,8 @@ const char* to_string(Arch arch) {
     case Arch::avx2: return "avx2";
     case Arch::avx512: return "avx512";
     case Arch::avx512_bf16: return "avx512_bf16";
+    case Arch::sm80: return "sm80";
+    case Arch::sm89: return "sm89";
     case Arch::sm90: return "sm90";
   }
   return "?";
@@ -26,6 +28,8 @@ const std::vector<Device>& device_table() {
       {"zen5-16", Arch::avx512_bf16, 16, 48 << 10, 1 << 20},
       {"sapphire-rapids-56", Arch::avx512_bf16, 56, 48 << 10, 2 << 20},
       {"graviton3-64", Arch::portable, 64, 64 << 10, 1 << 20},
+      {"a100", Arch::sm80, 108, 166912, 40 << 20},
+      {"rtx-4090", Arch::sm89, 128, 101376, 72 << 20},
       {"h100", Arch::sm90, 132, 232448, 50 << 20},
       {"h200", Arch::sm90, 132, 232448, 50 << 20},
   };

@@ -2,7 +2,7 @@
 // of its rows follow. A new architecture is a new entry; without one it does not compile.
 #pragma once
 
-#include "tessera/types.hpp"
+#include "plan/catalog.h"
 
 namespace tessera {
 
@@ -66,7 +66,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
     },
 };
 
-/// Null: not a GPU's.
+/// Null: none of a GPU's rows is for it.
 constexpr const GpuFacts* find_facts(Arch arch) {
   for (const GpuFacts& facts : kGpuFacts) {
     if (facts.arch == arch) return &facts;
@@ -74,13 +74,12 @@ constexpr const GpuFacts* find_facts(Arch arch) {
   return nullptr;
 }
 
-/// Precondition: is_gpu(arch).
+/// Precondition: the architecture of a GPU's row.
 constexpr const GpuFacts& facts_of(Arch arch) { return *find_facts(arch); }
 
 static_assert([] {
-  for (int i = 0; i < kArchs; ++i) {
-    const auto arch = static_cast<Arch>(i);
-    if (is_gpu(arch) != (find_facts(arch) != nullptr)) return false;
+  for (const core::Kernel& row : kCatalog) {
+    if (is_gpu(row.arch) != (find_facts(row.arch) != nullptr)) return false;
   }
   return true;
 }());

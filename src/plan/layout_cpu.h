@@ -87,6 +87,20 @@ TESSERA_HD std::int64_t decode_row_stride(std::int64_t n) {
 /// Rows of one item of the decode kernel at most: those of one key/value head or of several.
 TESSERA_HD constexpr int decode_rows(const core::Kernel& kernel) { return 2 * kernel.block_m; }
 
+/// An item of the decode kernel has the key/value heads that lie between one key and the next, as
+/// many as fit the scratch and leave every worker a few items. No result depends on it.
+TESSERA_HD core::DecodeOrder decode_order(const PlanData& plan, const Tensors& t, int workers) {
+  const Problem& p = plan.problem;
+  core::DecodeOrder order = {plan.work.batch, plan.work.heads, plan.work.splits, 1};
+  if (t.k.stride_head >= t.k.stride_seqlen || t.v.stride_head >= t.v.stride_seqlen) return order;
+  constexpr std::int64_t kItemsOfWorker = 4;
+  const std::int64_t items = plan.work.count() / (kItemsOfWorker * core::max(1, workers));
+  const std::int64_t rows = core::max<std::int64_t>(1, p.seqlen_q * p.group());
+  const std::int64_t heads = core::min(decode_rows(plan.kernel) / rows, items);
+  order.width = static_cast<int>(core::max<std::int64_t>(1, core::min(p.num_heads_k, heads)));
+  return order;
+}
+
 /// Scratch of one worker of the decode kernel. R = decode_rows.
 struct DecodeScratch {
   float* q = nullptr;             ///< [R][head_dim], fp32 operands: scaled; bf16: as they are
@@ -154,12 +168,10 @@ TESSERA_HD BiasTiles bias_tiles(const Problem& p, const core::Kernel& kernel) {
 
 /// Tasks of the backward proper, of one key/value head: tiles of rows to prepare, then blocks of
 /// keys.
-struct BackwardTasks {
-  std::int64_t tiles = 0, blocks = 0;
-};
-
-TESSERA_HD BackwardTasks backward_tasks(const Problem& p, const core::Kernel& kernel) {
-  return {core::ceil_div<std::int64_t>(p.seqlen_q * p.group(), kernel.block_m),
+TESSERA_HD core::BackwardOrder backward_order(const Problem& p, const core::Kernel& kernel,
+                                              std::int64_t workers) {
+  return {p.batch * p.num_heads_k, core::max<std::int64_t>(1, workers),
+          core::ceil_div<std::int64_t>(p.seqlen_q * p.group(), kernel.block_m),
           core::ceil_div<std::int64_t>(p.seqlen_k, kernel.block_n)};
 }
 
@@ -168,10 +180,8 @@ TESSERA_HD BackwardTasks backward_tasks(const Problem& p, const core::Kernel& ke
 TESSERA_HD std::int64_t workers_of(const PlanData& plan) {
   std::int64_t tasks = plan.work.count();
   if (plan.problem.pass == Pass::backward) {
-    const BackwardTasks of_head = backward_tasks(plan.problem, plan.kernel);
-    tasks =
-        core::max(plan.problem.batch * plan.problem.num_heads_k * (of_head.tiles + of_head.blocks),
-                  bias_tiles(plan.problem, plan.kernel).count());
+    tasks = core::max(backward_order(plan.problem, plan.kernel, 1).count(),
+                      bias_tiles(plan.problem, plan.kernel).count());
   }
   return core::max<std::int64_t>(1, core::min<std::int64_t>(plan.device.threads, tasks));
 }

@@ -32,7 +32,7 @@ struct PlanData {
   /// Query heads that lie side by side on the row axis (core::Rows): a whole group, or one. A head
   /// of `work` is so many query heads.
   int row_heads = 1;
-  std::size_t workspace_bytes = 0;
+  std::uint64_t workspace_bytes = 0;
   std::vector<WorkspaceRegion> regions;
 };
 

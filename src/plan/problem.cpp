@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <vector>
 
@@ -56,13 +55,6 @@ Status parse_error(std::string_view word, std::string_view accepted) {
                          "' is not understood; accepted: " + std::string(accepted));
 }
 
-/// Reads a whole number; false if anything else is there or it does not fit.
-bool read_int(std::string_view text, std::int64_t& value) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
-}
-
 /// "a,b" or "a/b"; with one number only if `single` is allowed, then both get it.
 bool read_pair(std::string_view text, char separator, bool single, std::int64_t& a,
                std::int64_t& b) {
@@ -72,12 +64,6 @@ bool read_pair(std::string_view text, char separator, bool single, std::int64_t&
   if (has_two) return read_int(text, b);
   b = a;
   return single;
-}
-
-bool read_float(std::string_view text, float& value) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end && std::isfinite(value);
 }
 
 bool read_dtype(std::string_view text, Dtype& dtype) {

@@ -3,7 +3,7 @@
 
 namespace tessera {
 
-void Workspace::record(const char* name, std::size_t offset, std::size_t bytes) {
+void Workspace::record(const char* name, std::uint64_t offset, std::uint64_t bytes) {
   regions_->push_back({name, offset, bytes});
 }
 

@@ -22,23 +22,23 @@ class Workspace {
   /// The next `count` objects of T, aligned to a cache line; null while counting.
   template <class T>
   TESSERA_HD T* take(const char* name, std::int64_t count) {
-    const std::size_t offset = bytes_;
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    const std::uint64_t offset = bytes_;
+    const std::uint64_t bytes = static_cast<std::uint64_t>(count) * sizeof(T);
     bytes_ = (offset + bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (regions_ != nullptr && count > 0) record(name, offset, bytes);
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset);
   }
 
-  TESSERA_HD std::size_t bytes() const { return bytes_; }
+  TESSERA_HD std::uint64_t bytes() const { return bytes_; }
 
  private:
   /// Not inline: kernels, compiled for other instruction sets, must not carry the vector's code.
-  void record(const char* name, std::size_t offset, std::size_t bytes);
+  void record(const char* name, std::uint64_t offset, std::uint64_t bytes);
 
-  static constexpr std::size_t kAlignment = Plan::workspace_alignment;
+  static constexpr std::uint64_t kAlignment = Plan::workspace_alignment;
 
   std::byte* base_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::uint64_t bytes_ = 0;
   std::vector<WorkspaceRegion>* regions_ = nullptr;
 };
 

@@ -209,6 +209,27 @@ TEST(KeyRuns, BlocksAndPartsAreTheKeysInOrder) {
   });
 }
 
+/// What a sub-tile takes of an item: no key that it has not, and all that both have; of sink tokens
+/// that are to the item sink tokens or other keys.
+TEST(KeyRuns, OfASubTileAreAmongItsItems) {
+  for_each_runs([](const KeyRuns& item) {
+    const std::vector<int> items = list_of(item);
+    for_each_runs([&](const KeyRuns& own) {
+      if (own.sinks.end < item.sinks.end) return;  // its queries are among the item's, or later
+      const std::vector<int> taken = list_of(own.among(item));
+      EXPECT_TRUE(std::includes(items.begin(), items.end(), taken.begin(), taken.end()));
+      std::vector<int> both;
+      const std::vector<int> owns = list_of(own);
+      std::set_intersection(items.begin(), items.end(), owns.begin(), owns.end(),
+                            std::back_inserter(both));
+      EXPECT_TRUE(std::includes(taken.begin(), taken.end(), both.begin(), both.end()));
+      if (own.sinks.end <= item.keys.begin) {
+        EXPECT_EQ(taken, both);
+      }
+    });
+  });
+}
+
 /// Splits are the keys in order, each of split_n keys but the last; as many as are said to be used
 /// have some, and the first exists in any case.
 TEST(KeyRuns, SplitsAreTheKeysInOrder) {

@@ -222,6 +222,55 @@ TEST(WorkOrder, CountsBeyond32Bits) {
   EXPECT_EQ(work.split, 1);
 }
 
+TEST(WorkOrder, KeyBlocksAreTakenInTheOrderInWhichTheyAdd) {
+  const WorkOrder order{1, 1, 5, 1, 0, 1};
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(order.key_block(order.at(i), true), 4 - i);
+    EXPECT_EQ(order.key_block(order.at(i), false), i);
+  }
+}
+
+/// Every split of every head is in one piece, and those of the same heads follow each other.
+TEST(DecodeOrder, HasEverySplitOfEveryHeadOnce) {
+  for (const int heads : {1, 4, 7}) {
+    for (const int width : {1, 2, 4, 9}) {
+      const DecodeOrder order{3, heads, 5, width};
+      std::set<std::tuple<int, int, int>> seen;
+      for (std::int64_t i = 0; i < order.count(); ++i) {
+        const DecodeOrder::Piece piece = order.at(i);
+        EXPECT_EQ(piece.split, i % 5);
+        EXPECT_LE(piece.heads, width);
+        for (int head = piece.head; head < piece.head + piece.heads; ++head) {
+          EXPECT_TRUE(seen.insert({piece.batch, head, piece.split}).second);
+          EXPECT_LT(head, heads);
+        }
+      }
+      EXPECT_EQ(seen.size(), static_cast<std::size_t>(3 * heads * 5));
+    }
+  }
+  EXPECT_EQ((DecodeOrder{0, 4, 1, 2}.count()), 0);
+}
+
+/// A head's rows are prepared before its blocks of keys are taken, both of all heads of a wave
+/// before those of the next one.
+TEST(BackwardOrder, GoesByWaves) {
+  for (const int heads : {1, 5, 12}) {
+    for (const int wave : {1, 4, 5, 20}) {
+      const BackwardOrder order{heads, wave, 3, 2};
+      std::vector<std::int64_t> next(static_cast<std::size_t>(heads));
+      std::int64_t begun = 0;  // waves
+      for (std::int64_t i = 0; i < order.count(); ++i) {
+        const BackwardOrder::Piece piece = order.at(i);
+        EXPECT_EQ(piece.number, next[static_cast<std::size_t>(piece.head)]++);
+        EXPECT_GE(piece.head / wave, begun);
+        begun = piece.head / wave;
+      }
+      for (const std::int64_t count : next) EXPECT_EQ(count, order.of_head());
+    }
+  }
+  EXPECT_EQ((BackwardOrder{4, 2, 0, 0}.count()), 0);
+}
+
 TEST(SplitKeys, CoverTheRangeOnce) {
   for (int begin = 0; begin < 6; ++begin) {
     for (int end = begin; end < 40; ++end) {

@@ -153,7 +153,7 @@ class GpuBackward {
 
   void walk_tile(const core::Work& work) {
     const Head head(plan_, t_, work.batch, work.head);
-    const int block = ordered_ ? work.block : plan_.work.blocks - 1 - work.block;
+    const int block = plan_.work.key_block(work, ordered_);
     const int first_key = block * row_.block_n;
     if (first_key >= head.sequence().seqlen_k) return;
     const core::QueryBlocks blocks =

@@ -49,8 +49,10 @@ constexpr std::array kGpus = {
 
 template <class Table>
 auto find(const Table& table, std::string_view name) -> decltype(table.data()) {
-  const auto* found = std::ranges::find(table, name, [](const auto& row) { return row.name; });
-  return found == table.end() ? nullptr : &*found;
+  const auto* const end = table.data() + table.size();
+  const auto* const found =
+      std::ranges::find(table.data(), end, name, [](const auto& row) { return row.name; });
+  return found == end ? nullptr : found;
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ struct DecodeParams {
   int head_dim = 0, head_dim_v = 0;
 };
 
-inline constexpr int kTileKeys = 16;  ///< keys that a warp multiplies at a time
-inline constexpr int kColumns = 64;   ///< of a chunk of shared memory: 128 bytes, swizzled
+inline constexpr int kTileKeys = core::kDecodeTileKeys;
+inline constexpr int kColumns = 64;  ///< of a chunk of shared memory: 128 bytes, swizzled
 
 /// Warps of a block, each with keys of its own.
 TESSERA_HD constexpr int decode_warps(const core::Kernel& row) { return row.block_n / kTileKeys; }

@@ -53,7 +53,7 @@ class BackwardProducer {
     // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
     // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
     // before it follow a step behind each other, so hardly anyone waits.
-    const int block = p.in_order ? work.block : p.work.blocks - 1 - work.block;
+    const int block = p.work.key_block(work, p.in_order);
     const int first_key = block * K.block_n;
     if (first_key >= sequence.seqlen_k) return;
 

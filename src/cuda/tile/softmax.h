@@ -18,8 +18,8 @@ namespace tessera::cuda {
 /// What a thread's weights of a block and row may add up to before the reference is raised; 16-bit
 /// weights are as precise there as below 1.
 inline constexpr float kMostPart = 4096.0F;
-/// log2 of what a weight may reach before the same happens, where maxima are looked for.
-inline constexpr float kSlack = 8.0F;
+/// Where maxima are looked for.
+inline constexpr float kSlack = core::kGpuSlack;
 
 template <Dtype kType, int kN>
 struct Weights {
