@@ -322,7 +322,7 @@ TEST(Bytes, OfACacheAreThoseOfItsKeys) {
   const json tiles = ask("tiles\t" + problem + "\th200\tbatch=1");
   const std::int64_t second = tiles["seqlen_k"];
   const json cache = ask("bytes\t" + problem + "\th200")["cache"];
-  constexpr std::int64_t kKeyBytes = 4 * (64 + 64) * 2;
+  constexpr int kKeyBytes = 4 * (64 + 64) * 2;
   EXPECT_EQ(cache["keys"], 100 + second);
   EXPECT_EQ(cache["used"], (100 + second) * kKeyBytes);
   EXPECT_EQ(cache["read"], cache["used"]);
