@@ -8,6 +8,9 @@ install(DIRECTORY include/tessera TYPE INCLUDE)
 if(TARGET tessera_command AND TESSERA_BUILD_TOOLS)
   install(TARGETS tessera_command)
 endif()
+# The documentation, if `./dev docs` has built it; `tessera docs` opens it.
+set(TESSERA_SITE ${PROJECT_SOURCE_DIR}/build/site CACHE PATH "The documentation's site, to be installed if it is there")
+install(DIRECTORY ${TESSERA_SITE}/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/html COMPONENT docs OPTIONAL)
 
 install(EXPORT tessera NAMESPACE tessera:: DESTINATION ${package_dir} FILE tessera-targets.cmake)
 configure_package_config_file(cmake/tessera-config.cmake.in tessera-config.cmake

@@ -1,6 +1,7 @@
 """What the site has besides docs/: pages made from the command's help and from measurements, and files of the project
 that pages link to. MkDocs calls the functions by their names."""
 
+import html
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import sys
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import explorer
 import measurements
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -44,7 +46,17 @@ def linked(docs):
     return {path for path in found if (ROOT / path).is_file()}
 
 
+def live(markdown):
+    """Pages with still pictures of the explorer have it itself in their places, in the same states."""
+    for still in explorer.stills(markdown):
+        source = html.escape(f"explorer/index.html#embed=1&{still.state}")
+        frame = f'<iframe class="explorer" loading="lazy" src="{source}" title="{html.escape(still.alt)}"></iframe>'
+        markdown = markdown.replace(still.text, frame)
+    return markdown
+
+
 def on_page_markdown(markdown, page, config, files):
+    markdown = live(markdown)
     folder = pathlib.PurePosixPath(page.file.src_uri).parent
     depth = len(folder.parts)
 

@@ -30,7 +30,7 @@ def drawn(name, title, figure):
     figure.update_layout(
         template="plotly_white", margin={"l": 60, "r": 20, "t": 30, "b": 50}, height=430, hovermode="x unified",
         legend={"orientation": "h", "y": -0.2}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#7a8695"},
+        font={"color": "#7a8695"}, modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#7a8695"},
     )  # fmt: skip
     data = json.dumps(json.loads(figure.to_json())).replace("</", "<\\/")
     return (

@@ -1,28 +1,28 @@
-"""Draws the still pictures of docs/visual.md and README.md with the explorer itself, in a headless Chromium.
+"""Draws the still pictures of a page with the explorer itself, in a headless Chromium.
 
-    python3 site/pictures.py SITE docs/figures
+    python3 site/pictures.py SITE docs/visual.md
 """
 
 import base64
 import pathlib
 import shutil
 import sys
+import urllib.parse
 
+from explorer import stills
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-DECODING = "fwd bf16 b=16 h=32/8 q=1 k=8192 d=128 causal cache=after pages=8192x16"
-# name: the state, and the elements that are shown
-PICTURES = {
-    "explorer_mask": ("view=mask&problem=fwd bf16 b=2 h=2 q=2048 k=2048 d=128 causal", ["#mask .legend", "#mask canvas"]),
-    "explorer_softmax": ("view=softmax", ["#softmax .chart"]),
-    "explorer_order": ("view=order&time=0.45&problem=fwd bf16 b=2 h=16/4 q=4096 k=4096 d=128 causal", ["#order canvas"]),
-    "explorer_decode": (f"view=order&problem={DECODING}", ["#order canvas"]),
-    "explorer_bytes": ("view=bytes", ["#bytes .chart"]),
+# Of a view, what a picture shows.
+SHOWN = {
+    "mask": ["#mask .legend", "#mask canvas"],
+    "order": ["#order canvas"],
+    "softmax": ["#softmax .chart"],
+    "bytes": ["#bytes .chart"],
 }
 
 
-def main(site, figures):
+def main(site, page):
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
@@ -32,9 +32,10 @@ def main(site, figures):
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride", {"width": 760, "height": 1400, "deviceScaleFactor": 1.5, "mobile": False}
         )
-        for name, (state, shown) in PICTURES.items():
+        for still in stills(page.read_text()):
+            shown = SHOWN[urllib.parse.parse_qs(still.state)["view"][0]]
             driver.get("about:blank")
-            driver.get(f"{(site / 'explorer/index.html').as_uri()}#embed=1&{state}")
+            driver.get(f"{(site / 'explorer/index.html').as_uri()}#embed=1&{still.state}")
             driver.execute_async_script(
                 "const done = arguments[0]; const ask = () => document.body.dataset.ready ? done() : setTimeout(ask, 20); ask();"
             )
@@ -45,7 +46,7 @@ def main(site, figures):
             right, bottom = max(box[2] for box in boxes) + 6, max(box[3] for box in boxes) + 6
             clip = {"x": left, "y": top, "width": right - left, "height": bottom - top, "scale": 1}
             picture = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True})
-            path = figures / f"{name}.png"
+            path = page.parent / "figures" / f"explorer_{still.name}.png"
             path.write_bytes(base64.b64decode(picture["data"]))
             print(f"{path}: {path.stat().st_size} bytes")
     finally:

@@ -45,6 +45,7 @@ class Page {
     byId("device").value = this.#state.get("device");
     byId("example").value = kExamples.find((each) => each[1] === this.#state.get("problem"))?.[1] ?? "";
     this.#controls.show(this.#state.get("problem"));
+    document.body.dataset.view = view;
     for (const name of Object.keys(this.#views)) {
       const chosen = name === view;
       byId(name).hidden = !chosen;

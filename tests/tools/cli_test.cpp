@@ -388,8 +388,16 @@ TEST(Cli, TheGpuIsNamedOrItsAbsenceExplained) {
   }
 }
 
+/// Beside this program there is no site; `./dev docs --check` sees the command find one.
+TEST(Cli, DocsThatAreNotThereAreSaidToBeBuilt) {
+  const Ran ran = tessera({"docs", "--path"});
+  EXPECT_EQ(ran.code, kCannot);
+  EXPECT_NE(ran.err.find("share/doc/tessera/html/index.html"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find("`./dev docs` builds it"), std::string::npos) << ran.err;
+}
+
 TEST(Cli, HelpIsComplete) {
-  for (const char* command : {"run", "check", "bench", "plan", "memory", "info"}) {
+  for (const char* command : {"run", "check", "bench", "plan", "memory", "info", "docs"}) {
     const Ran ran = tessera({command, "--help"});
     EXPECT_EQ(ran.code, kSuccess);
     EXPECT_NE(ran.out.find("Options:"), std::string::npos) << command;

@@ -83,7 +83,7 @@ TEST(Options, ANumberThatCannotBeIsNamedInAShortSentence) {
 /// No option reads a number in its own way: nothing else than the sweep above lists has one.
 TEST(Options, TheSweepIsComplete) {
   std::size_t listed = 0;
-  for (const char* command : {"run", "check", "bench", "plan", "memory", "info"}) {
+  for (const char* command : {"run", "check", "bench", "plan", "memory", "info", "docs"}) {
     const std::string help = tessera({command, "--help"}).out;
     for (const char* type : {" INT", " UINT", " FLOAT"}) {
       for (std::size_t at = help.find(type); at != std::string::npos;
