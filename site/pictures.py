@@ -19,6 +19,7 @@ SHOWN = {
     "order": ["#order canvas"],
     "softmax": ["#softmax .chart"],
     "bytes": ["#bytes .chart"],
+    "kernels": ["#kernels p", "#kernels tbody tr:nth-child(12)"],
 }
 
 

@@ -1,5 +1,7 @@
-// How many bytes attention moves, as `tessera memory` counts them: one head, no mask, seqlen_q =
-// seqlen_k; and what the problem's own cache holds.
+// How many bytes attention moves into each fast memory, as `tessera memory` counts them: one head,
+// no mask, seqlen_q = seqlen_k; and what the problem's own cache holds.
+#include <array>
+
 #include "answers.h"
 #include "inputs.h"
 #include "memory/memory.h"
@@ -7,6 +9,45 @@
 
 namespace tessera::explorer {
 namespace {
+
+/// A fast memory, and where its bytes come from.
+struct Level {
+  const char* name;
+  const char* source;
+  std::int64_t bytes;
+};
+
+std::array<Level, 2> levels_of(const Device& device) {
+  if (is_gpu(device.arch)) {
+    return {Level{"shared memory of a block", "second-level cache", device.l1_bytes},
+            Level{"second-level cache", "HBM", device.l2_bytes}};
+  }
+  return {Level{"first-level cache of a core", "second-level cache", device.l1_bytes},
+          Level{"second-level cache of a core", "memory", device.l2_bytes}};
+}
+
+/// A fast memory that does not hold a row of each tile has a refusal instead.
+void write_level(const Problem& p, const Level& level, const std::vector<std::int64_t>& seqlens,
+                 Json& json) {
+  const auto pass =
+      p.pass == Pass::forward ? tools::TrafficPass::forward : tools::TrafficPass::backward;
+  std::string refusal;
+  json.begin_object().field("name", level.name).field("source", level.source);
+  json.field("bytes", level.bytes).key("list").begin_array();
+  for (const std::int64_t seqlen : seqlens) {
+    const Result<tools::Traffic> traffic =
+        tools::head_traffic(pass, seqlen, p.head_dim, size_of(p.dtype), level.bytes);
+    if (!traffic) {
+      refusal = traffic.status().text;
+      break;
+    }
+    json.begin_object().field("seqlen", seqlen).field("standard", traffic->standard);
+    json.field("tiled", traffic->tiled).field("block", traffic->block).end_object();
+  }
+  json.end_array();
+  if (!refusal.empty()) json.field("refusal", refusal);
+  json.end_object();
+}
 
 /// Of all heads of one layer, with made-up lengths (inputs.h).
 Status write_cache(const Problem& p, Json& json) {
@@ -49,20 +90,10 @@ Status answer_bytes(const Request& request, Json& json) {
   Result<std::vector<std::int64_t>> seqlens = request.numbers("seqlens", 1, tools::kLargestSize);
   if (!seqlens) return seqlens.status();
   if (!request.has("seqlens")) seqlens->push_back(problem->seqlen_k);
-  const bool on_gpu = is_gpu(device->arch);
-  const std::int64_t fast_bytes = on_gpu ? device->l1_bytes : device->l2_bytes;
-  const auto pass =
-      problem->pass == Pass::forward ? tools::TrafficPass::forward : tools::TrafficPass::backward;
-  const std::int64_t element_bytes = size_of(problem->dtype);
-  json.field("memory", on_gpu ? "shared memory of a block" : "second-level cache of a core");
-  json.field("bytes", fast_bytes).field("head_dim", problem->head_dim);
-  json.field("element_bytes", element_bytes).key("list").begin_array();
-  for (const std::int64_t seqlen : *seqlens) {
-    const Result<tools::Traffic> traffic =
-        tools::head_traffic(pass, seqlen, problem->head_dim, element_bytes, fast_bytes);
-    if (!traffic) return traffic.status();
-    json.begin_object().field("seqlen", seqlen).field("standard", traffic->standard);
-    json.field("tiled", traffic->tiled).field("block", traffic->block).end_object();
+  json.field("head_dim", problem->head_dim).field("element_bytes", size_of(problem->dtype));
+  json.key("levels").begin_array();
+  for (const Level& level : levels_of(*device)) {
+    write_level(*problem, level, *seqlens, json);
   }
   json.end_array().key("cache");
   if (problem->cache) return write_cache(*problem, json);

@@ -19,7 +19,7 @@ namespace tessera::explorer {
 ///                              query, key, queries, keys, alibi, lengths
 ///   order     PROBLEM DEVICE   pieces of work, who takes them, and when by the planner's costs;
 ///                              lengths
-///   bytes     PROBLEM DEVICE   moved between memory and fast memory, and the cache's; seqlens
+///   bytes     PROBLEM DEVICE   moved into each fast memory, and what a cache holds; seqlens
 ///   softmax                    of one row, block by block; scores, values, block, slack, sink
 ///
 /// No answer has more than kMostParts tiles, pieces or elements: "cut" says that there are more.

@@ -104,9 +104,9 @@
 
 /**
  * @typedef {object} BytesAnswer
- * @property {string} memory  which fast memory
- * @property {number} bytes  of it
- * @property {{seqlen: number, standard: number, tiled: number, block: number}[]} list
+ * @property {{name: string, source: string, bytes: number, refusal?: string,
+ *   list: {seqlen: number, standard: number, tiled: number, block: number}[]}[]} levels  fast memories, the nearest
+ *   first: their bytes, and what comes into them from `source`
  * @property {{keys: number, used: number, bytes: number, read: number, page_size: number, pages: number,
  *   num_pages: number} | null} cache  of all heads of one layer, in bytes: of the keys that sequences hold, of all
  *   slots, of the keys that queries see; pages that hold keys, where there are pages

@@ -234,8 +234,9 @@ def test_softmax_block_by_block(explorer):
 def test_bytes_and_caches(explorer):
     explorer.open("view=bytes&problem=fwd bf16 q=100 k=100 d=128")
     (answer,) = map(json.loads, natively(["bytes\tfwd bf16 q=100 k=100 d=128\th200\tseqlens=131072"]))
-    ratio = answer["list"][0]["standard"] / answer["list"][0]["tiled"]
-    assert f"{ratio:.1f} times as many bytes" in explorer.text("#bytes")
+    for level in answer["levels"]:
+        ratio = level["list"][0]["standard"] / level["list"][0]["tiled"]
+        assert f"{ratio:.1f} times as many bytes into it" in explorer.text("#bytes")
     assert "no cache" in explorer.text("#cache-bytes")
     explorer.put("#problem", CACHED)
     assert "pages of 16 slots" in explorer.text("#cache-bytes")

@@ -26,7 +26,7 @@ const checks = {
   tiles: second.tiles(problem, "h200", { head: 0 }).list.length === 1,
   elements: second.elements(problem, { queries: 2, keys: 3 }).visible.join() === "111,111",
   order: order.list.length === order.pieces && order.columns.length === order.list[0].length,
-  bytes: second.bytes(problem, "h200", [64, 128]).list.length === 2,
+  bytes: second.bytes(problem, "h200", [64, 128]).levels.map((level) => level.list.length).join() === "2,2",
   softmax: softmax.base2_scores[1] === null && softmax.blocks.length === 2,
   error: refused instanceof EngineError && refused.code === "invalid" && refused.message.includes("'d=x'"),
   request: requestOf("bytes", "a\tb", "c", { seqlens: [1, 2] }) === "bytes\ta b\tc\tseqlens=1,2",

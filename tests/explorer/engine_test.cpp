@@ -310,9 +310,14 @@ TEST(Softmax, BlocksGiveTheDefinition) {
 TEST(Bytes, AreThoseOfTheMemoryCommand) {
   const json bytes = ask("bytes\tfwd bf16 q=8 k=8 d=128\th200\tseqlens=1024");
   // 4 tensors of 1024 x 128 and 4 matrices of 1024 x 1024, 2 bytes each. Tiles: 227 rows, 5 passes.
-  EXPECT_EQ(bytes["list"][0]["standard"], 4 * 1024 * 128 * 2 + 4 * 1024 * 1024 * 2);
-  EXPECT_EQ(bytes["list"][0]["block"], 227);
-  EXPECT_EQ(bytes["list"][0]["tiled"], (2 + 2 * 5) * 1024 * 128 * 2 + 4 * 1024);
+  EXPECT_EQ(bytes["levels"][0]["list"][0]["standard"], 4 * 1024 * 128 * 2 + 4 * 1024 * 1024 * 2);
+  EXPECT_EQ(bytes["levels"][0]["list"][0]["block"], 227);
+  EXPECT_EQ(bytes["levels"][0]["list"][0]["tiled"], (2 + 2 * 5) * 1024 * 128 * 2 + 4 * 1024);
+  // The second-level cache holds all of it: one pass.
+  EXPECT_EQ(bytes["levels"][1]["list"][0]["tiled"], (2 + 2) * 1024 * 128 * 2 + 4 * 1024);
+  const json wide = ask("bytes\tfwd f32 q=8 k=8 d=4096\tzen4-16\tseqlens=64");
+  EXPECT_NE(wide["levels"][0]["refusal"].get<std::string>().find("sram_bytes"), std::string::npos);
+  EXPECT_EQ(wide["levels"][1]["list"].size(), 1);
 }
 
 // Two sequences in pages of 16 slots: 100 slots, and as many as are made up; 4 heads of 64 + 64
