@@ -259,7 +259,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       const bool blocks = trial % 4 == 1;  // more rows than a block has
       if (blocks) {
         p.packed = false;
-        p.seqlen_q = static_cast<std::int64_t>(row.block_m + 1 + random() % 24);
+        p.seqlen_q = row.block_m + 1 + static_cast<std::int64_t>(random() % 24);
       }
       if (blocks || random() % 2 == 0) add_cache(p, random);
     }
