@@ -11,8 +11,9 @@ import sys
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import explorer
 import measurements
+
+import explorer
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A link from a page to a file of the project that is outside docs/.

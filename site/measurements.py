@@ -47,7 +47,13 @@ def figures(results):
             yield (
                 f"H200, {direction}, head dim {d}, bf16",
                 "TFLOP/s over the length of a sequence; 16,384 tokens in all, medians.",
-                speeds([row for row in rows if row["d"] == d and row["dtype"] == "bf16" and row.get("deterministic", "0") == "0"]),
+                speeds(
+                    [
+                        row
+                        for row in rows
+                        if row["d"] == d and row["dtype"] == "bf16" and row.get("deterministic", "0") == "0"
+                    ]
+                ),
             )
     yield (
         "H200, decoding",
@@ -106,7 +112,7 @@ def decoding(rows):
         figure.add_trace(go.Scatter(
             x=[float(row["gb_per_s"]) * float(row["us"]) / 1e6 for row in of_page],
             y=[float(row["of_read"]) for row in of_page],
-            text=[f"{row['b']} x {row['seqlen_k']}, {row['h']}/{row['hk']}, d = {row['d']}: {row['us']} us" for row in of_page],
+            text=["{b} x {seqlen_k}, {h}/{hk}, d = {d}: {us} us".format(**row) for row in of_page],
             name=page if page == "contiguous" else f"page {page}", mode="markers", marker={"color": colour, "size": 9},
         ))  # fmt: skip
     figure.update_xaxes(type="log", title="GB of keys and values")
@@ -128,9 +134,12 @@ def training(rows):
 def cpu(rows):
     figure = go.Figure()
     for column, name, colour in (
-        ("seconds", "Tessera", COLOURS[0]), ("torch_seconds", "PyTorch", COLOURS[1]), ("three_step_seconds", "three steps", COLOURS[3]),
+        ("seconds", "Tessera", COLOURS[0]), ("torch_seconds", "PyTorch", COLOURS[1]),
+        ("three_step_seconds", "three steps", COLOURS[3]),
     ):  # fmt: skip
-        chosen = [row for row in rows if row["d"] == "64" and row["causal"] == "0" and row["threads"] == "2" and row[column]]
+        chosen = [
+            row for row in rows if row["d"] == "64" and row["causal"] == "0" and row["threads"] == "2" and row[column]
+        ]
         line(figure, name, *grouped((int(row["s"]), float(row[column])) for row in chosen), colour)
     log_axis(figure, "seqlen")
     figure.update_yaxes(type="log", title="seconds")

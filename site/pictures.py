@@ -1,17 +1,16 @@
 """Draws the still pictures of a page with the explorer itself, in a headless Chromium.
 
-    python3 site/pictures.py SITE docs/visual.md
+python3 site/pictures.py SITE docs/visual.md
 """
 
 import base64
 import pathlib
-import shutil
 import sys
 import urllib.parse
 
+import browser
+
 from explorer import stills
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 # Of a view, what a picture shows.
 SHOWN = {
@@ -24,22 +23,17 @@ SHOWN = {
 
 
 def main(site, page):
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
-        options.add_argument(argument)
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = browser.start()
     try:
         driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride", {"width": 760, "height": 1400, "deviceScaleFactor": 1.5, "mobile": False}
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 760, "height": 1400, "deviceScaleFactor": 1.5, "mobile": False},
         )
         for still in stills(page.read_text()):
             shown = SHOWN[urllib.parse.parse_qs(still.state)["view"][0]]
             driver.get("about:blank")
             driver.get(f"{(site / 'explorer/index.html').as_uri()}#embed=1&{still.state}")
-            driver.execute_async_script(
-                "const done = arguments[0]; const ask = () => document.body.dataset.ready ? done() : setTimeout(ask, 20); ask();"
-            )
+            browser.wait(driver, browser.READY)
             boxes = [driver.execute_script(
                 "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
                 "return [box.left, box.top, box.right, box.bottom];", selector) for selector in shown]  # fmt: skip

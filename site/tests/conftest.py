@@ -2,24 +2,19 @@
 
 import os
 import pathlib
-import shutil
+import sys
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import browser
 
 SITE = pathlib.Path(os.environ["TESSERA_SITE"])
 
 
 @pytest.fixture(scope="session")
 def chromium():
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    driver.set_script_timeout(60)
+    driver = browser.start()
     yield driver
     driver.quit()
 
@@ -33,11 +28,10 @@ class Explorer:
     def open(self, fragment=""):
         self.driver.get("about:blank")  # so that a new fragment is a new page
         self.driver.get(f"{(SITE / 'explorer/index.html').as_uri()}#{fragment}")
-        self.wait("document.body.dataset.ready === 'yes'")
+        self.wait(browser.READY)
 
     def wait(self, condition):
-        asked = "const done = arguments[0]; const ask = () => (%s) ? done(true) : setTimeout(ask, 20); ask();"
-        assert self.driver.execute_async_script(asked % condition)
+        browser.wait(self.driver, condition)
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)

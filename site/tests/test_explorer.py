@@ -48,11 +48,17 @@ def test_engine_answers_as_the_library(explorer):
 
 
 def test_every_view_shows_something(explorer):
-    for problem in ("fwd bf16 b=2 h=8/2 q=2048 k=2048 d=128 causal", CACHED, "bwd bf16 h=4 q=300 k=300 d=64 window=90,0"):
+    for problem in (
+        "fwd bf16 b=2 h=8/2 q=2048 k=2048 d=128 causal",
+        CACHED,
+        "bwd bf16 h=4 q=300 k=300 d=64 window=90,0",
+    ):
         for view in VIEWS:
             explorer.open(f"view={view}&problem={problem}")
             assert explorer.text("#sentence") == "", (view, problem)
-            shown = explorer.run("return [...document.querySelectorAll('main section')].filter((s) => !s.hidden).map((s) => s.id)")
+            shown = explorer.run(
+                "return [...document.querySelectorAll('main section')].filter((s) => !s.hidden).map((s) => s.id)"
+            )
             assert shown == [view]
             if view in ("mask", "order"):
                 assert explorer.colours(f"#{view} canvas") > 2
@@ -82,8 +88,10 @@ def test_page_shows_what_the_engine_says(explorer):
 @pytest.mark.parametrize(("control", "value", "word"), [
     ("pass", "bwd", "bwd"), ("dtype", "f16", "f16"), ("b", "3", "b=3"), ("heads", "16", "h=16/2"),
     ("heads_k", "4", "h=8/4"), ("q", "100", "q=100"), ("k", "3000", "k=3000"), ("d", "64", "d=64"),
-    ("causal", False, "-causal"), ("left", "100", "window=100,-1"), ("right", "7", "window=-1,7"), ("align", "tl", "align=tl"),
-    ("chunk", "512", "chunk=512"), ("sink_tokens", "4", "sink_tokens=4"), ("tree", True, "tree"), ("alibi", True, "alibi=h"),
+    ("causal", False, "-causal"), ("left", "100", "window=100,-1"), ("right", "7", "window=-1,7"),
+    ("align", "tl", "align=tl"),
+    ("chunk", "512", "chunk=512"), ("sink_tokens", "4", "sink_tokens=4"), ("tree", True, "tree"),
+    ("alibi", True, "alibi=h"),
     ("softcap", "30", "softcap=30"), ("sink", True, "sink"), ("dropout", "0.1", "dropout=0.1"),
     ("packed", True, "packed=3072,3072"), ("cache", "after", "cache=after"), ("deterministic", True, "deterministic"),
     ("batch_invariant", True, "batch_invariant"),
@@ -100,7 +108,8 @@ def test_control_writes_its_word(explorer, control, value, word):
 
 
 @pytest.mark.parametrize(("control", "value", "word"), [
-    ("page", "64", "pages=32x64"), ("leftpad", True, "leftpad"), ("cache", "before", "cache=before:1"), ("cache", "none", "-cache=after"),
+    ("page", "64", "pages=32x64"), ("leftpad", True, "leftpad"), ("cache", "before", "cache=before:1"),
+    ("cache", "none", "-cache=after"),
 ])  # fmt: skip
 def test_control_of_a_cache(explorer, control, value, word):
     explorer.open(f"view=mask&problem={CACHED}")
@@ -117,7 +126,9 @@ def test_device_and_examples(explorer):
     explorer.put("#device", "a100")
     assert "needs sm90" in explorer.text("#kernels")
     explorer.put("#device", "h200")
-    lines = explorer.run("return [...document.getElementById('example').options].map((o) => o.value).filter((line) => line !== '')")
+    lines = explorer.run(
+        "return [...document.getElementById('example').options].map((o) => o.value).filter((line) => line !== '')"
+    )
     assert len(lines) > 5
     for line in lines:
         explorer.put("#device", "zen4-16" if "f32" in line else "h200")
@@ -131,8 +142,12 @@ def test_bad_input_has_the_parsers_sentence(explorer):
     explorer.open()
     for line in ("fwd bf16 q=10 k=x d=64", "fwd bf17 q=10 k=10 d=64", "fwd q=10 k=10", "fwd f32 h=3/2 q=5 k=5 d=8"):
         explorer.put("#problem", line)
-        done = subprocess.run([COMMAND, "plan", "--device", "h200", "--", line], capture_output=True, text=True, check=False)
-        said = (done.stderr or done.stdout).removeprefix("tessera: ").rstrip().split("\n")[-1].removeprefix("invalid    ")
+        done = subprocess.run(
+            [COMMAND, "plan", "--device", "h200", "--", line], capture_output=True, text=True, check=False
+        )
+        said = (
+            (done.stderr or done.stdout).removeprefix("tessera: ").rstrip().split("\n")[-1].removeprefix("invalid    ")
+        )
         assert said and explorer.text("#sentence") == said
     explorer.put("#problem", "fwd bf16 q=10 k=10 d=64")
     assert explorer.text("#sentence") == ""
@@ -218,7 +233,10 @@ def test_softmax_block_by_block(explorer):
     explorer.click("#block-on")
     assert "2 of 3 blocks taken; the output was rescaled 1 time." in explorer.text("#softmax .told")
     explorer.click("#block-on")
-    rows = explorer.run("return [...document.querySelectorAll('#softmax tbody tr')].map((r) => [...r.children].map((c) => c.textContent))")
+    rows = explorer.run(
+        "return [...document.querySelectorAll('#softmax tbody tr')].map("
+        "  (row) => [...row.children].map((cell) => cell.textContent))"
+    )
     assert len(rows) == 3 and "rescales" in rows[1][3] and "stays" in rows[2][3]
     assert float(rows[2][5]) == pytest.approx(answer["blocks"][2]["sum"], rel=1e-4)
     result = explorer.text("#softmax-result")
@@ -250,7 +268,8 @@ def test_tabs_by_keyboard_and_for_readers(explorer):
         assert explorer.run("return document.getElementById(arguments[0]).hidden", view) is False
     unnamed = explorer.run(
         "return [...document.querySelectorAll('input, select, canvas, [role=img]')].filter((each) =>"
-        "  !(each.labels?.length || each.getAttribute('aria-label') || each.closest('[hidden]'))).map((each) => each.outerHTML)"
+        "  !(each.labels?.length || each.getAttribute('aria-label') || each.closest('[hidden]')))"
+        ".map((each) => each.outerHTML)"
     )
     assert unnamed == []
 

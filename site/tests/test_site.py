@@ -1,5 +1,6 @@
 """The site in a browser: pages open from the folder, figures are drawn, the search finds, the explorer is inside."""
 
+import browser
 from conftest import SITE
 
 
@@ -15,7 +16,11 @@ def said(chromium):
 
 
 def test_every_page_opens(chromium):
-    pages = [path for path in SITE.rglob("*.html") if path.relative_to(SITE).parts[0] not in ("404.html", "cpp", "explorer", "files")]
+    pages = [
+        path
+        for path in SITE.rglob("*.html")
+        if path.relative_to(SITE).parts[0] not in ("404.html", "cpp", "explorer", "files")
+    ]
     assert len(pages) > 15
     for path in pages:
         opened(chromium, path.relative_to(SITE))
@@ -34,8 +39,7 @@ def test_explorer_is_embedded(chromium):
     opened(chromium, "explorer.html")
     frame = chromium.find_element("css selector", "iframe.explorer")
     chromium.switch_to.frame(frame)
-    asked = "const done = arguments[0]; const ask = () => document.body.dataset.ready ? done(true) : setTimeout(ask, 20); ask();"
-    assert chromium.execute_async_script(asked)
+    browser.wait(chromium, browser.READY)
     assert "skipped" in chromium.execute_script("return document.getElementById('mask').textContent")
     chromium.switch_to.default_content()
 
@@ -47,9 +51,4 @@ def test_search_finds(chromium):
         "field.value = 'softcap'; field.dispatchEvent(new Event('keyup', {bubbles: true}));"
         "field.dispatchEvent(new Event('input', {bubbles: true}));"
     )
-    asked = (
-        "const done = arguments[0]; const begun = Date.now(); const ask = () => {"
-        "const found = document.querySelectorAll('.md-search-result__item').length;"
-        "(found || Date.now() - begun > 15000) ? done(found) : setTimeout(ask, 50); }; ask();"
-    )
-    assert chromium.execute_async_script(asked) > 0
+    browser.wait(chromium, "document.querySelectorAll('.md-search-result__item').length > 0")

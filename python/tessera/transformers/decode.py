@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
 from transformers.utils.import_utils import is_tracing
 
@@ -21,12 +20,13 @@ from .. import attention, cached_attention
 from ..torch import padding
 from ..torch.tensors import additive
 from .elements import check_keys, total_bias
+from .shape import ShapedMask
 
 
-class DecodeMask(BlockMask):
+class DecodeMask(ShapedMask):
     """A mask of (batch, 1, 1, seqlen_k). Whoever computes with it as with a tensor gets a bias, which it then makes.
 
-    It is a BlockMask for the reason that `Mask` is one. It may be handed to a compiled model.
+    It may be handed to a compiled model.
 
     Attributes:
         shape: (batch, 1, 1, seqlen_k).
@@ -44,27 +44,10 @@ class DecodeMask(BlockMask):
         window: tuple[int, int] = (-1, -1),
         visible: Tensor | None = None,
     ) -> None:
-        # Not BlockMask.__init__: there are no blocks.
-        self._shape, self.dtype = shape, dtype
+        super().__init__(shape)
+        self.dtype = dtype
         self.seqlens, self.window, self.visible = seqlens, window, visible
         self._where: tuple[int, dict[str, Tensor]] | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def ndim(self) -> int:
-        return 4
-
-    def dim(self) -> int:
-        return 4
-
-    def size(self, dim: int | None = None) -> Any:
-        return torch.Size(self._shape) if dim is None else self._shape[dim]
-
-    def contiguous(self) -> "DecodeMask":
-        return self
 
     def to(self, device: torch.device | str, **_: Any) -> "DecodeMask":
         seqlens, visible = (None if x is None else x.to(device) for x in (self.seqlens, self.visible))

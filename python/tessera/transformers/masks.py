@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
@@ -14,6 +13,7 @@ from ..torch import padding
 from ..torch.tensors import additive
 from .decode import DecodeMask
 from .elements import check_keys, total_bias
+from .shape import ShapedMask
 from .structure import MaskFunction, Structure, visible_structure
 
 
@@ -27,10 +27,9 @@ _NO_ELEMENTS = (
 )
 
 
-class Mask(BlockMask):
+class Mask(ShapedMask):
     """A mask of (batch, 1, seqlen_q, seqlen_k) that has no elements.
 
-    It is a BlockMask because that is the one prepared mask besides a tensor that transformers hands on untouched.
     Whoever computes with it as with a tensor is told what it is.
 
     Attributes:
@@ -53,27 +52,10 @@ class Mask(BlockMask):
         pieces: padding.Pieces | None = None,
         last: DecodeMask | None = None,
     ) -> None:
-        # Not BlockMask.__init__: there are no blocks.
-        self._shape, self.keys, self.window, self.alignment = shape, keys, window, alignment
+        super().__init__(shape)
+        self.keys, self.window, self.alignment = keys, window, alignment
         self.keep, self.pieces, self.last = keep, pieces, last
         self._bias: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def ndim(self) -> int:
-        return 4
-
-    def dim(self) -> int:
-        return 4
-
-    def size(self, dim: int | None = None) -> Any:
-        return torch.Size(self._shape) if dim is None else self._shape[dim]
-
-    def contiguous(self) -> "Mask":
-        return self
 
     def to(self, device: torch.device | str, **_: Any) -> "Mask":
         keep = None if self.keep is None else self.keep.to(device)
