@@ -1,7 +1,44 @@
 """The site in a browser: pages open from the folder, figures are drawn, the search finds, the explorer is inside."""
 
+import html.parser
+import urllib.parse
+
 import browser
 from conftest import SITE
+
+
+class Links(html.parser.HTMLParser):
+    """A page's links, and the places in it that links may name."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.places = [], set()
+        self.feed(path.read_text(errors="replace"))
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("href", "src") and value and not urllib.parse.urlsplit(value).scheme:
+                self.links.append(value)
+            elif name in ("id", "name"):
+                self.places.add(value)
+
+
+def test_links_lead_somewhere():
+    """To a file of the site, and where a page is named, to a place in it. Doxygen's script makes some of its places."""
+    pages = {path.resolve(): Links(path) for path in SITE.rglob("*.html") if path.name != "404.html"}
+    assert len(pages) > 100
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urllib.parse.urlsplit(link)
+            target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+            place = urllib.parse.unquote(parts.fragment)
+            checked = (
+                place and target in pages and not {"cpp", "explorer"} & set(target.relative_to(SITE.resolve()).parts)
+            )
+            if not target.exists() or (checked and place not in pages[target].places):
+                broken.append((str(path.relative_to(SITE.resolve())), link))
+    assert broken == []
 
 
 def opened(chromium, path):
