@@ -174,7 +174,7 @@ class DecodeItem {
                     strides_of(tensors_.k), problem_.head_dim};
     KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + head * tensors_.v.stride_head,
                     strides_of(tensors_.v), problem_.head_dim_v};
-    Requests requests(k, v, places, keys_, K.block_n, num_heads_);
+    Requests requests(k, v, places, keys_, K.block_n, num_heads_, reach_on(plan_.device));
     if (!places.paged()) {
       k.data += places.offset(k.strides, 0);
       v.data += places.offset(v.strides, 0);

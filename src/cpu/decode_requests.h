@@ -5,13 +5,25 @@
 #include <type_traits>
 
 #include "core/pages.h"
+#include "cpu/product.h"
 #include "cpu/simd.h"
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// How far ahead of its use a cache line of K or V is asked for, in bytes of both.
-inline constexpr int kPrefetchBytes = 12288;
 inline constexpr int kCacheLine = 64;
+/// How far ahead of its use a cache line of K or V is asked for, in lines of both, and into which
+/// cache.
+struct Reach {
+  int lines = 12288 / kCacheLine;
+  bool second_level = false;
+};
+/// Measured with AVX-512: Zen 5, with 48 KiB of first-level cache, wants requests into it; Zen 4,
+/// with 32 KiB, waits for them there, and reads up to twice as fast into the second level.
+inline Reach reach_on(const Device& device) {
+  if (kRegisters == 32 && device.l1_bytes <= 32 << 10) return {65536 / kCacheLine, true};
+  return {};
+}
+
 /// Where the keys of a sequence lie.
 struct KeyPlaces {
   const core::Pages& pages;
@@ -54,10 +66,8 @@ struct KeyRows {
 /// Asks for the cache lines of K and V in the order of their use: a chunk of a head's keys, the
 /// same chunk of its values, the same of the next head, the next chunk. On Zen 5 memory and
 /// arithmetic overlap only if requests come evenly and in order, so every step of the arithmetic
-/// makes a few, about as many as it reads itself, and never more than kPrefetchBytes ahead.
+/// makes a few, about as many as it reads itself, and never more than its reach ahead.
 class Requests {
-  static constexpr int kAhead = kPrefetchBytes / kCacheLine;
-
   /// Rows of one head's keys or values in a chunk that lie side by side.
   struct Cursor {
     const std::byte* line;  ///< to ask for next
@@ -72,16 +82,17 @@ class Requests {
   /// k, v: of the tensors' first keys.
   template <class T>
   Requests(const KeyRows<T>& k, const KeyRows<T>& v, const KeyPlaces& places,
-           const core::KeyRuns& keys, int chunk, int heads)
+           const core::KeyRuns& keys, int chunk, int heads, const Reach& reach)
       : streams_{stream(k), stream(v)},
         places_(places),
         keys_(keys),
         chunk_size_(chunk),
         heads_(heads),
+        second_level_(reach.second_level),
         chunk_(keys.first(chunk)),
-        at_(part(kAhead)) {
+        at_(part(reach.lines)) {
     Here here(*this);
-    for (int i = 0; i < kAhead; ++i) here.advance<1>();
+    for (int i = 0; i < reach.lines; ++i) here.advance<1>();
   }
 
   /// `lines` more have been used.
@@ -91,7 +102,8 @@ class Requests {
   /// registers: in memory every request waits for the stores of the one before.
   class Here {
    public:
-    TESSERA_INLINE explicit Here(Requests& all) : all_(all), at_(all.at_) {}
+    TESSERA_INLINE explicit Here(Requests& all)
+        : all_(all), second_level_(all.second_level_), at_(all.at_) {}
     TESSERA_INLINE ~Here() { all_.at_ = at_; }
     Here(const Here&) = delete;
     Here& operator=(const Here&) = delete;
@@ -102,7 +114,7 @@ class Requests {
       at_.allowed -= kLines;
       if (at_.lines >= kLines) {
 #pragma GCC unroll 8
-        for (int i = 0; i < kLines; ++i) prefetch(at_.line + i * kCacheLine);
+        for (int i = 0; i < kLines; ++i) ask(at_.line + i * kCacheLine);
         at_.line += kLines * kCacheLine;
         at_.lines -= kLines;
         if (at_.lines == 0) next_row();
@@ -110,13 +122,20 @@ class Requests {
       }
 #pragma GCC unroll 1
       for (int i = 0; i < kLines; ++i) {
-        prefetch(at_.line);
+        ask(at_.line);
         at_.line += kCacheLine;
         if (--at_.lines == 0) next_row();
       }
     }
 
    private:
+    TESSERA_INLINE void ask(const std::byte* line) const {
+      if (kRegisters == 32 && second_level_) {
+        prefetch<2>(line);
+      } else {
+        prefetch<1>(line);
+      }
+    }
     TESSERA_INLINE void next_row() {
       if (--at_.rows == 0) {
         at_ = all_.next_part(at_);
@@ -127,6 +146,7 @@ class Requests {
     }
 
     Requests& all_;
+    const bool second_level_;
     Cursor at_;
   };
 
@@ -179,6 +199,7 @@ class Requests {
   core::KeyRuns keys_;  ///< of every head
   int chunk_size_;
   int heads_;
+  bool second_level_;
   int current_ = 0;  ///< stream
   int head_ = 0;
   core::Range chunk_;  ///< of keys
