@@ -74,7 +74,7 @@ core::Range Pieces::range_of(const Piece& piece) const {
 int Pieces::units(int batch) const {
   const Head of = head(batch);
   const core::KeyTiles all = {of.mask.runs_of({0, of.sequence.seqlen_q}), core::kDecodeTileKeys};
-  return all.units(plan_.unit_n / core::kDecodeTileKeys);
+  return all.units(plan_.unit_n / core::kDecodeTileKeys, rows(of) > plan_.kernel.block_m, of.mask);
 }
 
 core::KeyTiles Pieces::key_tiles(const Piece& piece) const {

@@ -49,9 +49,12 @@ struct KeyTiles {
     if (tile < first) return {runs.sinks.begin + tile * size, runs.sinks.end};
     return {runs.keys.begin + (tile - first) * size, runs.keys.end};
   }
-  /// In units of so many tiles.
-  TESSERA_HD constexpr int units(int unit_tiles) const {
-    return max(1, ceil_div(count(), unit_tiles));
+  /// In units of so many tiles: of an item that has all queries who see these keys, or of several
+  /// that have some each. To some queries sink tokens may be a run of their own that join the other
+  /// keys of all, which takes a tile more.
+  TESSERA_HD constexpr int units(int unit_tiles, bool several, const SequenceMask& mask) const {
+    const bool may_part = several && mask.sink_tokens > 0 && runs.sinks.empty();
+    return max(1, ceil_div(count() + (may_part ? 1 : 0), unit_tiles));
   }
 };
 

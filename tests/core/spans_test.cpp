@@ -147,6 +147,31 @@ TEST(Spans, HaveAtMostTwoPartsWhichFollowEachOther) {
   EXPECT_GT(both, 100);
 }
 
+// A block of queries may see sink tokens apart from its other keys, which join them for all
+// queries.
+TEST(KeyTiles, NoBlockOfQueriesHasMoreTilesThanItsItemHasRoomFor_S3) {
+  int more = 0;
+  for (int seqlen_k = 1; seqlen_k <= 40; ++seqlen_k) {
+    for (int sink_tokens = 0; sink_tokens <= 5; ++sink_tokens) {
+      for (int left = 0; left <= 12; ++left) {
+        const int seqlen_q = 9;
+        const SequenceMask mask = {{seqlen_q, seqlen_k, left, seqlen_k, 0}, 0, sink_tokens};
+        const KeyTiles all = {mask.runs_of({0, seqlen_q}), 4};
+        for (int query = 0; query < seqlen_q; query += 3) {
+          const KeyTiles block = {mask.runs_of({query, query + 3}), 4};
+          for (int unit_tiles = 1; unit_tiles <= 3; ++unit_tiles) {
+            ASSERT_LE(ceil_div(block.count(), unit_tiles), all.units(unit_tiles, true, mask))
+                << seqlen_k << " " << sink_tokens << " " << left << " " << query;
+            more +=
+                ceil_div(block.count(), unit_tiles) > all.units(unit_tiles, false, mask) ? 1 : 0;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(more, 0);
+}
+
 TEST(KeyTiles, HaveEveryKeyOfBothRunsOnce) {
   for (int sinks = 0; sinks <= 9; ++sinks) {
     for (int gap = 0; gap <= 3; ++gap) {
@@ -170,7 +195,7 @@ TEST(KeyTiles, HaveEveryKeyOfBothRunsOnce) {
           for (int unit_tiles = 1; unit_tiles <= 4; ++unit_tiles) {
             int units = 0;
             for (int tile = 0; tile < tiles.count(); tile += unit_tiles) ++units;
-            ASSERT_EQ(tiles.units(unit_tiles), max(units, 1));
+            ASSERT_EQ(tiles.units(unit_tiles, false, {}), max(units, 1));
           }
         }
       }

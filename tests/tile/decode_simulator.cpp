@@ -66,7 +66,7 @@ class DecodeSimulator {
                             static_cast<std::size_t>(end - first),
                             static_cast<std::size_t>(index * units_of_item(plan)),
                             keys,
-                            {start, all.units(unit_tiles_)}});
+                            {start, all.units(unit_tiles_, rows > kRows, of.mask())}});
           start += spans_.cost(items_.back().place.units);
         }
       }

@@ -127,10 +127,10 @@ class DecodeWalk {
     piece.sequence = sequence;
     const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
     piece.keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
-    piece.item.units = piece.keys.units(p.unit_tiles);
     piece.head = piece.block = 0;
     piece.rows = sequence.seqlen_q * p.group.value();
     piece.blocks = core::max(core::ceil_div(piece.rows, kBlockRows), 1);
+    piece.item.units = piece.keys.units(p.unit_tiles, piece.blocks > 1, mask);
     if (piece.blocks > 1) set_block(piece, 0);
   }
 
