@@ -40,4 +40,9 @@ class Divisor {
   std::uint32_t multiplier_ = std::uint32_t{1} << 31;
 };
 
+/// n >= 0.
+TESSERA_HD constexpr int ceil_div(int n, const Divisor& by) {
+  return by.quotient(n + by.value() - 1);
+}
+
 }  // namespace tessera::core

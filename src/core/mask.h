@@ -108,6 +108,19 @@ struct KeyRuns {
   friend constexpr bool operator==(const KeyRuns&, const KeyRuns&) = default;
 };
 
+/// What one query sees.
+struct QueryMask {
+  Range keys;  ///< besides sink tokens
+  int sink_tokens = 0;
+  int first_of_tree = 0;   ///< the key that bit 0 of the word decides on; no tree: keys.end
+  std::uint64_t tree = 0;  ///< bits of the last keys
+
+  TESSERA_HD constexpr bool visible(int key) const {
+    if (key < 0 || key >= keys.end || (key < keys.begin && key >= sink_tokens)) return false;
+    return key < first_of_tree || (tree >> (key - first_of_tree) & 1) != 0;
+  }
+};
+
 /// All of a sequence's mask (S2, S3): the band, cut by chunks; first keys that every query sees up
 /// to its right end; and the bits that decide on the last keys.
 struct SequenceMask {
@@ -154,11 +167,12 @@ struct SequenceMask {
   }
   /// The key that bit 0 of the tree's words decides on.
   TESSERA_HD constexpr int first_of_tree() const { return band.seqlen_k - band.seqlen_q; }
-  TESSERA_HD constexpr bool visible(int query, int key) const {
-    if (key >= end_of(query) || (key < begin_of(query) && key >= sink_tokens)) return false;
-    if (tree == nullptr || key < first_of_tree()) return key >= 0;
-    return (tree[query] >> (key - first_of_tree()) & 1) != 0;
+  TESSERA_HD constexpr QueryMask of(int query) const {
+    const Range keys = {begin_of(query), end_of(query)};
+    if (tree == nullptr) return {keys, sink_tokens, keys.end, 0};
+    return {keys, sink_tokens, first_of_tree(), tree[query]};
   }
+  TESSERA_HD constexpr bool visible(int query, int key) const { return of(query).visible(key); }
 
  private:
   TESSERA_HD constexpr int chunk_begin(int position) const {

@@ -1,6 +1,7 @@
 // Where keys lie in a cache of pages, or in its rows, and how many of them a sequence has (S13).
 #pragma once
 
+#include "core/divisor.h"
 #include "core/sequences.h"
 
 namespace tessera::core {
@@ -24,12 +25,18 @@ struct Pages {
   struct Place {
     int column = 0, slot = 0;
   };
-  TESSERA_HD constexpr Place place(int slot) const {
-    const int column = slot / size;
-    return {.column = column, .slot = slot - column * size};
+  TESSERA_HD constexpr Place place(int slot) const { return at_column(slot, slot / size); }
+  /// by: the Divisor of `size`.
+  TESSERA_HD constexpr Place place(int slot, const Divisor& by) const {
+    return at_column(slot, by.quotient(slot));
   }
   TESSERA_HD constexpr bool exists(std::int64_t page) const { return page >= 0 && page < count; }
   friend constexpr bool operator==(const Pages&, const Pages&) = default;
+
+ private:
+  TESSERA_HD constexpr Place at_column(int slot, int column) const {
+    return {.column = column, .slot = slot - column * size};
+  }
 };
 
 /// Elements from the start of k or v to a key's row.

@@ -4,6 +4,7 @@
 // spans. Everybody who knows the lengths finds the cuts by himself.
 #pragma once
 
+#include "core/divisor.h"
 #include "core/mask.h"
 
 namespace tessera::core {
@@ -22,8 +23,12 @@ struct Spans {
   int length = 1;  ///< of every span, but the last ones; cut() sets it
 
   TESSERA_HD constexpr int cost(int units) const { return fixed + units; }
-  /// total: the cost of all items.
-  TESSERA_HD constexpr void cut(int total) { length = max(ceil_div(total, count), least); }
+  /// total: the cost of all items. by: `count`, or its Divisor.
+  template <class Count>
+  TESSERA_HD constexpr void cut(int total, const Count& by) {
+    length = max(ceil_div(total, by), least);
+  }
+  TESSERA_HD constexpr void cut(int total) { cut(total, count); }
   /// The span that has a unit of the item.
   TESSERA_HD constexpr int span_of(const SpanItem& item, int unit) const {
     return (item.start + fixed + unit) / length;
@@ -51,8 +56,10 @@ struct KeyTiles {
   }
   /// In units of so many tiles: of an item that has all queries who see these keys, or of several
   /// that have some each. To some queries sink tokens may be a run of their own that join the other
-  /// keys of all, which takes a tile more.
-  TESSERA_HD constexpr int units(int unit_tiles, bool several, const SequenceMask& mask) const {
+  /// keys of all, which takes a tile more. unit_tiles: a number, or its Divisor.
+  template <class Count>
+  TESSERA_HD constexpr int units(const Count& unit_tiles, bool several,
+                                 const SequenceMask& mask) const {
     const bool may_part = several && mask.sink_tokens > 0 && runs.sinks.empty();
     return max(1, ceil_div(count() + (may_part ? 1 : 0), unit_tiles));
   }

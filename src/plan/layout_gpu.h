@@ -39,7 +39,7 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
     layout.slots = plan.problem.batch_invariant ? plan.work.count() * units
                                                 : std::int64_t{2} * plan.spans.count;
   }
-  layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.problem.head_dim_v);
+  layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.kernel.head_dim_v);
   layout.state = workspace.take<std::uint64_t>("part_state", layout.slots * rows);
   return layout;
 }

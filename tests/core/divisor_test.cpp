@@ -18,6 +18,9 @@ void check(int divisor, std::int64_t n) {
   if (n > kMost) return;
   ASSERT_EQ(by.quotient(static_cast<int>(n)), n / divisor) << n << " / " << divisor;
   ASSERT_EQ(by.remainder(static_cast<int>(n)), n % divisor) << n << " / " << divisor;
+  if (n > kMost - divisor) return;
+  ASSERT_EQ(ceil_div(static_cast<int>(n), by), (n + divisor - 1) / divisor)
+      << n << " / " << divisor;
 }
 
 TEST(Divisor, SmallOnesOfAllSmallNumbers) {

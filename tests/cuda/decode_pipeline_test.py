@@ -93,52 +93,42 @@ class Block:
 
 
 class Warp:
-    """One warp of decode.h, its names."""
+    """One warp of decode.h, its names. Piece -1 is none: the span has not been found."""
 
     def __init__(self, block, number):
         self.block, self.number = block, number
         self.ring, self.copies = block.rings[number], Copies()
-        self.at = self.now = 0
-        self.ahead, self.more, self.loading = False, True, True
-        self.next = self.under_way = self.stage = self.to = 0
+        self.at, self.now = -1, 1
+        self.attending = self.ahead = self.loading = False
+        self.more = True
+        self.tile = self.tiles_end = self.next = self.under_way = self.stage = self.to = 0
 
     def piece(self):
         return self.block.pieces[self.at]
 
-    def load_queries(self, piece, buffer):
-        self.copies.begin(self.block.queries[buffer][self.number], piece.number)
-
-    def begin_loading(self, piece):
-        self.next = self.number
-        self.loading = self.next < piece.tiles
-
-    def advance(self):
-        self.ahead = True
-        self.more = self.at + 1 < len(self.block.pieces)
-        if not self.more:
-            return
-        piece = self.block.pieces[self.at + 1]
-        self.load_queries(piece, 1 - self.now)
-        self.begin_loading(piece)
+    def keeps_ring(self):
+        return self.attending and self.piece().keeps
 
     def load_next(self):
-        room = self.block.stages if self.block.broken == "no free stage" else self.block.stages - 1
-        if self.loading and self.under_way < room:
+        broken, stages = self.block.broken, self.block.stages
+        room = stages if broken == "no free stage" else stages - 1
+        taken = self.ahead and self.keeps_ring() and broken != "loads before a merge"
+        if self.loading and self.under_way < room and not taken:
             piece = self.block.pieces[self.at + self.ahead]
             self.copies.begin(self.ring[self.to], (piece.number, self.next))
-            self.to = (self.to + 1) % self.block.stages
+            self.to = (self.to + 1) % stages
             self.under_way += 1
             self.next += WARPS
-            if self.next >= piece.tiles:
-                self.loading = False
-                keeps = self.piece().keeps and self.block.broken != "a merge among loads"
-                if not self.ahead and not keeps:
-                    self.advance()
+            self.loading = self.next < piece.tiles
+        if not self.loading and not self.ahead and (self.tile >= self.tiles_end or not self.keeps_ring()):
+            self.ahead = True
+            self.more = self.at + 1 < len(self.block.pieces)
+            if self.more:
+                piece = self.block.pieces[self.at + 1]
+                self.copies.begin(self.block.queries[1 - self.now][self.number], piece.number)
+                self.next = self.number
+                self.loading = self.next < piece.tiles
         self.copies.commit()
-
-    def fill(self):
-        for _ in range(self.block.stages - 1):
-            self.load_next()
 
     def meet_queries(self):
         stages, broken = self.block.stages, self.block.broken
@@ -151,59 +141,70 @@ class Warp:
         yield from self.block.barrier.take()
 
     def attend(self):
-        piece, stages = self.piece(), self.block.stages
-        for part in self.block.queries[self.now]:  # into registers, or tile by tile
+        stages, piece = self.block.stages, self.piece()
+        yield from self.copies.wait(stages - (1 if self.block.broken == "a tile unwaited" else 2))
+        place, queries = self.ring[self.stage], self.block.queries[self.now]
+        for part in queries:  # wide rows read them tile by tile
             part.read(self.number, piece.number)
+        place.read(self.number, (piece.number, self.tile))
         yield
-        for tile in range(self.number, piece.tiles, WARPS):
-            yield from self.copies.wait(stages - (1 if self.block.broken == "a tile unwaited" else 2))
-            place = self.ring[self.stage]
-            place.read(self.number, (piece.number, tile))
+        for read in (place, *queries):
+            read.readers.discard(self.number)
+        self.tile += WARPS
+        self.under_way -= 1
+        self.stage = (self.stage + 1) % stages
+
+    def merge(self):
+        block, piece = self.block, self.piece()
+        left = list(block.outputs)
+        for output in left:  # merge_warps
+            output.read(("merge", self.number), ("output", piece.number))
+        yield
+        for output in left:
+            output.readers.discard(("merge", self.number))
+        if block.broken != "no barrier after the merge":
+            yield from block.barrier.take()
+        if piece.merges:  # merge_parts: every warp has weights and parts anywhere in the ring
+            places = [place for ring in block.rings for place in ring]
+            for place in places:
+                place.readers.add(("parts", self.number))
+                place.content, place.there = ("parts", piece.number), True
             yield
-            place.readers.discard(self.number)
-            self.under_way -= 1
-            self.stage = (self.stage + 1) % stages
-            self.load_next()
+            for place in places:
+                place.readers.discard(("parts", self.number))
+            yield from block.barrier.take()
+
+    def turn(self):
+        self.at, self.now, self.ahead, self.attending = self.at + 1, 1 - self.now, False, True
+        self.tile, self.tiles_end = self.number, self.piece().tiles
+        for part in self.block.queries[self.now]:  # into registers
+            part.read(self.number, self.piece().number)
+        yield
         for part in self.block.queries[self.now]:
             part.readers.discard(self.number)
 
     def run(self):
-        block, broken = self.block, self.block.broken
-        self.load_queries(self.piece(), 0)
-        self.begin_loading(self.piece())
-        self.fill()
-        yield from self.meet_queries()
+        block, owed = self.block, self.block.stages
         while True:
-            yield from self.attend()
-            if not self.ahead:
-                self.advance()
-            more, piece = self.more, self.piece()
-            free = self.ring[(self.stage - 1) % block.stages]
-            free.write(("output", piece.number))
-            block.outputs[self.number] = free
+            self.load_next()
+            owed -= 1
+            if owed > 0:
+                continue
+            if self.tile < self.tiles_end:
+                yield from self.attend()
+                continue
+            if self.attending:
+                free = self.ring[(self.stage - 1) % block.stages]
+                free.write(("output", self.piece().number))
+                block.outputs[self.number] = free
             yield from self.meet_queries()
-            left = list(block.outputs)
-            for output in left:  # merge_warps
-                output.read(("merge", self.number), ("output", piece.number))
-            yield
-            for output in left:
-                output.readers.discard(("merge", self.number))
-            if broken != "no barrier after the merge":
-                yield from block.barrier.take()
-            if piece.merges:  # merge_parts: the ring has weights
-                yield from block.barrier.take()
-                for place in self.ring:
-                    place.write(("weights", piece.number))
-                yield
-                yield from block.barrier.take()
-            self.at, self.now, self.ahead = self.at + 1, 1 - self.now, False
-            if not more:
+            if self.attending:
+                yield from self.merge()
+            if not self.more:
                 block.ended += 1
                 return
-            if not self.loading and (not self.piece().keeps or broken == "a merge among a turn's loads"):
-                self.advance()
-            if self.under_way < block.stages - 1:
-                self.fill()
+            yield from self.turn()
+            owed = block.stages - 1 if self.under_way < block.stages - 1 else 1
 
 
 def random_pieces(schedule):
@@ -354,8 +355,7 @@ def fault_between_blocks(seed, broken=""):
 
 IN_BLOCK = (
     "no free stage",
-    "a merge among loads",
-    "a merge among a turn's loads",
+    "loads before a merge",
     "queries unwaited",
     "a tile unwaited",
     "no barrier after the merge",

@@ -206,7 +206,8 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 264\n");
   EXPECT_EQ(p.spans, plan.spans);
   EXPECT_EQ(p.spans.count, 264);
-  EXPECT_EQ(p.unit_tiles, 4);
+  EXPECT_EQ(p.span_count.value(), 264);
+  EXPECT_EQ(p.unit_tiles.value(), 4);
   EXPECT_EQ(p.parts.o, region(plan, "part_o"));
   EXPECT_EQ(p.parts.state, region(plan, "part_state"));
   EXPECT_NE(p.parts.state, nullptr);
@@ -249,7 +250,7 @@ TEST_F(DecodeLaunches, PartsAreUnitsWhereBitsMustNotDependOnTheBatch_S9) {
   EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 72\n");
   EXPECT_TRUE(p.parts.by_unit);
   EXPECT_EQ(p.parts.units, 18);
-  EXPECT_EQ(p.unit_tiles, 32);
+  EXPECT_EQ(p.unit_tiles.value(), 32);
   EXPECT_EQ(p.parts.o, region(plan, "part_o"));
   EXPECT_EQ(p.parts.state, region(plan, "part_state"));
 }

@@ -19,8 +19,8 @@ Problem problem_of(const char* text) {
   return parsed.ok() ? *parsed : Problem{};
 }
 
-Device h200() {
-  const Result<Device> device = named_device("h200");
+Device gpu(const char* name = "h200") {
+  const Result<Device> device = named_device(name);
   EXPECT_TRUE(device.ok()) << device.status().text;
   return device.ok() ? *device : Device{};
 }
@@ -29,10 +29,14 @@ Device h200() {
 /// units; where bits must not depend on the batch, units are large (S9).
 TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
   const auto planned = [&](const char* problem) -> std::string {
-    const Result<Plan> plan = tessera::plan(problem_of(problem), h200());
+    const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());
     if (!plan) return plan.status().text;
     const PlanData& data = plan->data();
     EXPECT_EQ(data.work.splits, 1) << problem;
+    const Result<Plan> on_h100 = tessera::plan(problem_of(problem), gpu("h100"));
+    EXPECT_TRUE(on_h100.ok() && on_h100->kernel() == plan->kernel() &&
+                on_h100->data().spans == data.spans)
+        << problem;
     return std::string(plan->kernel()) + " " + std::to_string(data.row_heads) + " heads " +
            std::to_string(data.work.count()) + " in " + std::to_string(data.spans.count) + " of " +
            std::to_string(data.unit_n);
@@ -112,7 +116,7 @@ TEST(Decoding, ExplainSaysHowKeysAreDivided) {
 /// Two slots a span, or, batch_invariant, one a unit; none where an item is one unit.
 TEST(Decoding, PartsHaveSlots) {
   const auto regions = [&](const char* problem) {
-    const Result<Plan> plan = tessera::plan(problem_of(problem), h200());
+    const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());
     EXPECT_TRUE(plan.ok()) << plan.status().text;
     std::string text;
     if (!plan) return text;
@@ -121,13 +125,13 @@ TEST(Decoding, PartsHaveSlots) {
     }
     return text;
   };
-  const auto slots = [](int count, int head_dim_v) {
-    return "part_o " + std::to_string(count * 16 * head_dim_v * 4) + " part_state " +
+  const auto slots = [](int count, int row_head_dim_v) {
+    return "part_o " + std::to_string(count * 16 * row_head_dim_v * 4) + " part_state " +
            std::to_string(count * 16 * 8) + " ";
   };
   EXPECT_EQ(regions("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"), slots(2 * 264, 128));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=150 d=64"), slots(2 * 12, 64));
-  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=1500 d=64/40 batch_invariant"), slots(4 * 3, 40));
+  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=1500 d=64/40 batch_invariant"), slots(4 * 3, 64));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=64 d=64"), "");
 }
 
@@ -141,7 +145,7 @@ TEST(Decoding, NoItemHasMoreUnitsThanSlots_S3) {
         p.seqlen_k = seqlen_k;
         p.sink_tokens = sink_tokens;
         p.window_left = seqlen_k - 1 - sink_tokens - hidden;
-        const Result<Plan> plan = tessera::plan(p, h200());
+        const Result<Plan> plan = tessera::plan(p, gpu());
         ASSERT_TRUE(plan.ok()) << plan.status().text;
         const core::SequenceMask mask = {window_of(p).band_of({0, 1, seqlen_k}), 0, sink_tokens};
         const core::KeyTiles keys = {mask.runs_of({0, 1}), 16};
@@ -174,7 +178,7 @@ TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
   for (const auto& [words, refused] : cases) {
     const auto planned = [&](const std::string& sizes) {
       return tessera::plan(problem_of(("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words).c_str()),
-                           h200());
+                           gpu());
     };
     for (const char* sizes : {"h=8 q=1", "h=8/2 q=4", "h=8/2 q=5", "h=8 q=60"}) {
       const Result<Plan> fits = planned(sizes);
@@ -191,7 +195,7 @@ TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
         continue;
       }
       if (row.operand == core::Operand::bf16) {
-        EXPECT_EQ(refusal(row, p, h200()), refused) << name_of(row);
+        EXPECT_EQ(refusal(row, p, gpu()), refused) << name_of(row);
       }
     }
   }

@@ -35,6 +35,7 @@ class Decoder {
     char ring[kWarps][kStages][kStageBytes];
     DecodePiece pieces[kWarps][2];
     DecodeExchange<K> exchange;
+    DecodeSearch<K> search;
   };
   static_assert(sizeof(Shared) + 128 <= decode_bytes(K));
 
@@ -44,30 +45,47 @@ class Decoder {
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
         shared_(*reinterpret_cast<Shared*>(memory + (128 - ptx::shared_address(memory) % 128))),
-        walk_(params),
+        walk_(params, shared_.search),
+        policy_(ptx::cache_policy(params.parts.blocks == 1)),
         w_(1.0F) {}
 
+  /// What is long is here once: code that a launch runs for the first time comes from memory.
   __device__ __forceinline__ void run() {
     ptx::wait_for_grids();
     ptx::launch_dependents();
-    if (!walk_.first(piece())) return;
-    load_queries(piece());
-    begin_loading(piece());
-    fill();
-    meet_queries();
+    int owed = kStages - 1;  // tiles to be loaded before one is multiplied
 #pragma unroll 1
-    for (bool more = true; more;) {
-      attend_piece();
-      if (!ahead_) advance();
-      more = more_;
+    for (;;) {
+      if (!loading_ && !ahead_ && (tile_ >= tiles_end_ || !keeps_ring())) advance();
+#pragma unroll 1
+      for (; owed > 0; --owed) load_next();
+#pragma unroll 1
+      while (tile_ < tiles_end_) {
+        ptx::copy_wait<kStages - 2>();
+        __syncwarp();
+        attend();
+        __syncwarp();
+        tile_ += kWarps;
+        --under_way_;
+        stage_ = after(stage_);
+        load_next();
+        if (!loading_ && !ahead_) break;
+      }
+      if (tile_ < tiles_end_ || !ahead_) continue;
       const DecodeResults<K> results(p, walk_, piece(), shared_.exchange);
-      results.leave(w_, o_, reinterpret_cast<float*>(shared_.ring[warp_][before(stage_)]));
+      if (attending_) {
+        results.leave(w_, o_, reinterpret_cast<float*>(shared_.ring[warp_][before(stage_)]));
+      }
       meet_queries();  // and all outputs
-      results.merge_warps();
-      __syncthreads();
-      results.announce();
-      if (results.merges_parts()) results.merge_parts(reinterpret_cast<float*>(shared_.ring));
+      if (attending_) {
+        results.merge_warps();
+        __syncthreads();
+        results.announce();
+        if (results.merges_parts()) results.merge_parts(&shared_.ring[0][0][0]);
+      }
+      if (!more_) return;
       turn();
+      owed = under_way_ < kStages - 1 ? kStages - 1 : 0;
     }
   }
 
@@ -89,31 +107,6 @@ class Decoder {
 
   // ---- pieces ----
 
-  /// Output and state of the warp's keys in a piece.
-  __device__ __forceinline__ void attend_piece() {
-    hold_queries();
-    const int last = core::max(piece().rows - 1, 0);
-    for (int half = 0; half < 2; ++half) {
-      query_[half] = mma::row_of(piece(), p.group, core::min(row_of(half), last)).query;
-    }
-    common_ = mask().common_keys(
-        {mma::row_of(piece(), p.group, 0).query, mma::row_of(piece(), p.group, last).query + 1});
-    w_.reset();
-#pragma unroll
-    for (float& x : o_) x = 0.0F;
-    const int end = piece().tiles.end;
-#pragma unroll 1
-    for (int tile = piece().tiles.begin + warp_; tile < end; tile += kWarps) {
-      ptx::copy_wait<kStages - 2>();
-      __syncwarp();
-      attend(tile, stage_);
-      __syncwarp();
-      --under_way_;
-      stage_ = after(stage_);
-      load_next();
-    }
-  }
-
   /// All warps have their parts of the queries that were asked for last.
   __device__ __forceinline__ void meet_queries() const {
     // They were in the group of the next tile, or in one before it.
@@ -126,42 +119,45 @@ class Decoder {
     __syncthreads();
   }
 
-  /// The next piece becomes the piece.
+  /// The next piece becomes the piece; nothing of it has been multiplied yet.
   __device__ __forceinline__ void turn() {
     now_ = 1 - now_;
     ahead_ = false;
-    if (!more_) return;
-    if (!loading_ && !keeps_ring()) advance();
-    if (under_way_ < kStages - 1) fill();
+    attending_ = true;
+    tile_ = piece().tiles.begin + warp_;
+    tiles_end_ = piece().tiles.end;
+    hold_queries();
+    const int last = core::max(piece().rows - 1, 0);
+    for (int half = 0; half < 2; ++half) {
+      query_[half] = mma::row_of(piece(), p.group, core::min(row_of(half), last)).query;
+    }
+    common_ = mask().common_keys(
+        {mma::row_of(piece(), p.group, 0).query, mma::row_of(piece(), p.group, last).query + 1});
+    w_.reset();
+#pragma unroll
+    for (float& x : o_) x = 0.0F;
   }
 
   // ---- loads ----
 
-  /// As many tiles as the ring takes, each in a group of its own.
-  __device__ __forceinline__ void fill() {
-#pragma unroll 1
-    for (int i = 0; i < kStages - 1; ++i) load_next();
-  }
+  /// Where a lane's key lies.
+  struct PageOfKey {
+    int slot = 0, number = 0;
+    std::int64_t wide = 0;  ///< instead of number
+  };
+
   /// A group of copies: the next tile's, if there is one and a stage for it.
   __device__ __forceinline__ void load_next() {
-    if (loading_ && under_way_ < kStages - 1) {
-      const DecodePiece& from = ahead_ ? next_piece() : piece();
+    if (loading_ && under_way_ < kStages - 1 && !(ahead_ && keeps_ring())) {
+      const DecodePiece& from = loaded_piece();
       load(from, shared_.ring[warp_][to_]);
       to_ = after(to_);
       ++under_way_;
       next_ += kWarps;
-      if (next_ < from.tiles.end) {
-        look_up(from);
-      } else {
-        loading_ = false;
-        if (!ahead_ && !keeps_ring()) advance();
-      }
+      loading_ = next_ < from.tiles.end;
+      if (loading_) look_up(from);
     }
     ptx::copy_commit();
-  }
-  /// Does the piece end with a merge of parts that takes the ring? A warp may have no tile of it.
-  __device__ __forceinline__ bool keeps_ring() const {
-    return p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
   }
   /// Loads go on with the next piece, if there is one.
   __device__ __forceinline__ void advance() {
@@ -169,12 +165,17 @@ class Decoder {
     more_ = walk_.next(piece(), next_piece());
     if (!more_) return;
     load_queries(next_piece());
-    begin_loading(next_piece());
+    next_ = next_piece().tiles.begin + warp_;
+    loading_ = next_ < next_piece().tiles.end;
+    if (loading_) look_up(next_piece());
   }
-  __device__ __forceinline__ void begin_loading(const DecodePiece& from) {
-    next_ = from.tiles.begin + warp_;
-    loading_ = next_ < from.tiles.end;
-    if (loading_) look_up(from);
+  /// Of the tile next_.
+  __device__ __forceinline__ const DecodePiece& loaded_piece() const {
+    return shared_.pieces[warp_][ahead_ ? 1 - now_ : now_];
+  }
+  /// Does the piece end with a merge of parts that takes the ring? A warp may have no tile of it.
+  __device__ __forceinline__ bool keeps_ring() const {
+    return attending_ && p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
   }
 
   /// Of the block, the lane's half-th row (of two).
@@ -215,13 +216,13 @@ class Decoder {
     const core::Pages& pages = p.cache.pages;
     const int slot =
         from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
-    const core::Pages::Place place = pages.place(slot);
-    in_page_ = place.slot;
+    const core::Pages::Place place = pages.place(slot, p.page_size);
+    page_.slot = place.slot;
     const std::int64_t at = from.sequence.entry_k * pages.stride + place.column;
     if (pages.ids == PageIds::i32) {
-      page_ = static_cast<const std::int32_t*>(pages.table)[at];
+      page_.number = static_cast<const std::int32_t*>(pages.table)[at];
     } else {
-      wide_page_ = static_cast<const std::int64_t*>(pages.table)[at];
+      page_.wide = static_cast<const std::int64_t*>(pages.table)[at];
     }
   }
 
@@ -229,58 +230,71 @@ class Decoder {
   __device__ __forceinline__ void load(const DecodePiece& from, char* stage) const {
     const std::uint32_t to = ptx::shared_address(stage);
     const core::Range keys = from.keys.from(next_);
-    if (!paged()) {
-      load_rows<kChunks>(to, p.k, p.head_dim, from, keys);
-      load_rows<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, from, keys);
-      return;
+    int left = keys.end - keys.begin, slot = from.sequence.first_k + keys.begin;
+    std::int64_t entry = from.sequence.entry_k;
+    if (paged()) {
+      const core::Pages& pages = p.cache.pages;
+      const std::int64_t page = pages.ids == PageIds::i32 ? page_.number : page_.wide;
+      slot = __shfl_sync(~0U, page_.slot, 0);
+      if (slot + kTileKeys > pages.size) {
+        const bool exists = lane_ % kTileKeys < left && pages.exists(page);
+        const unsigned rows = __ballot_sync(~0U, exists);
+        const auto at = [&](const Source& source) {
+          const core::Strides& strides = source.strides;
+          const std::int64_t offset =
+              page * strides.batch + page_.slot * strides.seqlen + from.head * strides.head;
+          return static_cast<const std::uint16_t*>(source.data) + (exists ? offset : 0);
+        };
+        load_placed<kChunks>(to, at(p.k), p.head_dim, rows);
+        load_placed<kChunksV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
+        return;
+      }
+      entry = __shfl_sync(~0U, page, 0);
+      if (!pages.exists(entry)) left = 0;
     }
-    const core::Pages& pages = p.cache.pages;
-    const std::int64_t page = pages.ids == PageIds::i32 ? page_ : wide_page_;
-    const bool exists = keys.begin + lane_ % kTileKeys < keys.end && pages.exists(page);
-    const auto at = [&](const core::Strides& strides) {
-      return exists ? page * strides.batch + in_page_ * strides.seqlen + from.head * strides.head
-                    : kNowhere;
+    const auto at = [&](const Source& source) {
+      const core::Strides& strides = source.strides;
+      return static_cast<const std::uint16_t*>(source.data) + entry * strides.batch +
+             slot * strides.seqlen + from.head * strides.head;
     };
-    load_placed<kChunks>(to, p.k, p.head_dim, at(p.k.strides));
-    load_placed<kChunksV>(to + kKeyBytes, p.v, p.head_dim_v, at(p.v.strides));
+    load_rows<kChunks>(to, p.k, at(p.k), p.head_dim, left);
+    load_rows<kChunksV>(to + kKeyBytes, p.v, at(p.v), p.head_dim_v, left);
   }
-  /// Where the rows of a key lie that does not exist.
-  static constexpr std::int64_t kNowhere = -0x7FFF'FFFF'FFFF'FFFF;
 
   /// Rows side by side; what does not exist becomes 0.
   template <int kRowChunks>
-  __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source, int dim,
-                                            const DecodePiece& of, core::Range keys) const {
+  __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source,
+                                            const std::uint16_t* from, int dim, int left) const {
     constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
     const int unit = lane_ % kUnits, row = lane_ / kUnits;
     const bool in_row = unit * 8 < dim;
-    const auto* from = static_cast<const std::uint16_t*>(source.data) +
-                       of.sequence.key_offset(source.strides, keys.begin + row, of.head) +
-                       (in_row ? unit * 8 : 0);
-    const int left = keys.end - keys.begin - row;
+    from += row * source.strides.seqlen + unit * 8;
     to += place(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
-      const bool exists = in_row && i < left;
+      const bool exists = in_row && row + i < left;
       // A row that does not exist is not read, but its address must be one.
-      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists);
+      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists, policy_);
       from += kAtOnce * source.strides.seqlen;
     }
   }
-  /// The same of rows that lie anywhere: row i where lane i says.
+  /// The same of rows that lie anywhere: row i where lane i says, if bit i of `rows` says that it
+  /// exists.
   template <int kRowChunks>
-  __device__ __forceinline__ void load_placed(std::uint32_t to, const Source& source, int dim,
-                                              std::int64_t at) const {
+  __device__ __forceinline__ void load_placed(std::uint32_t to, const std::uint16_t* from, int dim,
+                                              unsigned rows) const {
     constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
     const int unit = lane_ % kUnits, row = lane_ / kUnits;
-    const bool in_row = unit * 8 < dim;
+    // A row that does not exist is not read, but its address must be one.
+    const int column = unit * 8 < dim ? unit * 8 : 0;
+    rows = unit * 8 < dim ? rows >> row : 0;
     to += place(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
-      const std::int64_t row_at = __shfl_sync(~0U, at, row + i);
-      const bool exists = in_row && row_at != kNowhere;
-      const auto* const from = static_cast<const std::uint16_t*>(source.data) + row_at + unit * 8;
-      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists);
+      const auto* const row_from = reinterpret_cast<const std::uint16_t*>(
+          __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), row + i));
+      ptx::copy_async((to ^ i % 8 * 16) + i * 128, row_from + column, (rows >> i & 1) != 0,
+                      policy_);
     }
   }
   /// Rows of so many 16-byte units that a warp copies together.
@@ -303,11 +317,11 @@ class Decoder {
         columns(ptx::shared_address(shared_.queries[now_]) + place(lane_ % 16, lane_ / 16), i));
   }
 
-  __device__ __forceinline__ void attend(int tile, int stage) {
-    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp_][stage]);
+  __device__ __forceinline__ void attend() {
+    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp_][stage_]);
     const std::uint32_t values = keys + kKeyBytes;
     multiply_keys(keys);
-    transform(tile);
+    transform(tile_);
     w_.weigh_at_once([this] {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
@@ -353,7 +367,7 @@ class Decoder {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (mask.special()) {
-        hide_each(mask, half, first, keys.end);
+        hide_each(mask.of(query_[half]), half, first, keys.end);
       } else {
         const core::Range seen = {mask.begin_of(query_[half]),
                                   core::min(mask.end_of(query_[half]), keys.end)};
@@ -362,13 +376,13 @@ class Decoder {
     }
   }
   /// Of the half-th row of the lane: what has holes.
-  __device__ __forceinline__ void hide_each(const core::SequenceMask& mask, int half, int first,
+  __device__ __forceinline__ void hide_each(const core::QueryMask& seen, int half, int first,
                                             int end) {
 #pragma unroll
     for (int i = 0; i < kTileKeys / 4; ++i) {
       const int key = first + i / 2 * 8 + i % 2;
       float& score = w_.s[i / 2 * 4 + 2 * half + i % 2];
-      if (key >= end || !mask.visible(query_[half], key)) score = -core::kInfinity;
+      if (key >= end || !seen.visible(key)) score = -core::kInfinity;
     }
   }
   /// The lane's two rows belong to any two queries and heads.
@@ -405,18 +419,20 @@ class Decoder {
   const DecodeParams& p;
   const int warp_, lane_;
   Shared& shared_;
-  DecodeWalk walk_;
-  int now_ = 0;          ///< of the warp's two pieces
-  bool ahead_ = false;   ///< loads are in the next piece
-  bool more_ = true;     ///< there is one, where they are
-  bool loading_ = true;  ///< tile next_ exists
-  int next_ = 0;         ///< tile to be loaded
-  int page_ = 0, in_page_ = 0;
-  std::int64_t wide_page_ = 0;
-  int under_way_ = 0;       ///< tiles loaded, but not multiplied
-  int stage_ = 0, to_ = 0;  ///< of the ring: of the first of them, of the next
-  core::Range common_;      ///< keys that all rows see
-  int query_[2];            ///< of the lane's rows
+  DecodeWalk<K> walk_;
+  const ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
+  int now_ = 0;                    ///< of the warp's two pieces
+  bool attending_ = false;         ///< it is one: the span has been found
+  bool ahead_ = false;             ///< loads are in the next piece
+  bool more_ = true;               ///< there is one, where they are
+  bool loading_ = false;           ///< tile next_ exists
+  int next_ = 0;                   ///< tile to be loaded
+  PageOfKey page_;                 ///< of the lane's key in it
+  int tile_ = 0, tiles_end_ = 0;   ///< to be multiplied
+  int under_way_ = 0;              ///< tiles loaded, but not multiplied
+  int stage_ = 0, to_ = 0;         ///< of the ring: of the first of them, of the next
+  core::Range common_;             ///< keys that all rows see
+  int query_[2];                   ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
   Weights<kType, kTileKeys> w_;
   float o_[K.head_dim_v / 2];

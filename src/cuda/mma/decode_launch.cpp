@@ -29,7 +29,8 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.v = source_of(t.v);
   set_forward(params, plan, t);
   params.spans = plan.spans;
-  params.unit_tiles = plan.unit_n / kTileKeys;
+  params.span_count = core::Divisor(plan.spans.count);
+  params.unit_tiles = core::Divisor(plan.unit_n / kTileKeys);
   params.parts = {layout.o,
                   layout.state,
                   p.batch_invariant,
@@ -40,6 +41,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);
   params.group = core::Divisor(static_cast<int>(p.group()));
+  params.page_size = core::Divisor(params.cache.pages.size);
   return params;
 }
 

@@ -13,7 +13,7 @@ namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  float* o = nullptr;  ///< [slots][row's block_m][head_dim_v], normalised
+  float* o = nullptr;  ///< [slots][row's block_m][row's head_dim_v], normalised
   /// [slots][row's block_m] once the part is there: its natural-log lse, and above it the run's
   /// ticket.
   std::uint64_t* state = nullptr;
@@ -40,13 +40,15 @@ struct DecodeParams {
   Extras extras;
   core::Score score;
 
-  core::Spans spans;   ///< one a block; items are blocks of rows
-  int unit_tiles = 1;  ///< of kTileKeys keys, of a unit
+  core::Spans spans;         ///< one a block; items are blocks of rows
+  core::Divisor span_count;  ///< spans.count
+  core::Divisor unit_tiles;  ///< of kTileKeys keys, of a unit
   DecodeParts parts;
 
   int batch = 0, heads = 0;  ///< key/value heads
   int num_heads = 0;
-  core::Divisor group;  ///< query heads of a key/value head
+  core::Divisor group;      ///< query heads of a key/value head
+  core::Divisor page_size;  ///< cache.pages.size
   int head_dim = 0, head_dim_v = 0;
 };
 

@@ -5,8 +5,10 @@
 
 #include "core/softmax.h"
 #include "cuda/mma/decode_walk.h"
+#include "cuda/ptx/barrier.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
+#include "cuda/ptx/mma.h"
 #include "cuda/tile/softmax.h"
 
 namespace tessera::cuda::mma {
@@ -23,14 +25,16 @@ template <core::Kernel K>
 class DecodeResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kThreads = decode_threads(K);
-  static constexpr int kInFlight = 16;    ///< parts whose loads are under way
-  static constexpr int kMostParts = 512;  ///< whose weights are in shared memory
-  static_assert(kRows * kMostParts * 4 <= decode_ring_bytes(K));
+  static constexpr int kPart = kRows * K.head_dim_v;  ///< elements
+  static constexpr int kAsked = 4;                    ///< parts that a lane asks for at once
+  static constexpr int kMostParts = 256;              ///< whose weights are in shared memory
+  static constexpr int kWeightBytes = kRows * kMostParts * 4;
+  static constexpr int kPartBytes = decode_ring_bytes(K) - kWeightBytes;
   static_assert((kThreads & (kThreads - 1)) == 0);
 
  public:
   /// piece: of this warp; its numbers are all warps'.
-  __device__ __forceinline__ DecodeResults(const DecodeParams& params, const DecodeWalk& walk,
+  __device__ __forceinline__ DecodeResults(const DecodeParams& params, const DecodeWalk<K>& walk,
                                            const DecodePiece& piece, DecodeExchange<K>& exchange)
       : p(params), walk_(walk), piece_(piece), exchange_(exchange), count_(piece.rows) {
     // As many threads a row as there are for a power of two of rows.
@@ -117,22 +121,41 @@ class DecodeResults {
     return !whole() && first_of_item() && walk_.last_of_item(piece_);
   }
   /// The row's result, from its parts in their order; those of the block itself are announced, too.
-  /// weights: [rows][kMostParts] of shared memory.
-  __device__ __forceinline__ void merge_parts(float* weights) const {
+  /// Memory answers twice: that all parts are there, and then with as many as the ring holds, while
+  /// their weights are made. A thread meets nobody but its row's lanes in its warp. ring: from a
+  /// multiple of 16 bytes.
+  __device__ __forceinline__ void merge_parts(char* ring) const {
     const int n = p.parts.by_unit ? piece_.item.units
                                   : walk_.spans().span_of(piece_.item, piece_.item.units - 1) -
                                         walk_.span() + 1;
     const int lanes = core::min(threads_, 32), lane = thread_ & (lanes - 1);
-    const bool exists = row_ < count_;
-    float* const of_row = weights + row_ * kMostParts;
+    const int held = n <= kMostParts ? n : 0;
+    const int last = row_ < count_ ? n : 0;
+    float* const weights =
+        reinterpret_cast<float*>(ring) + static_cast<int>(threadIdx.x) / lanes * kMostParts;
+    float* const rows = reinterpret_cast<float*>(ring + kWeightBytes) + row_ * K.head_dim_v;
+    const int fitting = kPartBytes / (K.head_dim_v * 4) / (kThreads / threads_);
     core::Softmax<float> merged;
-    __syncthreads();
 #pragma unroll 1
-    for (int part = lane; exists && part < n; part += lanes) {
-      const float lse = await(part);
-      merged = core::combine(merged, core::from_lse(lse));
-      if (n <= kMostParts) of_row[part] = lse;
+    for (int first = lane; first < last; first += kAsked * lanes) {
+      std::uint64_t states[kAsked];
+#pragma unroll
+      for (int i = 0; i < kAsked; ++i) {
+        const int part = first + i * lanes;
+        if (part < last) states[i] = ptx::load_relaxed(state_at(slot_of(part)));
+      }
+#pragma unroll
+      for (int i = 0; i < kAsked; ++i) {
+        const int part = first + i * lanes;
+        if (part >= last) break;
+        const float lse = await(part, states[i]);
+        merged = core::combine(merged, core::from_lse(lse));
+        if (part < held) weights[part] = lse;
+      }
     }
+    ptx::fence_gpu();
+    __syncwarp();
+    if (n <= fitting) copy_parts(rows, {0, last}, {thread_ * 4, p.head_dim_v});
 #pragma unroll 1
     for (int i = 1; i < lanes && i < n; i *= 2) {
       const core::Softmax<float> other = {__shfl_xor_sync(~0U, merged.max, i),
@@ -140,28 +163,34 @@ class DecodeResults {
       const bool before = (lane & i) == 0;
       merged = core::combine(before ? merged : other, before ? other : merged);
     }
-    if (exists && thread_ == 0) write_lse(core::lse_of(merged));
+    if (last > 0 && thread_ == 0) write_lse(core::lse_of(merged));
 #pragma unroll 1
-    for (int first = 0; first < p.head_dim_v; first += threads_ * 4) {
-      const int column = first + thread_ * 4;
-      const bool writes = exists && column < p.head_dim_v;
+    for (int part = lane; part < core::min(held, last); part += lanes) {
+      weights[part] = core::weight_of(core::from_lse(weights[part]), merged);
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int column = thread_ * 4; last > 0 && column < p.head_dim_v; column += threads_ * 4) {
       float x[4] = {};
 #pragma unroll 1
-      for (int part = 0; part < n; part += kMostParts) {
-        const int end = core::min(part + kMostParts, n);
-        if (first == 0 || n > kMostParts) {
-          make_weights(of_row, part, end, n <= kMostParts, merged);
-        }
-#pragma unroll 1
-        for (int i = part; writes && i < end; i += kInFlight) {
-          add_parts(i, end, column, of_row + i - part, x);
+      for (int first = 0; first < n; first += fitting) {
+        const int end = core::min(first + fitting, n);
+        if (n > fitting) copy_parts(rows, {first, end}, {column, column + 1});
+        ptx::copy_commit();
+        ptx::copy_wait<0>();
+#pragma unroll 4
+        for (int part = first; part < end; ++part) {
+          const float weight =
+              held > 0 ? weights[part] : core::weight_of(core::from_lse(lse_of_part(part)), merged);
+          add(x, *reinterpret_cast<const float4*>(rows + (part - first) * row_parts() + column),
+              weight);
         }
       }
-      if (writes) write(column, x);
+      write(column, x);
     }
     // A replay must not find them.
     __syncthreads();
-    for (int part = thread_; exists && part < n; part += threads_) *state_at(slot_of(part)) = 0;
+    for (int part = thread_; part < last; part += threads_) *state_at(slot_of(part)) = 0;
   }
 
  private:
@@ -192,38 +221,33 @@ class DecodeResults {
     return p.parts.state + std::int64_t{slot} * kRows + row_;
   }
   __device__ __forceinline__ float* part_row(int slot) const {
-    return p.parts.o + (std::int64_t{slot} * kRows + row_) * p.head_dim_v;
+    return p.parts.o + std::int64_t{slot} * kPart + row_ * K.head_dim_v;
   }
-  /// Waits for the row's lse of a part.
-  __device__ __forceinline__ float await(int part) const {
-    const std::uint64_t* const at = state_at(slot_of(part));
-    std::uint64_t state = ptx::load_acquire(at);
-    while (state >> 32 != p.parts.ticket) state = ptx::load_acquire(at);
+  /// Waits for the row's lse of a part, whose state was read last as this.
+  __device__ __forceinline__ float await(int part, std::uint64_t state) const {
+    while (state >> 32 != p.parts.ticket) state = ptx::load_relaxed(state_at(slot_of(part)));
     return __uint_as_float(static_cast<std::uint32_t>(state));
   }
-
-  /// Of parts [part, end) of a row; `there`: their lse are.
-  __device__ __forceinline__ void make_weights(float* of_row, int part, int end, bool there,
-                                               const core::Softmax<float>& merged) const {
-    __syncthreads();
-#pragma unroll 1
-    for (int i = thread_; row_ < count_ && i < end - part; i += threads_) {
-      of_row[i] = core::weight_of(core::from_lse(there ? of_row[i] : await(part + i)), merged);
-    }
-    __syncthreads();
+  /// The row's lse of a part that is there.
+  __device__ __forceinline__ float lse_of_part(int part) const {
+    return __uint_as_float(static_cast<std::uint32_t>(*state_at(slot_of(part))));
   }
-  /// Four columns of some parts.
-  __device__ __forceinline__ void add_parts(int part, int end, int column, const float* weights,
-                                            float (&x)[4]) const {
-    float4 y[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int at = core::min(part + i, end - 1);
-      y[i] = *reinterpret_cast<const float4*>(part_row(slot_of(at)) + column);
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (part + i < end) add(x, y[i], weights[i]);
+
+  /// Elements of shared memory from a part's row to the next part's.
+  __device__ __forceinline__ int row_parts() const { return kThreads / threads_ * K.head_dim_v; }
+  /// The thread's columns of some parts, to where it alone reads them.
+  __device__ __forceinline__ void copy_parts(float* rows, core::Range parts,
+                                             core::Range columns) const {
+#pragma unroll 1
+    for (int column = columns.begin; column < columns.end; column += threads_ * 4) {
+      const float* const first = part_row(slot_of(0)) + column;
+      // But for the first they lie side by side.
+      const float* const others = part_row(slot_of(1)) - kPart + column;
+      std::uint32_t to = ptx::shared_address(rows + column);
+#pragma unroll 4
+      for (int part = parts.begin; part < parts.end; ++part, to += row_parts() * 4) {
+        ptx::copy_async(to, part == 0 ? first : others + std::int64_t{part} * kPart, true);
+      }
     }
   }
 
@@ -250,7 +274,7 @@ class DecodeResults {
   }
 
   const DecodeParams& p;
-  const DecodeWalk& walk_;
+  const DecodeWalk<K>& walk_;
   const DecodePiece& piece_;
   DecodeExchange<K>& exchange_;
   const int count_;   ///< rows that exist

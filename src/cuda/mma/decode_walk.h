@@ -33,11 +33,22 @@ __device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core
   return {query, at - query * group.value()};
 }
 
-/// Every warp of the block walks by itself. Lanes do and write the same.
+/// By which a block's warps find their span together.
+template <core::Kernel K>
+struct DecodeSearch {
+  int sums[2][decode_warps(K)];  ///< of the sequences that a warp has looked at, in turns
+  DecodePiece found;
+};
+
+/// The warps find the span together; then every one walks by itself, and its lanes do and write the
+/// same. Each thing is done in one place: the code of a launch comes from memory, so a copy costs
+/// time.
+template <core::Kernel K>
 class DecodeWalk {
  public:
-  __device__ __forceinline__ explicit DecodeWalk(const DecodeParams& params)
+  __device__ __forceinline__ DecodeWalk(const DecodeParams& params, DecodeSearch<K>& search)
       : p(params),
+        search_(search),
         spans_(params.spans),
         span_(spans_.count - 1 - static_cast<int>(blockIdx.x)),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
@@ -45,39 +56,44 @@ class DecodeWalk {
   __device__ __forceinline__ int span() const { return span_; }
   __device__ __forceinline__ const core::Spans& spans() const { return spans_; }
 
-  /// The first piece; false: there is none.
-  __device__ __forceinline__ bool first(DecodePiece& piece) {
-    if (!find(piece)) return false;
-    // A span may begin with the end of an item's fixed part.
-    return cut(piece) || next(piece, piece);
-  }
-  /// The piece after `from`.
-  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece) const {
-    if (p.parts.by_unit && !last_of_item(from)) {
-      const int unit = from.units.end;
-      put(from, piece);
-      take(piece, unit);
-      __syncwarp();
-      return true;
-    }
-    const int start = from.item.start + spans_.cost(from.item.units);
-    if (start >= end()) return false;
-    const int block = from.block + 1 < from.blocks ? from.block + 1 : 0;
-    const int head = block > 0 ? from.head : from.head + 1;
-    const bool same = head < p.heads;
-    if (!same && from.sequence.batch + 1 >= p.batch) return false;
-    if (same) {
-      put(from, piece);
-      piece.head = head;
-      if (piece.blocks > 1) set_block(piece, block);
+  /// The span's first piece, for which all warps come at once; later the one after `from`. false:
+  /// there is none.
+  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece) {
+    if (!begun_) {
+      if (!find(piece)) return false;
+      begun_ = true;
     } else {
-      const int batch = from.sequence.batch + 1;
+      if (!last_of_item(from)) {  // its units are parts
+        const int unit = from.units.end;
+        put(from, piece);
+        take(piece, unit);
+        __syncwarp();
+        return true;
+      }
+      const int start = from.item.start + spans_.cost(from.item.units);
+      if (start >= end()) return false;
+      int batch = from.sequence.batch, head = from.head, block = from.block + 1;
+      if (block == from.blocks) {
+        block = 0;
+        ++head;
+      }
+      if (head == p.heads) {
+        head = 0;
+        if (++batch == p.batch) return false;
+      }
+      put(from, piece);
+      if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
+      piece.head = head;
+      piece.block = block;
+      piece.item.start = start;
       __syncwarp();
-      set_sequence(piece, batch);
     }
-    piece.item.start = start;
+    set_rows(piece);
+    const core::Range units = spans_.units_of(piece.item, span_);
+    piece.units = units;
+    take(piece, units.begin);
     __syncwarp();
-    return cut(piece);
+    return !units.empty();
   }
   /// Does the span have no further units of its item?
   __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
@@ -92,46 +108,45 @@ class DecodeWalk {
     to = from;
     __syncwarp();
   }
-  /// The units that the span has of the piece's item, or the first of them; false: there are none.
-  __device__ __forceinline__ bool cut(DecodePiece& piece) const {
-    const core::Range units = spans_.units_of(piece.item, span_);
-    if (units.empty()) return false;
-    __syncwarp();
-    piece.units = units;
-    take(piece, units.begin);
-    __syncwarp();
-    return true;
-  }
   /// All units of the piece, or the one that is a part.
   __device__ __forceinline__ void take(DecodePiece& piece, int unit) const {
     if (p.parts.by_unit) piece.units = {unit, unit + 1};
-    piece.tiles = {piece.units.begin * p.unit_tiles,
-                   core::min(piece.units.end * p.unit_tiles, piece.keys.count())};
+    const int unit_tiles = p.unit_tiles.value();
+    piece.tiles = {piece.units.begin * unit_tiles,
+                   core::min(piece.units.end * unit_tiles, piece.keys.count())};
   }
 
-  /// The rows of a block and what they see.
-  __device__ __forceinline__ void set_block(DecodePiece& piece, int block) const {
-    const int first = block * kBlockRows;
-    piece.block = block;
-    piece.rows =
-        core::max(core::min(kBlockRows, piece.sequence.seqlen_q * p.group.value() - first), 0);
-    const core::SequenceMask mask = p.mask.of(p.sequences, piece.sequence);
-    const int last = row_of(piece, p.group, piece.rows - 1).query;
-    piece.keys = {mask.runs_of({row_of(piece, p.group, 0).query, last + 1}), kTileKeys};
-  }
-  /// A sequence's first item, but for its place on the line. All its items have as many units: as
-  /// many as all its queries see.
-  __device__ __forceinline__ void set_sequence(DecodePiece& piece, int batch) const {
-    core::Sequence sequence = p.sequences.at(batch);
+  /// A sequence: its blocks of rows, and the units of each, which are as many as all its queries
+  /// see.
+  struct Extent {
+    core::Sequence sequence;
+    int blocks = 0, units = 1;
+  };
+  __device__ __forceinline__ Extent look_at(int batch) const {
+    Extent extent = {p.sequences.at(batch)};
+    core::Sequence& sequence = extent.sequence;
     p.cache.place(sequence);
-    piece.sequence = sequence;
+    extent.blocks = core::max(core::ceil_div(sequence.seqlen_q * p.group.value(), kBlockRows), 1);
     const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
-    piece.keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
-    piece.head = piece.block = 0;
-    piece.rows = sequence.seqlen_q * p.group.value();
-    piece.blocks = core::max(core::ceil_div(piece.rows, kBlockRows), 1);
-    piece.item.units = piece.keys.units(p.unit_tiles, piece.blocks > 1, mask);
-    if (piece.blocks > 1) set_block(piece, 0);
+    const core::KeyTiles keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
+    extent.units = keys.units(p.unit_tiles, extent.blocks > 1, mask);
+    return extent;
+  }
+  __device__ __forceinline__ static void set_sequence(DecodePiece& piece, const Extent& extent) {
+    piece.sequence = extent.sequence;
+    piece.blocks = extent.blocks;
+    piece.item.units = extent.units;
+  }
+  /// The rows of the piece's block, and what they see.
+  __device__ __forceinline__ void set_rows(DecodePiece& piece) const {
+    const core::Sequence sequence = piece.sequence;
+    const int first = piece.block * kBlockRows;
+    const int rows =
+        core::max(core::min(kBlockRows, sequence.seqlen_q * p.group.value() - first), 0);
+    const int end = rows > 0 ? p.group.quotient(first + rows - 1) + 1 : 0;
+    const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
+    piece.rows = rows;
+    piece.keys = {mask.runs_of({p.group.quotient(first), end}), kTileKeys};
   }
 
   /// The sum of x over the lanes up to this one.
@@ -144,51 +159,64 @@ class DecodeWalk {
     return x;
   }
 
-  /// The item at the span's start: first how long the line is, then what lies there.
+  /// The item at the span's start, but for its rows: twice over all sequences, of which a thread
+  /// looks at one, first for how long the line is, then for what lies there.
   __device__ __forceinline__ bool find(DecodePiece& piece) {
-    DecodePiece mine;
-    int cost = 0, all = 0;
+    constexpr int kWarps = decode_warps(K), kThreads = decode_threads(K);
+    const int thread = static_cast<int>(threadIdx.x);
+    Extent mine;
+    int position = -1, of_item = 0, cost = 0, end = 0, all = 0;
 #pragma unroll 1
-    for (int first = 0; first < p.batch; first += 32) {
-      cost = look_at(first + lane_, mine);
-      all += cost;
-    }
-    all = __shfl_sync(~0U, sum_up_to(all), 31);
-    spans_.cut(all);
-    const int position = span_ * spans_.length;
-    if (position >= all) return false;
-#pragma unroll 1
-    for (int first = 0, passed = 0;; first += 32) {
-      if (p.batch > 32) cost = look_at(first + lane_, mine);
-      const int end = passed + sum_up_to(cost);
-      const unsigned beyond = __ballot_sync(~0U, position < end);
-      if (beyond == 0) {
-        passed = __shfl_sync(~0U, end, 31);
-        continue;
+    for (int first = 0, passed = 0, round = 0;; ++round) {
+      if (position < 0 || p.batch > kThreads) {
+        const bool exists = first + thread < p.batch;
+        if (exists) mine = look_at(first + thread);
+        of_item = spans_.cost(mine.units);
+        cost = exists ? of_item * mine.blocks * p.heads : 0;
+        end = passed + sum_up_to(cost);
+        int* const sums = search_.sums[round % 2];
+        if (lane_ == 31) sums[thread / 32] = end - passed;
+        __syncthreads();
+        all = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          if (w < thread / 32) end += sums[w];
+          all += sums[w];
+        }
       }
-      if (lane_ == __ffs(static_cast<int>(beyond)) - 1) {
-        const int start = end - cost, of_item = spans_.cost(mine.item.units);
-        const int item = (position - start) / of_item;
-        mine.head = item / mine.blocks;
-        mine.item.start = start + item * of_item;
-        if (mine.blocks > 1) set_block(mine, item - mine.head * mine.blocks);
-        piece = mine;
+      if (position >= 0) {
+        const bool here = position < end && position >= end - cost;
+        if (here) {
+          const int start = end - cost;
+          const int item = static_cast<int>(static_cast<unsigned>(position - start) /
+                                            static_cast<unsigned>(of_item));
+          DecodePiece& found = search_.found;
+          set_sequence(found, mine);
+          found.head = mine.blocks > 1 ? item / mine.blocks : item;
+          found.block = item - found.head * mine.blocks;
+          found.item.start = start + item * of_item;
+        }
+        if (__syncthreads_or(here) != 0) {
+          put(search_.found, piece);
+          return true;
+        }
       }
-      __syncwarp();
-      return true;
+      passed += all;
+      first += kThreads;
+      if (first < p.batch) continue;
+      if (position >= 0) return false;
+      spans_.cut(passed, p.span_count);
+      position = span_ * spans_.length;
+      first = passed = 0;
     }
-  }
-  /// The cost of all items of a sequence; 0 beyond the last one.
-  __device__ __forceinline__ int look_at(int batch, DecodePiece& piece) const {
-    if (batch >= p.batch) return 0;
-    set_sequence(piece, batch);
-    return spans_.cost(piece.item.units) * piece.blocks * p.heads;
   }
 
   const DecodeParams& p;
+  DecodeSearch<K>& search_;
   core::Spans spans_;
   const int span_;
   const int lane_;
+  bool begun_ = false;
 };
 
 }  // namespace tessera::cuda::mma

@@ -95,11 +95,13 @@ __device__ __forceinline__ void store_release(std::int32_t* to, int x) {
 __device__ __forceinline__ void add_release(std::int32_t* to, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-__device__ __forceinline__ std::uint64_t load_acquire(const std::uint64_t* from) {
+/// Without order: whoever has seen what he waited for goes on after fence_gpu().
+__device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* from) {
   std::uint64_t x;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void store_release(std::uint64_t* to, std::uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }

@@ -40,11 +40,28 @@ __device__ __forceinline__ void load_matrices_across(std::uint32_t* words, std::
                : "memory");
 }
 
+/// What becomes of lines in the second-level cache.
+using CachePolicy = std::uint64_t;
+/// once: they give way first, so what else lies there stays.
+__device__ __forceinline__ CachePolicy cache_policy(bool once) {
+  CachePolicy first, as_usual;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(as_usual));
+  return once ? first : as_usual;
+}
+
 /// Copies 16 bytes to shared memory, or zeros if not `exists`. Part of the thread's group of
 /// copies.
 __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool exists) {
   const int bytes = exists ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, bool exists,
+                                           CachePolicy policy) {
+  const int bytes = exists ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(from), "r"(bytes), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void copy_commit() {
