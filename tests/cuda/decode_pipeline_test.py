@@ -120,15 +120,17 @@ class Warp:
             self.under_way += 1
             self.next += WARPS
             self.loading = self.next < piece.tiles
-        if not self.loading and not self.ahead and (self.tile >= self.tiles_end or not self.keeps_ring()):
-            self.ahead = True
-            self.more = self.at + 1 < len(self.block.pieces)
-            if self.more:
-                piece = self.block.pieces[self.at + 1]
-                self.copies.begin(self.block.queries[1 - self.now][self.number], piece.number)
-                self.next = self.number
-                self.loading = self.next < piece.tiles
         self.copies.commit()
+
+    def advance(self):
+        self.ahead = True
+        self.more = self.at + 1 < len(self.block.pieces)
+        if not self.more:
+            return
+        piece = self.block.pieces[self.at + 1]
+        self.copies.begin(self.block.queries[1 - self.now][self.number], piece.number)
+        self.next = self.number
+        self.loading = self.next < piece.tiles
 
     def meet_queries(self):
         stages, broken = self.block.stages, self.block.broken
@@ -184,14 +186,19 @@ class Warp:
             part.readers.discard(self.number)
 
     def run(self):
-        block, owed = self.block, self.block.stages
+        block, owed = self.block, self.block.stages - 1
         while True:
-            self.load_next()
-            owed -= 1
-            if owed > 0:
-                continue
-            if self.tile < self.tiles_end:
+            if not self.loading and not self.ahead and (self.tile >= self.tiles_end or not self.keeps_ring()):
+                self.advance()
+            for _ in range(owed):
+                self.load_next()
+            owed = 0
+            while self.tile < self.tiles_end:
                 yield from self.attend()
+                self.load_next()
+                if not self.loading and not self.ahead:
+                    break
+            if self.tile < self.tiles_end or not self.ahead:
                 continue
             if self.attending:
                 free = self.ring[(self.stage - 1) % block.stages]
@@ -204,7 +211,7 @@ class Warp:
                 block.ended += 1
                 return
             yield from self.turn()
-            owed = block.stages - 1 if self.under_way < block.stages - 1 else 1
+            owed = block.stages - 1 if self.under_way < block.stages - 1 else 0
 
 
 def random_pieces(schedule):

@@ -49,7 +49,8 @@ class Decoder {
         policy_(ptx::cache_policy(params.parts.blocks == 1)),
         w_(1.0F) {}
 
-  /// What is long is here once: code that a launch runs for the first time comes from memory.
+  /// What is long is here once: code that a launch runs for the first time comes from memory. The
+  /// loop over tiles is left to find the next piece, for which loads go on, and entered again.
   __device__ __forceinline__ void run() {
     ptx::wait_for_grids();
     ptx::launch_dependents();
