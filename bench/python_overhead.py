@@ -7,9 +7,9 @@ contenders in turns:
 
 - a forward call: `tessera.attention` without and with autograd, the custom op, the native call alone, PyTorch's
   scaled_dot_product_attention, and an empty allocation;
-- a layer of a decoding step, over rows and over pages: `tessera.append` and `tessera.cached_attention`, their native
-  calls alone, and `flash_attn_with_kvcache` of the stand-ins, without and with new keys. The cache has no keys and
-  the lengths are negative, so that kernels have nothing to do.
+- a layer of a decoding step, over rows and over pages: `tessera.append` and `tessera.cached_attention`, both in one
+  call (new keys), the native calls alone, and `flash_attn_with_kvcache` of the stand-ins, without and with new keys.
+  The cache has no keys and the lengths are negative, so that kernels have nothing to do.
 
 On a GPU the figures are medians of the clock. On a CPU, where neighbours disturb, they are the least of the thread's
 own time, with one thread; kernels count there, at some tenths of a microsecond. The C++ figure is `tessera bench`'s, in
@@ -31,12 +31,9 @@ import tessera
 import tessera.compat.flash_attn as flash_attn_2
 import tessera.compat.flash_attn_interface as flash_attn_3
 from tessera import _native
+from tessera.torch.ops import FRAMEWORK
 
 PROBLEM = "fwd bf16 b=1 h=2 q=64 k=64 d=64 causal"
-
-
-def stream_of(device):
-    return torch._C._cuda_getCurrentRawStream(0) if device == "cuda" else 0
 
 
 def forward_calls(device):
@@ -45,12 +42,11 @@ def forward_calls(device):
     heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     grad_heads_first = [x.clone().requires_grad_() for x in heads_first]
     o = torch.empty_like(q)
-    stream = stream_of(device)
     numbers = (0, 0, None, 0.0, -1, 0, False, 0.0, False, False)
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     return {
-        "native call": lambda: _native.forward(q, k, v, o, *(None,) * 6, *numbers, 0, 0, stream, None),
+        "native call": lambda: _native.forward(q, k, v, o, *(None,) * 6, *numbers, 0, 0, FRAMEWORK),
         "tessera.attention": lambda: tessera.attention(q, k, v, causal=True),
         "tessera.attention, with autograd": lambda: tessera.attention(*leaves, causal=True),
         "torch.ops.tessera.forward": lambda: torch.ops.tessera.forward(
@@ -73,17 +69,19 @@ def decoding_calls(device):
     o = torch.empty(batch, 1, heads, dim, dtype=q.dtype, device=device)
     seqlens = torch.full((batch,), -1, dtype=torch.int32, device=device)
     table = torch.arange(batch * capacity // page_size, dtype=torch.int32, device=device).view(batch, -1)
-    stream = stream_of(device)
     cached_numbers = (0, "before", 1, None, 0.0, -1, 0, 0, 0, False)
     append_numbers = ("before", 0, 0, False, False)
-    # What a GPU's decoding leaves for its other blocks; on a CPU nobody asks for it.
-    memory = torch.empty(1 << 26, dtype=torch.uint8, device=device)
 
     def native_step(cache, table):
-        _native.append(k, v, *cache, None, None, seqlens, None, table, *(None,) * 7, *append_numbers, stream)
+        _native.append(k, v, *cache, None, None, seqlens, None, table, *(None,) * 7, *append_numbers, FRAMEWORK)
         _native.cached_forward(
-            q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, stream,
-            lambda size, q: memory[:size],
+            q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, FRAMEWORK,
+        )
+
+    def native_step_at_once(cache, table):
+        _native.cached_step(
+            k, v, None, None, None, None, 0, False, False,
+            q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, FRAMEWORK,
         )
 
     def step(cache, table):
@@ -98,11 +96,14 @@ def decoding_calls(device):
         step_3 = partial(flash_attn_3.flash_attn_with_kvcache, page_table=places)
         calls |= {
             f"{name}: both native calls": lambda c=cache, t=places: native_step(c, t),
+            f"{name}: the native call of both": lambda c=cache, t=places: native_step_at_once(c, t),
             f"{name}: tessera.append": lambda c=cache, t=places: tessera.append(
                 k, v, *c, seqlens=seqlens, page_table=t),
             f"{name}: tessera.cached_attention": lambda c=cache, t=places: tessera.cached_attention(
                 q, *c, seqlens=seqlens, page_table=t, causal=True),
             f"{name}: append and cached_attention": lambda c=cache, t=places: step(c, t),
+            f"{name}: cached_attention, new keys": lambda c=cache, t=places: tessera.cached_attention(
+                q, *c, seqlens=seqlens, lengths="before", page_table=t, causal=True, k_new=k, v_new=v),
             f"{name}: kvcache of flash_attn 2": lambda c=cache, f=step_2: f(
                 q, *c, cache_seqlens=seqlens, causal=True),
             f"{name}: kvcache of flash_attn 2, new keys": lambda c=cache, f=step_2: f(

@@ -239,11 +239,10 @@ class Paged(Engine):
         cu, longest = batch.cu_seqlens, batch.longest
         if cu is None:
             q, k, v, longest = q[:, None], k[:, None], v[:, None], None
-        q = cache.append(
-            k, v, sequences, cu_seqlens_new=cu, max_seqlen_new=longest, q=q, cu_seqlens_q=cu, max_seqlen_q=longest,
-            rotary_cos=self.cos, rotary_sin=self.sin,
+        o = cache.attend(
+            q, sequences, k_new=k, v_new=v, cu_seqlens_new=cu, max_seqlen_new=longest, cu_seqlens_q=cu,
+            max_seqlen_q=longest, causal=True, rotary_cos=self.cos, rotary_sin=self.sin,
         )  # fmt: skip
-        o = cache.attend(q, sequences, cu_seqlens_q=cu, max_seqlen_q=longest, causal=True)
         return o[:, 0] if cu is None else o
 
     def cache_bytes(self) -> int:

@@ -282,7 +282,10 @@ def model_of(options: argparse.Namespace) -> train_gpt.GPT:
         return train_gpt.load(options.model)
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or pathlib.Path(folder) / "gpt.pt"
-        arguments = {"steps": options.train_steps, "context": 384, "batch": 4, "kv-heads": 2, "seed": options.seed}
+        arguments = {
+            "steps": options.train_steps, "context": 384, "batch": 4, "kv-heads": 2, "seed": options.seed,
+            "device": options.device,
+        }  # fmt: skip
         train_gpt.main([*(f"--{name}={value}" for name, value in arguments.items()), f"--save={path}"])
         return train_gpt.load(path)
 

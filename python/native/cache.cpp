@@ -367,6 +367,29 @@ Tensors tensors_of(const CacheInputs& in, const Problem& p) {
   return t;
 }
 
+void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInputs& in,
+                      CacheOptions& options) {
+  rows.k_cache = in.k_cache;
+  rows.v_cache = in.v_cache;
+  rows.seqlens = in.seqlens;
+  rows.cu_seqlens_new = in.cu_seqlens_new;
+  rows.page_table = in.page_table;
+  rows.cache_index = in.cache_index;
+  row_options.lengths = options.lengths;
+  if (rows.q_out) {
+    rows.q = in.q;
+    rows.cu_seqlens_q = in.cu_seqlens_q;
+    row_options.max_seqlen_q = options.max_seqlen_q;
+    in.q = rows.q_out;
+  }
+  if (options.lengths != Lengths::before) {
+    in.cu_seqlens_new = {};  // lengths count the new keys
+    options.seqlen_new = 0;
+  } else if (rows.k_new.ndim == 4) {
+    options.seqlen_new = rows.k_new.shape[1];
+  }
+}
+
 AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const View &k = in.k_cache, &v = in.v_cache;
   check_cache_dims({k, v, in.page_table, in.cache_index});

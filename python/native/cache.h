@@ -45,6 +45,11 @@ struct AppendOptions {
   bool rotary_interleaved = false, rotary_constant_q = false;
 };
 
+/// An append and the attention that follows it in one call: `rows` gets what it shares with `in`,
+/// and `in` what follows from the append. The queries are rotated if there is rows.q_out.
+void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInputs& in,
+                      CacheOptions& options);
+
 /// Throw as above.
 AppendShape shape_of(const AppendInputs& inputs, const AppendOptions& options);
 AppendTensors tensors_of(const AppendInputs& inputs, const AppendShape& shape);

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "checks.h"
+#include "execution.h"
 
 namespace tessera::python {
 
@@ -285,17 +286,6 @@ PartialTensors tensors_of(const PartialInputs& in) {
                      stride(in.lse, 2)};
   }
   return t;
-}
-
-void check(const Status& status) {
-  switch (status.code) {
-    case Code::ok: return;
-    case Code::invalid: throw Raise{PyExc_ValueError, status.text};
-    case Code::unsupported: throw Raise{PyExc_NotImplementedError, status.text};
-    case Code::workspace:
-    case Code::device: break;
-  }
-  throw Raise{PyExc_RuntimeError, status.text};
 }
 
 Device device_of(const View& q, const char* name) {

@@ -54,7 +54,4 @@ Device device_of(const View& q, const char* name = "q");
 /// The plan for a problem there, made once. Throws as `check`.
 Plan plan_for(const Problem& problem, const Device& device);
 
-/// Raises a failed Status: ValueError, NotImplementedError or RuntimeError.
-void check(const Status& status);
-
 }  // namespace tessera::python

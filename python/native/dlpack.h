@@ -73,16 +73,18 @@ struct DLManagedTensorVersioned {
 };
 
 /// What a tensor type offers in its attribute __dlpack_c_exchange_api__ since DLPack 1.3: the same
-/// without a Python call for every tensor.
+/// without a Python call for every tensor, and what else a call needs. Functions may be null; they
+/// return 0, or -1 if they fail, and `borrow` sets a Python exception then.
 struct DLExchange {
   DLVersion version;
   DLExchange* previous;
-  void* allocate;
+  /// A new tensor like the prototype, on its device's current stream; `failed` is told why not.
+  int (*allocate)(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                  void (*failed)(void* context, const char* kind, const char* text));
   void* managed_from_object;
   void* managed_to_object;
-  int (*borrow)(void* object,
-                DLTensor* out);  ///< 0, or -1 with a Python exception set; may be null
-  void* current_stream;
+  int (*borrow)(void* object, DLTensor* out);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);
 };
 
 }  // namespace tessera::python

@@ -6,11 +6,11 @@
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
 #include <cmath>
 #include <exception>
-#include <memory>
 #include <new>
 
 #include "cache.h"
 #include "call.h"
+#include "execution.h"
 
 namespace tessera::python {
 
@@ -70,15 +70,6 @@ class Arguments {
     return number;
   }
 
-  void* address(const char* name) {
-    PyObject* const object = next();
-    void* const number = PyLong_AsVoidPtr(object);
-    if (number == nullptr && PyErr_Occurred() != nullptr) {
-      wrong_type(name, object, "a CUDA stream's handle");
-    }
-    return number;
-  }
-
   float real(const char* name) {
     PyObject* const object = next();
     const double number = PyFloat_AsDouble(object);
@@ -122,24 +113,6 @@ PyObject* guarded(const Body& body) {
 
 PyObject* none() { return Py_NewRef(Py_None); }
 
-/// Other Python threads run meanwhile.
-class WithoutLock {
- public:
-  WithoutLock() : state_(PyEval_SaveThread()) {}
-  WithoutLock(const WithoutLock&) = delete;
-  WithoutLock& operator=(const WithoutLock&) = delete;
-  ~WithoutLock() { PyEval_RestoreThread(state_); }
-
- private:
-  PyThreadState* state_;
-};
-
-/// Threads of runs on the CPU; null: the library's own pool.
-std::shared_ptr<ThreadPool>& pool() {
-  static std::shared_ptr<ThreadPool> pool;
-  return pool;
-}
-
 /// q, k, v, o, softmax_lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k
 void read_inputs(Arguments& arguments, Views& views, Inputs& in, bool writes_o) {
   views.read("q", arguments.next(), in.q);
@@ -181,96 +154,39 @@ void read_gradients(Arguments& arguments, Views& views, Inputs& in) {
   views.read("dsink", arguments.next(), in.dsink, true);
 }
 
-/// Memory of a run that Python does not see; aligned as the library asks.
-struct HostMemory {
-  static constexpr auto kAlignment = std::align_val_t{Plan::workspace_alignment};
-  void* data;
-  explicit HostMemory(std::size_t bytes) : data(::operator new(bytes, kAlignment)) {}
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
-  ~HostMemory() { ::operator delete(data, kAlignment); }
-};
-
-void run_on_cpu(const Plan& plan, const Tensors& tensors) {
-  const std::shared_ptr<ThreadPool> own = pool();
-  const WithoutLock unlocked;
-  const HostMemory workspace(plan.workspace_bytes());
-  const Executor executor = own ? own->executor() : default_executor();
-  check(run(plan, tensors, workspace.data, plan.workspace_bytes(), {.executor = &executor}));
-}
-
-/// `allocate(bytes, q)` returns a tensor of that many bytes in the memory of the plan's GPU. It may
-/// be handed back as soon as this returns: whoever gets it next uses it after us on the same
-/// stream.
-void run_on_gpu(const Plan& plan, const Tensors& tensors, void* stream, PyObject* allocate,
-                PyObject* q) {
-  const std::size_t bytes = plan.workspace_bytes();
-  PyObject* memory = nullptr;
-  Views views;
-  View workspace;
-  if (bytes > 0) {
-    memory = PyObject_CallFunction(allocate, "nO", static_cast<Py_ssize_t>(bytes), q);
-    if (memory == nullptr) throw PythonError{};
-    try {
-      views.read("workspace", memory, workspace, true);
-    } catch (...) {
-      Py_DECREF(memory);
-      throw;
-    }
-  }
-  Status status;
-  {
-    const WithoutLock unlocked;
-    status = run(plan, tensors, workspace.data, bytes, {.stream = stream});
-  }
-  Py_XDECREF(memory);
-  check(status);
-}
-
-PyObject* execute(const Problem& problem, const Tensors& tensors, const View& q, void* stream,
-                  PyObject* allocate, PyObject* object) {
-  const Plan plan = plan_for(problem, device_of(q));
-  if (q.on_gpu()) {
-    run_on_gpu(plan, tensors, stream, allocate, object);
-  } else {
-    run_on_cpu(plan, tensors);
-  }
+PyObject* attend(const Inputs& in, const Options& options, const Framework& framework) {
+  const Problem problem = problem_of(in, options);
+  attend(problem, tensors_of(in, options, problem), in.q, framework);
   return none();
 }
 
-PyObject* execute(const Inputs& in, const Options& options, void* stream, PyObject* allocate,
-                  PyObject* q) {
-  const Problem problem = problem_of(in, options);
-  return execute(problem, tensors_of(in, options, problem), in.q, stream, allocate, q);
-}
-
-constexpr Py_ssize_t kInputs = 10, kOptions = 12, kGradients = 7, kExecution = 2;
+constexpr Py_ssize_t kInputs = 10, kOptions = 12, kGradients = 7, kFramework = 1;
 
 PyObject* forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("forward", objects, count, kInputs + kOptions + kExecution);
-    Views views;
+    Arguments arguments("forward", objects, count, kInputs + kOptions + kFramework);
+    const Framework framework(objects[count - 1], objects[0]);
+    Views views(framework.kind);
     Inputs in;
     Options options;
     read_inputs(arguments, views, in, true);
     read_options(arguments, options);
-    void* const stream = arguments.address("stream");
     if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
-    return execute(in, options, stream, arguments.next(), objects[0]);
+    return attend(in, options, framework);
   });
 }
 
 PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("backward", objects, count, kInputs + kOptions + kGradients + kExecution);
-    Views views;
+    Arguments arguments("backward", objects, count, kInputs + kOptions + kGradients + kFramework);
+    const Framework framework(objects[count - 1], objects[0]);
+    Views views(framework.kind);
     Inputs in;
     Options options;
     options.pass = Pass::backward;
     read_inputs(arguments, views, in, false);
     read_options(arguments, options);
     read_gradients(arguments, views, in);
-    void* const stream = arguments.address("stream");
     for (const auto& [name, view] : {std::pair{"o", &in.o},
                                      {"lse", &in.softmax_lse},
                                      {"dout", &in.dout},
@@ -280,7 +196,7 @@ PyObject* backward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
       if (!*view)
         throw Raise{PyExc_ValueError, std::string(name) + " is None: a tensor is required"};
     }
-    return execute(in, options, stream, arguments.next(), objects[0]);
+    return attend(in, options, framework);
   });
 }
 
@@ -348,7 +264,7 @@ constexpr Py_ssize_t kCacheInputs = 14, kCacheOptions = 10;
 
 /// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
 void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
-  views.read("q", arguments.next(), in.q);
+  views.read_rows("q", arguments.next(), in.q);
   views.read("k_cache", arguments.next(), in.k_cache);
   views.read("v_cache", arguments.next(), in.v_cache);
   views.read("out", arguments.next(), in.o, true);
@@ -377,15 +293,49 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
 PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
     Arguments arguments("cached_forward", objects, count,
-                        kCacheInputs + kCacheOptions + kExecution);
-    Views views;
+                        kCacheInputs + kCacheOptions + kFramework);
+    const Framework framework(objects[count - 1], objects[0]);
+    Views views(framework.kind);
     CacheInputs in;
     CacheOptions options;
     read_cached(arguments, views, in, options);
-    void* const stream = arguments.address("stream");
     if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
     const Problem problem = problem_of(in, options);
-    return execute(problem, tensors_of(in, problem), in.q, stream, arguments.next(), objects[0]);
+    attend(problem, tensors_of(in, problem), in.q, framework);
+    return none();
+  });
+}
+
+/// An append to the cache, of the rows that come in front of cached_forward's arguments, and
+/// cached_forward after it.
+PyObject* cached_step(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    constexpr Py_ssize_t kRows = 6 + 3;
+    Arguments arguments("cached_step", objects, count,
+                        kRows + kCacheInputs + kCacheOptions + kFramework);
+    const Framework framework(objects[count - 1], objects[kRows]);
+    Views views(framework.kind);
+    AppendInputs rows;
+    AppendOptions row_options;
+    views.read_rows("k_new", arguments.next(), rows.k_new);
+    views.read_rows("v_new", arguments.next(), rows.v_new);
+    views.read("q_out", arguments.next(), rows.q_out, true);
+    views.read_rows("rotary_cos", arguments.next(), rows.rotary_cos);
+    views.read_rows("rotary_sin", arguments.next(), rows.rotary_sin);
+    views.read("rotary_seqlens", arguments.next(), rows.rotary_seqlens);
+    row_options.max_seqlen_new = arguments.integer("max_seqlen_new");
+    row_options.rotary_interleaved = arguments.flag("rotary_interleaved");
+    row_options.rotary_constant_q = arguments.flag("rotary_constant_q");
+    CacheInputs in;
+    CacheOptions options;
+    read_cached(arguments, views, in, options);
+    if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
+    before_attention(rows, row_options, in, options);
+    const AppendShape shape = shape_of(rows, row_options);
+    const Problem problem = problem_of(in, options);
+    const NewRows fresh = {shape, tensors_of(rows, shape)};
+    attend(problem, tensors_of(in, problem), in.q, framework, &fresh);
+    return none();
   });
 }
 
@@ -400,30 +350,17 @@ PyObject* explain_cached(PyObject*, PyObject* const* objects, Py_ssize_t count) 
   });
 }
 
-/// Runs what is one step on either device.
-template <class Body>
-void run_step(void* stream, const Body& body) {
-  const std::shared_ptr<ThreadPool> own = pool();
-  Status status;
-  {
-    const WithoutLock unlocked;
-    const Executor executor = own ? own->executor() : default_executor();
-    // Whose tensors said where they lie: there is nothing to ask the driver.
-    status = body(Execution{.executor = &executor, .stream = stream, .places_known = true});
-  }
-  check(status);
-}
-
 PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
     Arguments arguments("append", objects, count, 16 + 5 + 1);
-    Views views;
+    const Framework framework(objects[count - 1], objects[2]);
+    Views views(framework.kind);
     AppendInputs in;
-    views.read("k_new", arguments.next(), in.k_new);
-    views.read("v_new", arguments.next(), in.v_new);
+    views.read_rows("k_new", arguments.next(), in.k_new);
+    views.read_rows("v_new", arguments.next(), in.v_new);
     views.read("k_cache", arguments.next(), in.k_cache, true);
     views.read("v_cache", arguments.next(), in.v_cache, true);
-    views.read("q", arguments.next(), in.q);
+    views.read_rows("q", arguments.next(), in.q);
     views.read("q_out", arguments.next(), in.q_out, true);
     views.read("seqlens", arguments.next(), in.seqlens);
     views.read("cu_seqlens_new", arguments.next(), in.cu_seqlens_new);
@@ -431,8 +368,8 @@ PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     views.read("cache_index", arguments.next(), in.cache_index);
     views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
     views.read("slot_mapping", arguments.next(), in.slot_mapping);
-    views.read("rotary_cos", arguments.next(), in.rotary_cos);
-    views.read("rotary_sin", arguments.next(), in.rotary_sin);
+    views.read_rows("rotary_cos", arguments.next(), in.rotary_cos);
+    views.read_rows("rotary_sin", arguments.next(), in.rotary_sin);
     views.read("rotary_seqlens", arguments.next(), in.rotary_seqlens);
     views.read("rotary_positions", arguments.next(), in.rotary_positions);
     AppendOptions options;
@@ -441,11 +378,10 @@ PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     options.max_seqlen_new = arguments.integer("max_seqlen_new");
     options.rotary_interleaved = arguments.flag("rotary_interleaved");
     options.rotary_constant_q = arguments.flag("rotary_constant_q");
-    void* const stream = arguments.address("stream");
     const AppendShape shape = shape_of(in, options);
     const AppendTensors tensors = tensors_of(in, shape);
     const Device device = device_of(in.k_cache, "k_cache");
-    run_step(stream,
+    run_step(framework.stream(in.k_cache),
              [&](const Execution& execution) { return append(shape, tensors, device, execution); });
     return none();
   });
@@ -455,17 +391,17 @@ PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
 PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
     Arguments arguments("combine", objects, count, 5);
-    Views views;
+    const Framework framework(objects[count - 1], objects[0]);
+    Views views(framework.kind);
     PartialInputs in;
     views.read("o_parts", arguments.next(), in.o_parts);
     views.read("lse_parts", arguments.next(), in.lse_parts);
     views.read("o", arguments.next(), in.o, true);
     views.read("lse", arguments.next(), in.lse, true);
-    void* const stream = arguments.address("stream");
     const PartialResults results = results_of(in);
     const PartialTensors tensors = tensors_of(in);
     const Device device = device_of(in.o_parts, "o_parts");
-    run_step(stream, [&](const Execution& execution) {
+    run_step(framework.stream(in.o_parts), [&](const Execution& execution) {
       return combine(results, tensors, device, execution);
     });
     return none();
@@ -526,6 +462,7 @@ PyMethodDef* methods() {
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
       {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
+      {"cached_step", fast(cached_step), METH_FASTCALL, nullptr},
       {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},
       {"append", fast(append_rows), METH_FASTCALL, nullptr},
       {"combine", fast(combine_parts), METH_FASTCALL, nullptr},

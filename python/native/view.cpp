@@ -1,5 +1,7 @@
 #include "view.h"
 
+#include <deque>
+
 namespace tessera::python {
 
 namespace {
@@ -17,6 +19,7 @@ struct Reference {
 struct KnownType {
   PyTypeObject* type;
   const DLExchange* exchange;
+  const PyObject* kind;  ///< a class of which its objects are
 };
 
 const DLExchange* look_up(PyTypeObject* type) {
@@ -35,14 +38,25 @@ const DLExchange* look_up(PyTypeObject* type) {
 
 /// Every type is asked once. They are few, and held for ever, so that no other gets the address of
 /// one; the interpreter's lock is held.
-const DLExchange* exchange_of(PyTypeObject* type) {
-  static std::vector<KnownType> known;
-  for (const KnownType& k : known) {
-    if (k.type == type) return k.exchange;
+KnownType& known_of(PyObject* tensor) {
+  static std::deque<KnownType> known;
+  PyTypeObject* const type = Py_TYPE(tensor);
+  for (KnownType& k : known) {
+    if (k.type == type) return k;
   }
   Py_INCREF(type);
-  known.push_back({type, look_up(type)});
-  return known.back().exchange;
+  known.push_back({type, look_up(type), nullptr});
+  return known.back();
+}
+
+/// The name of the object's type, for errors.
+std::string type_name(PyObject* object) {
+  const Reference name(
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__name__"));
+  const char* const text =
+      name.object != nullptr ? PyUnicode_AsUTF8AndSize(name.object, nullptr) : nullptr;
+  PyErr_Clear();
+  return text != nullptr ? text : "?";
 }
 
 /// Raises what the framework said of a tensor that it does not hand over, without its stack trace.
@@ -87,6 +101,8 @@ PyObject* detached(PyObject* object) {
 }
 
 }  // namespace
+
+const DLExchange* exchange_of(PyObject* tensor) { return known_of(tensor).exchange; }
 
 std::int64_t View::size() const {
   std::int64_t product = 1;
@@ -150,26 +166,32 @@ std::string shape_text(const View& view) {
 }
 
 Views::~Views() {
-  for (PyObject* capsule : capsules_) Py_DECREF(capsule);
+  for (PyObject* object : held_) Py_DECREF(object);
 }
 
 const DLTensor* Views::borrow(const char* name, PyObject* object, bool written) {
-  if (const DLExchange* exchange = exchange_of(Py_TYPE(object)); exchange != nullptr) {
-    if (exchange->borrow(object, &borrowed_) != 0) unreadable(name);
+  KnownType& known = known_of(object);
+  if (kind_ != nullptr && known.kind != kind_) {
+    const int is_one = PyObject_IsInstance(object, kind_);
+    if (is_one < 0) throw PythonError{};
+    if (is_one == 0) {  // torch alone names its class
+      throw Raise{PyExc_TypeError, std::string(name) + " is of type '" + type_name(object) +
+                                       "': must be a torch tensor, as the others are"};
+    }
+    known.kind = kind_;
+  }
+  if (known.exchange != nullptr) {
+    if (known.exchange->borrow(object, &borrowed_) != 0) unreadable(name);
     return &borrowed_;
   }
   if (PyObject_HasAttrString(object, "__dlpack__") == 0) {
-    const Reference type_name(
-        PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__name__"));
-    const char* text =
-        type_name.object ? PyUnicode_AsUTF8AndSize(type_name.object, nullptr) : nullptr;
     throw Raise{PyExc_TypeError,
-                std::string(name) + " is of type '" + (text ? text : "?") +
+                std::string(name) + " is of type '" + type_name(object) +
                     "': must be a tensor (torch, NumPy, JAX, or anything with __dlpack__)"};
   }
   const Reference source(detached(object));
   PyObject* capsule = export_capsule(name, source.object);
-  capsules_.push_back(capsule);  // its destructor hands the tensor back
+  held_.push_back(capsule);  // its destructor hands the tensor back
   if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
     const auto* managed = static_cast<const DLManagedTensorVersioned*>(
         PyCapsule_GetPointer(capsule, "dltensor_versioned"));
@@ -206,6 +228,17 @@ void Views::read(const char* name, PyObject* object, View& view, bool written) {
     view.strides[i] = tensor.strides != nullptr ? tensor.strides[i] : compact;
     compact *= tensor.shape[i];
   }
+}
+
+void Views::read_rows(const char* name, PyObject* object, View& view) {
+  read(name, object, view);
+  if (view.ndim == 0) return;
+  const auto last = static_cast<std::size_t>(view.ndim - 1);
+  if (view.strides[last] == 1 || view.shape[last] <= 1) return;
+  PyObject* const copy = PyObject_CallMethod(object, "contiguous", nullptr);
+  if (copy == nullptr) throw PythonError{};
+  held_.push_back(copy);
+  read(name, copy, view);
 }
 
 }  // namespace tessera::python

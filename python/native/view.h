@@ -46,22 +46,31 @@ std::string name_of(DLDevice device);
 /// "(2, 128, 8, 64)"
 std::string shape_text(const View& view);
 
+/// The functions that the tensor's framework offers to C; null: none.
+const DLExchange* exchange_of(PyObject* tensor);
+
 /// Makes views, and keeps what their tensors' frameworks lent until destroyed.
 class Views {
  public:
-  Views() = default;
+  /// kind: the class of which every tensor must be; null: any that DLPack can read.
+  explicit Views(PyObject* kind = nullptr) : kind_(kind) {}
   Views(const Views&) = delete;
   Views& operator=(const Views&) = delete;
   ~Views();
 
-  /// Of None `view` stays as it is, which is empty. Throws PythonError, Raise(TypeError: no tensor;
-  /// ValueError: read-only but `written`).
+  /// Of None `view` stays as it is, which is empty. Throws PythonError, Raise(TypeError: no tensor,
+  /// or of another kind; ValueError: read-only but `written`).
   void read(const char* name, PyObject* object, View& view, bool written = false);
+
+  /// The same of rows that kernels can read only where the last stride is 1: if it is not, of a
+  /// copy.
+  void read_rows(const char* name, PyObject* object, View& view);
 
  private:
   const DLTensor* borrow(const char* name, PyObject* object, bool written);
 
-  std::vector<PyObject*> capsules_;
+  PyObject* kind_;
+  std::vector<PyObject*> held_;
   DLTensor borrowed_ = {};
 };
 

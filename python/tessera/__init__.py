@@ -274,12 +274,21 @@ def cached_attention(
     alibi_slopes: _ArrayT | None = None,
     sink: _ArrayT | None = None,
     batch_invariant: bool = False,
+    k_new: _ArrayT | None = None,
+    v_new: _ArrayT | None = None,
+    max_seqlen_new: int | None = None,
+    rotary_cos: _ArrayT | None = None,
+    rotary_sin: _ArrayT | None = None,
+    rotary_interleaved: bool = False,
+    rotary_seqlens: _ArrayT | None = None,
+    rotary_constant_q: bool = False,
     out: _ArrayT | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Attention over keys and values that lie in a cache, with lengths that the device reads; outside autograd.
 
-    For torch tensors. Nothing waits for a GPU, so a CUDA graph may be replayed with other lengths and pages.
+    For torch tensors. Nothing waits for a GPU, so a CUDA graph may be replayed with other lengths and pages. With
+    `k_new` and `v_new` it is a step of decoding in one call: `append`, then attention, which sees the new keys.
 
     Args:
         q: (batch, seqlen_q, num_heads, head_dim), or packed (total_q, num_heads, head_dim) if `cu_seqlens_q` is given.
@@ -291,9 +300,10 @@ def cached_attention(
             None: all slots are filled.
         lengths: "after": `seqlens` counts the new keys, which are in the cache. "before": it does not; `seqlen_new`
             more are seen. "full": there are no lengths.
-        seqlen_new: how many new keys each sequence has; with `cu_seqlens_new` any bound, None is the capacity.
+        seqlen_new: how many new keys each sequence has; with `cu_seqlens_new` any bound, None is the capacity. Not
+            with `k_new`, which says it.
         cu_seqlens_new: int32 (batch + 1,), where each sequence's new keys begin in a packed row of them. With "before"
-            and packed queries only, and then it must be given.
+            and packed queries only, and then it must be given; with packed `k_new`, too.
         page_table: int32 or int64 (batch, pages): slot s of a sequence is slot s % page_size of page
             page_table[b, s // page_size]. What is beyond the length is not read and may be anything.
         cache_index: int32 (batch,): sequence b has row cache_index[b] of the cache, or of `page_table`; None: row b.
@@ -304,6 +314,10 @@ def cached_attention(
         sink_tokens: so many first keys are seen, whatever the left end of the window or of the chunk is.
         tree_mask: int64 or uint64 (batch, seqlen_q), packed (total_q,): bit j of a query's number says that it sees
             the j-th of the last seqlen_q keys, which may be at most 64. The window counts as well.
+        k_new, v_new, max_seqlen_new: new rows, which are appended first, as `append` takes them; `lengths` says where
+            they go. None: they have been appended, or there are none.
+        rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_constant_q: with new rows, by which these
+            and q are rotated, as `append` takes them; None: nothing is.
         out: where o is written; None: a new tensor.
         return_lse: also return lse.
 
@@ -318,7 +332,8 @@ def cached_attention(
     return module.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
-        sink, batch_invariant, out, return_lse,
+        sink, batch_invariant, k_new, v_new, max_seqlen_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
+        rotary_constant_q, out, return_lse,
     )  # fmt: skip
 
 

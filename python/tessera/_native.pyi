@@ -1,23 +1,28 @@
 """The compiled half (python/native/module.cpp): every argument is given by position.
 
-    forward(inputs, options, rng, stream, allocate)
-    backward(inputs, options, rng, gradients, stream, allocate)
+    forward(inputs, options, rng, framework)
+    backward(inputs, options, rng, gradients, framework)
     explain(inputs, options, rng, backward: bool, device: str | None)
 
 inputs: q, k, v, o, lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, each anything with DLPack, or None where
 it is optional. options: the ten of `tessera.arguments.Options`. rng: seed and offset, integers taken modulo 2^64.
-gradients: dout, dlse, dq, dk, dv, dbias, dsink. `stream` is a CUDA stream's handle and `allocate(bytes, q)` returns a
-tensor of that many bytes on the GPU of q; both are ignored on a CPU.
+gradients: dout, dlse, dq, dk, dv, dbias, dsink. `framework` is None, or of tensors that may lie on
+a GPU a tuple: the class that all of them must be of; `stream_of(q)`, the handle of the CUDA stream of a run; and
+`allocate(bytes, q)`, a tensor of that many bytes on the GPU of q. The functions are asked where the class does not
+offer the same to C (DLPack's table of functions), and never on a CPU.
 
     cached_forward(q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table,
         cache_index, leftpad, tree_mask, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, window_left,
-        window_right, chunk, sink_tokens, batch_invariant, stream, allocate)
+        window_right, chunk, sink_tokens, batch_invariant, framework)
+    cached_step(k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
+        rotary_constant_q, and all of cached_forward)
     append(k_new, v_new, k_cache, v_cache, q, q_out, seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q,
         slot_mapping, rotary_cos, rotary_sin, rotary_seqlens, rotary_positions, lengths, max_seqlen_q, max_seqlen_new,
-        rotary_interleaved, rotary_constant_q, stream)
+        rotary_interleaved, rotary_constant_q, framework)
     explain_cached(as cached_forward up to batch_invariant, o and lse None, device: str | None)
 
-They mean what `tessera.cached_attention`, `append` and `explain_cached` say. Bounds of what is not packed are not
+They mean what `tessera.cached_attention`, `append` and `explain_cached` say. `cached_step` is an append and the
+attention after it, of q_out where that is given. Bounds of what is not packed are not
 looked at.
 
 combine merges o_parts (num_splits, batch, seqlen, heads, head_dim) and lse_parts (num_splits, batch, heads, seqlen)
@@ -37,9 +42,10 @@ def forward(*arguments: Any) -> None: ...
 def backward(*arguments: Any) -> None: ...
 def explain(*arguments: Any) -> str: ...
 def cached_forward(*arguments: Any) -> None: ...
+def cached_step(*arguments: Any) -> None: ...
 def explain_cached(*arguments: Any) -> str: ...
 def append(*arguments: Any) -> None: ...
-def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any, stream: int, /) -> None: ...
+def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any, framework: Any, /) -> None: ...
 def dropout_mask(keep: Any, dropout_p: float, seed: int, offset: int, /) -> None: ...
 def set_num_threads(num_threads: int, /) -> None: ...
 def get_num_threads() -> int: ...

@@ -131,7 +131,7 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
     if return_lse:
         batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
         lse = np.empty((*batch, heads, rows), np.float32)
-    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), 0, None)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), None)
     return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
 
 
@@ -144,7 +144,7 @@ def combine(o_parts: Any, lse_parts: Any, dtype: Any) -> Any:
         raise ValueError(f"{'o_parts' if parts is None else 'lse_parts'} is None: an array is required")
     o = np.empty(parts.shape[1:], o_parts.dtype if dtype is None else dtype)
     lse = np.empty(lse_in.shape[1:], np.float32)
-    _native.combine(parts, lse_in, to_native("dtype", o), lse, 0)
+    _native.combine(parts, lse_in, to_native("dtype", o), lse, None)
     if not _is_jax(o_parts):
         return o, lse
     asarray = sys.modules["jax"].numpy.asarray

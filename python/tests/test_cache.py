@@ -320,6 +320,8 @@ def test_refusals(device: str) -> None:
         attend(q=q.clone().requires_grad_())
     with pytest.raises(TypeError, match="seqlens is of type 'list'"):
         attend(seqlens=[1, 2, 3])
+    with pytest.raises(TypeError, match="seqlens is of type 'ndarray': must be a torch tensor"):
+        attend(seqlens=seqlens.cpu().numpy())
     array = numpy.zeros((1, 1, 1, 8), dtype=numpy.float32)
     with pytest.raises(TypeError, match="q is of type 'ndarray': a cache must be of torch tensors"):
         tessera.cached_attention(array, array, array)
@@ -369,7 +371,9 @@ def test_explain(device: str) -> None:
     assert explained.pop("device").default is None
     for name, parameter in explained.items():
         assert (parameter.kind, parameter.default) == (signature[name].kind, signature[name].default), name
-    assert [*explained, "out", "return_lse"] == list(signature)
+    rotary = ("rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_seqlens", "rotary_constant_q")
+    rows = ("k_new", "v_new", "max_seqlen_new", *rotary)  # an append has no plan
+    assert [*explained, *rows, "out", "return_lse"] == list(signature)
 
     cache = random_cache(device, 16, 2 * B)
     place: dict[str, Any] = {

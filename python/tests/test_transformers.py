@@ -205,12 +205,13 @@ def near(ours: Tensor, eager: Tensor) -> None:
     assert error(ours.detach(), eager.detach().double()) <= (1e-4 if ours.dtype is torch.float32 else 0.05) * largest
 
 
-def same_words(ours: Any, eager: Any) -> None:
-    """What generate() returns with its logits, up to the first word on which rounding may have decided."""
+def same_words(ours: Any, eager: Any, prompt: int = LENGTH) -> None:
+    """What generate() returns with its logits, up to the first word on which rounding may have decided. Sequences begin
+    with the prompt."""
     exact = ours.logits[0].device.type == "cpu"
     for i, (x, y) in enumerate(zip(ours.logits, eager.logits, strict=True)):
         assert error(x.float(), y.double()) <= (1e-4 if exact else 0.2) * float(y.abs().max()), f"token {i}"
-        if not torch.equal(ours.sequences[:, : LENGTH + i + 1], eager.sequences[:, : LENGTH + i + 1]):
+        if not torch.equal(ours.sequences[:, : prompt + i + 1], eager.sequences[:, : prompt + i + 1]):
             assert not exact, f"token {i}"
             break
 
@@ -275,8 +276,14 @@ def test_generation(make: Callable[[], Any], side: str, cache: str, device: str)
     }  # fmt: skip
     if cache != "dynamic":
         arguments["cache_implementation"] = cache
-    b, a = (model.generate(**arguments) for model in (eager, ours))
-    same_words(a, b)
+    try:
+        b = eager.generate(**arguments)
+    except ValueError as error:
+        # Where every layer has a window, transformers (5.17) finds no layer to offload.
+        if cache == "offloaded_static" and make is mistral:
+            pytest.skip(f"transformers' eager model cannot do it either: {error}")
+        raise
+    same_words(ours.generate(**arguments), b)
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -433,7 +440,7 @@ def test_gradient_checkpointing_and_autocast(device: str) -> None:
 
 
 def test_refusals(device: str) -> None:
-    q = torch.randn(1, 2, 4, 8, device=device)
+    q = torch.randn(1, 2, 4, 8, device=device, dtype=types(device)[0])
     refused = {"output_attentions": True} | dict.fromkeys(("head_mask", "block_indices", "indices", "sinks"), q)
     for name, argument in refused.items():
         with pytest.raises(NotImplementedError, match=f"{name} is given"):
@@ -480,7 +487,7 @@ def test_models_with_attention_of_their_own_are_refused(name: str) -> None:
 
 def test_models_chosen_later(device: str) -> None:
     """What is not refused is computed by Tessera from then on."""
-    eager, _ = build(llama, device)
+    eager, _ = build(llama, device, types(device)[0])
     other = copy.deepcopy(eager)
     other.set_attn_implementation("tessera")
     assert other.config._attn_implementation == "tessera"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from test_transformers import BATCH, exact_forward, exact_mask, no_quadratic_masks  # noqa: E402, F401
+from test_transformers import BATCH, exact_forward, exact_mask, no_quadratic_masks, types  # noqa: E402, F401
 from transformers import masking_utils as masks  # noqa: E402
 
 import tessera.transformers as hf  # noqa: E402
@@ -140,7 +140,7 @@ def test_positions_inside_packed_sequences(counts: bool, device: str) -> None:
 
 def test_masks_of_other_keys_are_refused(device: str) -> None:
     """A mask of one key for many would be cut to that key, or broadcast. Only where it hides nothing is it clear."""
-    q, k = torch.randn(2, 2, 1, 8, device=device), torch.randn(2, 2, 5, 8, device=device)
+    q, k = (torch.randn(2, 2, n, 8, device=device, dtype=types(device)[0]) for n in (1, 5))
     module = torch.nn.Module()
     one, all_of_them = (hf.attention_mask(batch_size=2, q_length=1, kv_length=n, q_offset=n - 1) for n in (1, 5))
     assert torch.equal(*(hf.attention_forward(module, q, k, k, mask)[0] for mask in (one, all_of_them)))
@@ -154,7 +154,7 @@ def test_masks_of_other_keys_are_refused(device: str) -> None:
 
 def test_masks_of_the_last_queries(device: str) -> None:
     """What models take that need the last outputs only; of other parts, and of packed sequences, there is none."""
-    q, k = torch.randn(2, 2, 6, 8, device=device), torch.randn(2, 2, 9, 8, device=device)
+    q, k = (torch.randn(2, 2, n, 8, device=device, dtype=types(device)[0]) for n in (6, 9))
     left = torch.arange(9, device=device) >= torch.tensor([[0], [4]], device=device)
     module = torch.nn.Module()
     for function in (masks.causal_mask_function, masks.sliding_window_causal_mask_function(4)):
@@ -187,7 +187,7 @@ def test_masks_of_the_last_queries(device: str) -> None:
 
 def test_a_window_of_no_keys(device: str) -> None:
     """Some configurations say 0 where no layer has a window. It hides everything, and costs nothing."""
-    q = torch.randn(2, 2, 6, 8, device=device)
+    q = torch.randn(2, 2, 6, 8, device=device, dtype=types(device)[0])
     function = masks.sliding_window_causal_mask_function(0)
     mask = hf.attention_mask(batch_size=2, q_length=6, kv_length=6, mask_function=function, device=device)
     assert isinstance(mask, Mask) and not hf.attention_forward(torch.nn.Module(), q, q, q, mask)[0].any()

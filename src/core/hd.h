@@ -39,10 +39,16 @@ TESSERA_HD constexpr T round_up(T a, T b) {
 TESSERA_HD float exp2(float x) { return ::exp2f(x); }
 TESSERA_HD float log2(float x) { return ::log2f(x); }
 TESSERA_HD float tanh(float x) { return ::tanhf(x); }
+/// a * b, rounded on its own: compilers for GPUs fuse a product into the sum that it enters.
+TESSERA_HD float multiply(float a, float b) { return __fmul_rn(a, b); }
 #else
 TESSERA_HD float exp2(float x) { return __builtin_exp2f(x); }
 TESSERA_HD float log2(float x) { return __builtin_log2f(x); }
 TESSERA_HD float tanh(float x) { return __builtin_tanhf(x); }
+template <class T>
+TESSERA_HD T multiply(T a, T b) {
+  return a * b;
+}
 #endif
 TESSERA_HD constexpr float select(bool condition, float if_true, float if_false) {
   return condition ? if_true : if_false;

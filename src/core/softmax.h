@@ -35,10 +35,11 @@ TESSERA_HD Softmax<T> combine(const Softmax<T>& a, const Softmax<T>& b) {
   return {top, a.sum * exp2(a.max - shift) + b.sum * exp2(b.max - shift)};
 }
 
-/// The state of a finished part of the keys that reported only its natural-log lse.
+/// The state of a finished part of the keys that reported only its natural-log lse. Of the same lse
+/// the same bits wherever it is asked: a single part's weight is 1.
 template <class T>
 TESSERA_HD Softmax<T> from_lse(T lse) {
-  return {lse * T(kLog2e), select(lse == T(-kInfinity), T(0.0F), T(1.0F))};
+  return {multiply(lse, T(kLog2e)), select(lse == T(-kInfinity), T(0.0F), T(1.0F))};
 }
 
 /// 1 / sum, or 0 for a row that saw no key: its output is 0 (S4).

@@ -43,6 +43,15 @@ TEST(Softmax, EmptyIsTheIdentity_S4) {
   EXPECT_EQ(backward_shift(lse_of(both)), kInfinity);
 }
 
+TEST(Softmax, ASinglePartWeighsOne_S7) {
+  std::mt19937 random(std::random_device{}());
+  for (int trial = 0; trial < 1000; ++trial) {
+    const float lse = std::normal_distribution<float>(0.0F, 50.0F)(random);
+    const Row merged = combine(combine(Row(), from_lse(lse)), from_lse(-kInfinity));
+    EXPECT_EQ(weight_of(from_lse(lse), merged), 1.0F) << lse;
+  }
+}
+
 TEST(Softmax, AnySplitGivesTheSameLse_S5_S7) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -12,6 +12,9 @@ from torch import Tensor
 from tessera.compat._refusals import FLOAT8, refuse_float8
 from tessera.torch import cache
 
+# Looked up once: every call asks.
+_is_grad_enabled = torch.is_grad_enabled
+
 
 def capacity_of(k_cache: Tensor, page_table: Tensor | None) -> int:
     """Slots of a sequence."""
@@ -25,10 +28,9 @@ def capacity_of(k_cache: Tensor, page_table: Tensor | None) -> int:
 
 
 def window_of(causal: bool, window_size: Sequence[int], most_left: int, most_right: int) -> tuple[int, int]:
-    """The window in force, -1 where there is no limit, or one of at least `most_left` or `most_right`, which upstream
-    takes for none. Whether a window is left decides on the positions of rotated queries."""
-    if window_size == (-1, -1):  # nearly always, and faster
-        return -1, 0 if causal else -1
+    """The window in force beside `causal`, -1 where there is no limit, or one of at least `most_left` or `most_right`,
+    which upstream takes for none, or where `causal` is closer. Whether a window is left decides on the positions of
+    rotated queries."""
     try:
         left, right = window_size
     except (TypeError, ValueError):
@@ -36,7 +38,7 @@ def window_of(causal: bool, window_size: Sequence[int], most_left: int, most_rig
             f"window_size = {window_size!r}: must be a pair (left, right), negative for no limit"
         ) from None
     left, right = (-1 if size < 0 or size >= most else size for size, most in ((left, most_left), (right, most_right)))
-    return left, 0 if causal else right
+    return left, -1 if causal else right
 
 
 def attend_with_cache(
@@ -48,6 +50,7 @@ def attend_with_cache(
     *,
     cache_seqlens: int | Tensor | None,
     window: tuple[int, int],
+    causal: bool = False,
     chunk: int = 0,
     cache_index: Tensor | None = None,
     leftpad: Tensor | None = None,
@@ -71,21 +74,27 @@ def attend_with_cache(
     Args:
         cache_seqlens: the slots that are filled before the append, of type int32; None: all of them, which needs k to
             be None.
-        window: of :func:`window_of`.
+        window, causal: the window beside `causal`, of :func:`window_of` or (-1, -1); or one that knows of it already.
         cu_seqlens_k_new: where sequences begin in packed k and v; without these it is not looked at.
         softmax_scale, softcap, alibi_slopes, out, return_lse: as :func:`tessera.cached_attention` takes them.
     """
     if q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
         refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    if torch.is_grad_enabled():
-        q, k_cache, v_cache = (x.detach() if x.requires_grad else x for x in (q, k_cache, v_cache))
-        k, v = (x if x is None or not x.requires_grad else x.detach() for x in (k, v))
+    if _is_grad_enabled() and (
+        q.requires_grad
+        or k_cache.requires_grad
+        or v_cache.requires_grad
+        or (k is not None and k.requires_grad)
+        or (v is not None and v.requires_grad)
+    ):
+        q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
+        k, v = (None if x is None else x.detach() for x in (k, v))
     max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     # The library's own functions, by position: keywords cost a microsecond.
-    seqlens, lengths, seqlen_new, cu_seqlens_new = cache_seqlens, "after", None, None
+    seqlens, lengths, cu_seqlens_new, constant_q = cache_seqlens, "after", None, False
     if k is None:
         if v is not None:
             raise ValueError("k is None, but v is given: both or neither")
@@ -96,27 +105,28 @@ def attend_with_cache(
     elif cache_seqlens is None:
         raise ValueError("cache_seqlens is None, but k is given: it must say behind which slots new keys go")
     else:
-        rotates = rotary_cos is not None
-        rotated = cache.append(
-            k, v, k_cache, v_cache, cache_seqlens, "before", cu_seqlens_k_new, None, page_table, cache_index, None,
-            q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
-            rotary_cos, rotary_sin if rotates else None, rotary_interleaved, rotary_seqlens if rotates else None, None,
-            rotates and window == (-1, -1) and chunk == 0,
-        )  # fmt: skip
-        if rotated is not None:
-            q = rotated
-        if cu_seqlens_q is None and cu_seqlens_k_new is None:
-            lengths, seqlen_new = "before", k.shape[1]
-        elif cu_seqlens_q is not None and cu_seqlens_k_new is not None:
+        if rotary_cos is None:
+            rotary_sin = rotary_seqlens = None
+        else:
+            constant_q = not causal and window == (-1, -1) and chunk == 0
+        if (cu_seqlens_q is None) == (cu_seqlens_k_new is None):
             lengths, cu_seqlens_new = "before", cu_seqlens_k_new
         else:
+            rotates = rotary_cos is not None
+            rotated = cache.append(
+                k, v, k_cache, v_cache, cache_seqlens, "before", cu_seqlens_k_new, None, page_table, cache_index, None,
+                q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
+                rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, constant_q,
+            )  # fmt: skip
             # A negative length stays one.
             added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
             seqlens = torch.where(cache_seqlens < 0, cache_seqlens, cache_seqlens + added)
+            q = q if rotated is None else rotated
+            k = v = rotary_cos = rotary_sin = rotary_seqlens = None
     return cache.cached_attention(
-        q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
-        cu_seqlens_q, max_seqlen_q, False, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False,
-        out, return_lse,
+        q, k_cache, v_cache, seqlens, lengths, None, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q,
+        max_seqlen_q, causal, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False, k, v, None,
+        rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, constant_q, out, return_lse,
     )  # fmt: skip
 
 

@@ -232,9 +232,10 @@ def attend_blocks(
         raise NotImplementedError(f"dropout_p = {dropout_p} with block_table: must be 0, blocks have no dropout")
     capacity = capacity_of(k, block_table)
     out, lse = attend_with_cache(
-        q, k, v, None, None, cache_seqlens=seqlens, window=window_of(causal, window_size, capacity, capacity),
-        leftpad=leftpad_k, page_table=block_table, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-        softmax_scale=softmax_scale, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes, out=out,
+        q, k, v, None, None, cache_seqlens=seqlens, causal=causal,
+        window=window_of(causal, window_size, capacity, capacity), leftpad=leftpad_k, page_table=block_table,
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=max(softcap, 0.0),
+        alibi_slopes=alibi_slopes, out=out,
     )  # fmt: skip
     return out, infinite_lse(lse)
 

@@ -257,10 +257,12 @@ def flash_attn_with_kvcache(
     """
     if not (qv is q_descale is k_descale is v_descale is None):
         refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
-    window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
+    window = (-1, -1)
+    if window_size != window:  # hardly ever
+        seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+        window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
     result = attend_with_cache(
-        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, window=window, chunk=attention_chunk,
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, causal=causal, window=window, chunk=attention_chunk,
         cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         rotary_seqlens=rotary_seqlens, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,

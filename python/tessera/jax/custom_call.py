@@ -68,13 +68,13 @@ def _without_last(x: Arrays, name: str) -> np.ndarray | None:
 
 
 def _forward(x: Arrays, options: Options) -> None:
-    _native.forward(*_inputs(x), *options, *seed_and_offset(x.get("rng_state")), 0, None)
+    _native.forward(*_inputs(x), *options, *seed_and_offset(x.get("rng_state")), None)
 
 
 def _backward(x: Arrays, options: Options) -> None:
     _native.backward(
         *_inputs(x), *options, *seed_and_offset(x.get("rng_state")), x["dout"], _without_last(x, "dlse"),
-        x["dq"], x["dk"], x["dv"], x.get("dbias"), x.get("dsink"), 0, None,
+        x["dq"], x["dk"], x["dv"], x.get("dbias"), x.get("dsink"), None,
     )  # fmt: skip
 
 

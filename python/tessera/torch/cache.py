@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _native
 from ..arguments import band
 from .ops import (
-    allocate,
+    FRAMEWORK,
     empty_lse,
     empty_o,
     is_transformed,
@@ -20,7 +20,6 @@ from .ops import (
     longest_of,
     outputs,
     require_tensors,
-    stream_of,
 )  # fmt: skip
 from .tensors import rows
 
@@ -57,16 +56,15 @@ def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
             )
 
 
-def _rows(x: Tensor, is_traced: bool) -> Tensor:
-    """x as the library reads memory: with the sign that torch has put off, and a last stride of 1. Nearly always it is
-    so already, which is faster to see than to ensure; compilers cannot trace the look."""
-    return rows(x.resolve_neg()) if is_traced or x.is_neg() or x.stride()[-1:] != (1,) else x
+def _signed(x: Any) -> Any:
+    """x with the sign that torch has put off: the library reads memory as it lies."""
+    return x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x
 
 
 @torch.library.impl(_library, "cached_forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     o, lse = outputs(q, v_cache)
-    _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
+    _native.cached_forward(q, k_cache, v_cache, o, lse, *more, FRAMEWORK)
     return o, lse
 
 
@@ -136,38 +134,95 @@ def cached_attention(
     alibi_slopes: Tensor | None,
     sink: Tensor | None,
     batch_invariant: bool,
+    k_new: Tensor | None,
+    v_new: Tensor | None,
+    max_seqlen_new: int | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_interleaved: bool,
+    rotary_seqlens: Tensor | None,
+    rotary_constant_q: bool,
     out: Tensor | None,
     return_lse: bool,
 ) -> Any:
     """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them."""
-    for x in (
-        k_cache, v_cache, seqlens, page_table, cache_index, leftpad, cu_seqlens_q, cu_seqlens_new, tree_mask,
-        alibi_slopes, sink, out,
-    ):  # fmt: skip
-        if x is not None and not isinstance(x, Tensor):
-            require_tensors(
-                k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
-                page_table=page_table, cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q,
-                tree_mask=tree_mask, alibi_slopes=alibi_slopes, sink=sink, out=out,
+    is_traced = is_watched(q) or is_transformed()
+    # What is read here. The library looks at the types of all; torch's operators have words of their own.
+    if is_traced or not (
+        isinstance(k_cache, Tensor)
+        and isinstance(v_cache, Tensor)
+        and (k_new is None or isinstance(k_new, Tensor))
+        and (v_new is None or isinstance(v_new, Tensor))
+    ):
+        require_tensors(
+            k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
+            cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
+            alibi_slopes=alibi_slopes, sink=sink, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out,
+        )  # fmt: skip
+    if _is_grad_enabled() and (
+        q.requires_grad
+        or k_cache.requires_grad
+        or v_cache.requires_grad
+        or (sink is not None and isinstance(sink, Tensor) and sink.requires_grad)
+        or (k_new is not None and k_new.requires_grad)
+        or (v_new is not None and v_new.requires_grad)
+    ):
+        _refuse_gradients(
+            "cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new, v_new=v_new
+        )  # fmt: skip
+    if k_new is None or v_new is None:
+        if not (k_new is v_new is rotary_cos is rotary_sin is rotary_seqlens is None) or max_seqlen_new is not None:
+            _refuse_rows(
+                k_new=k_new, v_new=v_new, max_seqlen_new=max_seqlen_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+                rotary_seqlens=rotary_seqlens,
             )  # fmt: skip
-    if _is_grad_enabled():
-        _refuse_gradients("cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink)
+    elif seqlen_new is not None:
+        raise ValueError(f"seqlen_new = {seqlen_new} is given, but k_new is, too, which says how many there are")
+    elif is_traced:
+        rotates = rotary_cos is not None
+        rotated = append(
+            k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
+            None, q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
+            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, rotary_constant_q,
+        )  # fmt: skip
+        q = q if rotated is None else rotated
+        if lengths != "before":
+            cu_seqlens_new = None  # lengths count the new keys
+        elif k_new.dim() == 4:
+            seqlen_new = k_new.shape[1]
     more = _arguments(
         seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q, max_seqlen_q,
         causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant,
     )  # fmt: skip
     lse: Any  # None where nobody asks for it
-    if is_watched(q) or is_transformed():
-        q, k_cache, v_cache = _rows(q, True), k_cache.resolve_neg(), v_cache.resolve_neg()
+    if is_traced:
+        q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
         o, lse = torch.ops.tessera.cached_forward(q, k_cache, v_cache, *more)
         o = o if out is None else out.copy_(o)
     else:
-        q = _rows(q, False)
-        if k_cache.is_neg() or v_cache.is_neg():
-            k_cache, v_cache = k_cache.resolve_neg(), v_cache.resolve_neg()
+        if q.is_neg():
+            q = q.resolve_neg()
         o = empty_o(q, v_cache) if out is None else out
         lse = empty_lse(q) if return_lse else None
-        _native.cached_forward(q, k_cache, v_cache, o, lse, *more, stream_of(q), allocate)
+        if k_new is None or v_new is None:
+            if k_cache.is_neg() or v_cache.is_neg():
+                k_cache, v_cache = k_cache.resolve_neg(), v_cache.resolve_neg()
+            _native.cached_forward(q, k_cache, v_cache, o, lse, *more, FRAMEWORK)
+        else:
+            if k_new.is_neg() or v_new.is_neg() or k_cache.is_neg() or v_cache.is_neg():
+                _check_written(k_cache, v_cache)
+                k_new, v_new = k_new.resolve_neg(), v_new.resolve_neg()
+            if max_seqlen_new is None:
+                max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
+            q_out = None
+            if rotary_cos is not None and rotary_sin is not None:
+                q_out = _like_rows(q)
+                rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
+            _native.cached_step(
+                k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
+                rotary_constant_q, q, k_cache, v_cache, o, lse, *more, FRAMEWORK,
+            )  # fmt: skip
     return (o, lse) if return_lse else o
 
 
@@ -177,18 +232,35 @@ def explain_cached(
     """`tessera.explain_cached`: its arguments that must be tensors or None, and the others."""
     require_tensors(k_cache=k_cache, v_cache=v_cache, **tensors)
     more = _arguments(**tensors, **numbers)
-    return _native.explain_cached(rows(q), k_cache, v_cache, None, None, *more, device)
+    return _native.explain_cached(q, k_cache, v_cache, None, None, *more, device)
+
+
+def _refuse_rows(**given: Any) -> None:
+    """What comes with new rows, where there are none, or one half of them."""
+    missing = next(name for name in ("k_new", "v_new") if given[name] is None)
+    name = next(name for name, x in given.items() if x is not None)
+    raise ValueError(f"{name} is given, but {missing} is None: new rows have both, or there is nothing about them")
+
+
+def _check_written(k_cache: Tensor, v_cache: Tensor) -> None:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if x.is_neg():
+            raise ValueError(f"{name} has torch's negative bit, so it cannot be written: must not, e.g. {name}.clone()")
+
+
+def _like_rows(q: Tensor) -> Tensor:
+    """Where rotated queries go."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def _append(
     k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, more: tuple[Any, ...]
 ) -> Tensor | None:
     """The rotated queries, if there are queries."""
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if x.is_neg():
-            raise ValueError(f"{name} has torch's negative bit, so it cannot be written: must not, e.g. {name}.clone()")
-    q_out = None if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
-    _native.append(k_new, v_new, k_cache, v_cache, q, q_out, *more, stream_of(k_cache))
+    if k_cache.is_neg() or v_cache.is_neg():
+        _check_written(k_cache, v_cache)
+    q_out = None if q is None else _like_rows(q)
+    _native.append(k_new, v_new, k_cache, v_cache, q, q_out, *more, FRAMEWORK)
     return q_out
 
 
@@ -202,7 +274,7 @@ def _append_op(k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q
 def _append_fake(
     k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any
 ) -> Tensor:
-    return k_new.new_empty(0) if q is None else torch.empty_like(q, memory_format=torch.contiguous_format)
+    return k_new.new_empty(0) if q is None else _like_rows(q)
 
 
 def append(
@@ -228,28 +300,40 @@ def append(
     rotary_constant_q: bool,
 ) -> Tensor | None:
     """`tessera.append`. As short as `cached_attention`."""
-    for x in (
-        k_new, v_new, v_cache, seqlens, page_table, cache_index, cu_seqlens_new, slot_mapping, q, cu_seqlens_q,
-        rotary_cos, rotary_sin, rotary_seqlens, rotary_positions,
-    ):  # fmt: skip
-        if x is not None and not isinstance(x, Tensor):
-            require_tensors(
-                k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
-                page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q,
-                cu_seqlens_q=cu_seqlens_q, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-                rotary_seqlens=rotary_seqlens, rotary_positions=rotary_positions,
-            )  # fmt: skip
-    if _is_grad_enabled():
+    is_traced = is_watched(k_cache) or is_transformed()
+    # As above.
+    if is_traced or not (
+        isinstance(k_new, Tensor)
+        and isinstance(v_new, Tensor)
+        and isinstance(v_cache, Tensor)
+        and (q is None or isinstance(q, Tensor))
+    ):
+        require_tensors(
+            k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
+            page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q, cu_seqlens_q=cu_seqlens_q,
+            rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
+            rotary_positions=rotary_positions,
+        )  # fmt: skip
+    if _is_grad_enabled() and (
+        k_new.requires_grad
+        or v_new.requires_grad
+        or k_cache.requires_grad
+        or v_cache.requires_grad
+        or (q is not None and q.requires_grad)
+    ):
         _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
     longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
     if max_seqlen_new is None:
         max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
-    is_traced = is_watched(k_cache) or is_transformed()
-    k_new, v_new = _rows(k_new, is_traced), _rows(v_new, is_traced)
-    if q is not None:
-        q = _rows(q, is_traced)
-    if rotary_cos is not None and rotary_sin is not None:
-        rotary_cos, rotary_sin = _rows(rotary_cos, is_traced), _rows(rotary_sin, is_traced)
+    if is_traced:  # compilers cannot trace the look at a sign
+        k_new, v_new = rows(k_new.resolve_neg()), rows(v_new.resolve_neg())
+        q = None if q is None else rows(q.resolve_neg())
+        if rotary_cos is not None and rotary_sin is not None:
+            rotary_cos, rotary_sin = rows(rotary_cos.resolve_neg()), rows(rotary_sin.resolve_neg())
+    elif k_new.is_neg() or v_new.is_neg() or q is not None:
+        k_new, v_new, q = _signed(k_new), _signed(v_new), _signed(q)
+    if rotary_cos is not None and not is_traced:
+        rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
         rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,

@@ -3,7 +3,6 @@
 Rule S13 of docs/semantics.md says what they mean; every call is one `tessera.append` or `tessera.cached_attention`.
 """
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -160,15 +159,18 @@ class CachedSequences:
         Raises:
             ValueError: there are not so many.
         """
-        view = copy.copy(self)
+        # By hand: torch.compile does not look into copy.copy in every version.
+        view = object.__new__(CachedSequences)
+        for name in ("page_table", "lengths", "_pages", "_host_table"):
+            setattr(view, name, getattr(self, name))
         for name in ("seqlens", "page_table", "cache_index", "leftpad"):
             x = getattr(self, name)
             # With an index any sequence may have any row of the table.
-            if x is None or (name == "page_table" and self.cache_index is not None):
-                continue
-            if not 0 <= count <= x.shape[0]:
-                raise ValueError(f"count = {count}: must lie in [0, {x.shape[0]}], the sequences of the batch")
-            setattr(view, name, x[:count])
+            if x is not None and not (name == "page_table" and self.cache_index is not None):
+                if not 0 <= count <= x.shape[0]:
+                    raise ValueError(f"count = {count}: must lie in [0, {x.shape[0]}], the sequences of the batch")
+                x = x[:count]
+            setattr(view, name, x)
         return view
 
 
@@ -296,19 +298,29 @@ class KVCache:
         alibi_slopes: Tensor | None = None,
         sink: Tensor | None = None,
         batch_invariant: bool = False,
+        k_new: Tensor | None = None,
+        v_new: Tensor | None = None,
+        max_seqlen_new: int | None = None,
+        rotary_cos: Tensor | None = None,
+        rotary_sin: Tensor | None = None,
+        rotary_interleaved: bool = False,
+        rotary_seqlens: Tensor | None = None,
+        rotary_constant_q: bool = False,
         out: Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """Attention of queries over what the cache holds of their sequences, new keys among it: append first.
+        """Attention of queries over what the cache holds of their sequences, new keys among it: append first, or give
+        them here, which is one call for both.
 
         Args:
             q: (batch, seqlen_q, num_heads, head_dim), or packed (total_q, num_heads, head_dim) if `cu_seqlens_q` is
                 given. Of the cache's type.
             sequences: whose keys each sequence of queries sees.
             seqlen_new: with lengths "before" and dense q, how many keys were appended that `seqlens` does not count;
-                None: as many as there are queries. With "after" 0 or None.
+                None: as many as `k_new` has, or as there are queries. With "after" 0 or None.
             cu_seqlens_new: with lengths "before" and packed q, int32 (batch + 1,), where each sequence's new keys
                 begin; None: `cu_seqlens_q`, as many as there are queries.
+            k_new, v_new: keys and values that are appended first, as `append` takes them.
             cu_seqlens_q, causal, ...: as `tessera.cached_attention` takes them.
 
         Returns:
@@ -322,15 +334,17 @@ class KVCache:
         elif lengths == "before":
             if cu_seqlens_new is None:
                 cu_seqlens_new = cu_seqlens_q
-            if seqlen_new is None and cu_seqlens_q is None and q.dim() == 4:
+            if seqlen_new is None and k_new is None and cu_seqlens_q is None and q.dim() == 4:
                 seqlen_new = q.shape[1]
         return cached_attention(
             q, self.k, self.v, seqlens=sequences.seqlens, lengths=lengths, seqlen_new=seqlen_new,
             cu_seqlens_new=cu_seqlens_new, page_table=sequences.page_table, cache_index=sequences.cache_index,
             leftpad=sequences.leftpad, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, causal=causal,
             window=window, chunk=chunk, sink_tokens=sink_tokens, tree_mask=tree_mask, softmax_scale=softmax_scale,
-            softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, batch_invariant=batch_invariant, out=out,
-            return_lse=return_lse,
+            softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, batch_invariant=batch_invariant,
+            k_new=k_new, v_new=v_new, max_seqlen_new=max_seqlen_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, rotary_constant_q=rotary_constant_q,
+            out=out, return_lse=return_lse,
         )  # fmt: skip
 
     def copy_pages(self, copies: Tensor) -> None:

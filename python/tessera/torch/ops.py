@@ -118,13 +118,18 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inpu
 
 
 def allocate(size: int, q: Tensor) -> Tensor:
-    """Workspace of a run, from torch's allocator, on the stream of the run."""
+    """Workspace of a run on a GPU, from torch's allocator, on the stream of the run; where C is not offered it."""
     return q.new_empty(size, dtype=torch.uint8)
 
 
 def stream_of(q: Tensor) -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(q.get_device()) if q.is_cuda else 0
+    """The handle of the stream of a run on a GPU. Versions of torch that offer theirs to C are not asked so."""
+    stream: int = torch._C._cuda_getCurrentRawStream(q.get_device())
     return stream
+
+
+# What the library is told of torch.
+FRAMEWORK = (Tensor, stream_of, allocate)
 
 
 def empty_lse(q: Tensor) -> Tensor:
@@ -190,7 +195,7 @@ def run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: T
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
     inputs = _signed(inputs)
-    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, stream_of(q), allocate)
+    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, FRAMEWORK)
 
 
 def run_backward(
@@ -214,7 +219,7 @@ def run_backward(
         dlse = dlse.resolve_neg().contiguous()
     _native.backward(
         *inputs[:3], o, lse, *inputs[3:], *options, seed, offset, dout, dlse, dq, dk, dv, dbias, dsink,
-        stream_of(q), allocate,
+        FRAMEWORK,
     )  # fmt: skip
 
 
@@ -505,7 +510,7 @@ def _combine_into(o_parts: Tensor, lse_parts: Tensor, o: Tensor) -> Tensor:
     if o_parts.dtype is _uint16:
         raise ValueError("o_parts.dtype = uint16: must be float32, bfloat16 or float16")
     lse = lse_parts.new_empty(lse_parts.shape[1:])
-    _native.combine(rows(o_parts.resolve_neg()), lse_parts.resolve_neg(), o, lse, stream_of(o_parts))
+    _native.combine(rows(o_parts.resolve_neg()), lse_parts.resolve_neg(), o, lse, FRAMEWORK)
     return lse
 
 

@@ -176,10 +176,10 @@ def _by_blocks(
 ) -> Tensor:
     """One token a request, o (requests, num_heads, head_dim_v). A request that only pads the batch has -1 keys."""
     before = cu_k.diff() - 1
-    where: dict[str, Any] = {"seqlens": before, "lengths": "before", "page_table": table}
-    keys, values = pages
-    append(k[:, None], v[:, None], keys, values, **where)
-    o: Tensor = cached_attention(q[:, None], keys, values, seqlen_new=1, **where, **options)
+    o: Tensor = cached_attention(
+        q[:, None], *pages, seqlens=before, lengths="before", page_table=table, k_new=k[:, None], v_new=v[:, None],
+        **options,
+    )  # fmt: skip
     return o[:, 0]
 
 

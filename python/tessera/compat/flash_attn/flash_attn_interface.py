@@ -240,13 +240,15 @@ def flash_attn_with_kvcache(
     Returns:
         o; with `return_softmax_lse` (o, lse), lse +inf for queries that see no key.
     """
-    capacity = capacity_of(k_cache, block_table)
+    window = (-1, -1)
+    if window_size != window:  # hardly ever
+        capacity = capacity_of(k_cache, block_table)
+        window = window_of(causal, window_size, capacity, capacity)
     result = attend_with_cache(
-        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens,
-        window=window_of(causal, window_size, capacity, capacity), cache_index=cache_batch_idx, leftpad=cache_leftpad,
-        page_table=block_table, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
-        softmax_scale=softmax_scale, softcap=softcap if softcap > 0.0 else 0.0, alibi_slopes=alibi_slopes,
-        return_lse=return_softmax_lse,
+        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, causal=causal, window=window,
+        cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=block_table, rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
+        softcap=softcap if softcap > 0.0 else 0.0, alibi_slopes=alibi_slopes, return_lse=return_softmax_lse,
     )  # fmt: skip
     if not return_softmax_lse:
         return result
