@@ -174,16 +174,38 @@ class DecodeItem {
                     strides_of(tensors_.k), problem_.head_dim};
     KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + head * tensors_.v.stride_head,
                     strides_of(tensors_.v), problem_.head_dim_v};
-    Requests requests(k, v, places, keys_, K.block_n, num_heads_, reach_on(plan_.device));
+    Reach reach = reach_on(plan_.device);
+    const int side_by_side = chunk_side_by_side(k, v, reach);
+    const int chunk = side_by_side > 0 ? side_by_side : K.block_n;
+    KeyRows<T> asked_k = k, asked_v = v;
+    if (side_by_side > 0) {
+      asked_k.n *= num_heads_;
+      asked_v.n *= num_heads_;
+      // The first head's values are used before the others' keys.
+      reach.lines = core::max(reach.lines, chunk * (asked_k.lines() + asked_v.lines()));
+    }
+    Requests requests(asked_k, asked_v, places, keys_, chunk, side_by_side > 0 ? 1 : num_heads_,
+                      reach);
     if (!places.paged()) {
       k.data += places.offset(k.strides, 0);
       v.data += places.offset(v.strides, 0);
     }
-    for (chunk_ = keys_.first(K.block_n); !chunk_.empty();
-         chunk_ = keys_.after(chunk_, K.block_n)) {
+    for (chunk_ = keys_.first(chunk); !chunk_.empty(); chunk_ = keys_.after(chunk_, chunk)) {
       if (places.paged()) find_slots(places, k, v);
       for (int h = 0; h < num_heads_; ++h) attend_chunk(k.head(h), v.head(h), h, requests);
     }
+  }
+
+  /// Keys of a chunk of which the cache holds all heads, where these lie side by side, so that they
+  /// can be asked for in the order of addresses; 0: they do not, or it does not. Not of the item's
+  /// heads: how many these are depends on the number of threads, on which no bits may.
+  template <class T>
+  int chunk_side_by_side(const KeyRows<T>& k, const KeyRows<T>& v, const Reach& reach) const {
+    const std::int64_t heads = problem_.num_heads_k;
+    if (heads == 1 || k.strides.head != k.n || v.strides.head != v.n) return 0;
+    const std::int64_t fitting =
+        reach.chunk_bytes / (heads * (k.n + v.n) * static_cast<std::int64_t>(sizeof(T)));
+    return static_cast<int>(core::min<std::int64_t>(fitting / kLanes * kLanes, K.block_n));
   }
 
   /// Where the chunk's keys and values lie.

@@ -16,11 +16,14 @@ inline constexpr int kCacheLine = 64;
 struct Reach {
   int lines = 12288 / kCacheLine;
   bool second_level = false;
+  std::int64_t chunk_bytes = 0;  ///< of keys and values of all heads that the cache has room for
 };
 /// Measured with AVX-512: Zen 5, with 48 KiB of first-level cache, wants requests into it; Zen 4,
 /// with 32 KiB, waits for them there, and reads up to twice as fast into the second level.
 inline Reach reach_on(const Device& device) {
-  if (kRegisters == 32 && device.l1_bytes <= 32 << 10) return {65536 / kCacheLine, true};
+  if (kRegisters == 32 && device.l1_bytes <= 32 << 10) {
+    return {65536 / kCacheLine, true, device.l2_bytes / 4};
+  }
   return {};
 }
 
@@ -64,9 +67,11 @@ struct KeyRows {
 };
 
 /// Asks for the cache lines of K and V in the order of their use: a chunk of a head's keys, the
-/// same chunk of its values, the same of the next head, the next chunk. On Zen 5 memory and
-/// arithmetic overlap only if requests come evenly and in order, so every step of the arithmetic
-/// makes a few, about as many as it reads itself, and never more than its reach ahead.
+/// same chunk of its values, the same of the next head, the next chunk. Or, where they are given
+/// as one head, of several that are neighbours in memory: a chunk of all heads' keys, then of their
+/// values, in the order of addresses. On Zen 5 memory and arithmetic overlap only if requests come
+/// evenly and in order, so every step of the arithmetic makes a few, about as many as it reads
+/// itself, and never more than its reach ahead.
 class Requests {
   /// Rows of one head's keys or values in a chunk that lie side by side.
   struct Cursor {
