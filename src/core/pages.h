@@ -39,6 +39,15 @@ struct Pages {
   }
 };
 
+/// Keys that lie side by side in one page and are fetched together: boxes divide pages and blocks
+/// of block_n keys. Blocks count from a sequence's first key; leftpad: that may be in any slot.
+TESSERA_HD constexpr int box_keys(int page_size, int block_n, bool leftpad) {
+  if (leftpad) return 1;
+  int keys = block_n;
+  while (page_size % keys != 0 || block_n % keys != 0) --keys;
+  return keys;
+}
+
 /// Elements from the start of k or v to a key's row.
 TESSERA_HD constexpr std::int64_t slot_offset(const Pages& pages, const Sequence& sequence,
                                               const Strides& strides, int key, int head) {

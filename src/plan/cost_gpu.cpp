@@ -19,11 +19,35 @@ Problem compared(const PlanData& plan) {
   return p;
 }
 
+/// Blocks of rows of a sequence's heads that share tiles. Of packed queries the average: the
+/// longest sequence may be the only one of its kind.
+double blocks_of(const PlanData& plan, const Problem& p) {
+  const int block_m = plan.kernel.block_m;
+  const std::int64_t most = core::ceil_div<std::int64_t>(p.seqlen_q * plan.row_heads, block_m);
+  if (!p.packed || !p.cache || p.batch == 0) return static_cast<double>(most);
+  const std::int64_t rows = p.total_q * plan.row_heads / p.batch;
+  return static_cast<double>(core::min(most, rows / block_m + 1));
+}
+
+/// Of all multiprocessors over those that have a tile. Nobody shares one, but decoding rows share
+/// out their keys: it decides between the two, where both take a cache. Not by the batch (S9).
+double idle(const PlanData& plan, double tiles_of_sequence) {
+  const Problem& p = plan.problem;
+  if (!p.cache || p.batch_invariant || plan.kernel.form == core::Form::decode) return 1.0;
+  const double tiles = tiles_of_sequence * static_cast<double>(p.batch) * plan.work.heads;
+  return core::max(1.0, plan.device.threads / core::max(tiles, 1.0));
+}
+
 }  // namespace
 
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
-  if (row.form == core::Form::decode) return steps * costs.decode_step;
+  if (row.form == core::Form::decode) {
+    const bool again = plan.work.blocks > 1;
+    return steps * (again
+                        ? costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v)
+                        : costs.decode_step);
+  }
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
   const bool is_crowded = crowded(row, costs);
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
@@ -48,9 +72,7 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   const Problem p = compared(plan);
   const core::Kernel& row = plan.kernel;
   if (p.seqlen_q == 0) return 0;
-  const std::int64_t rows = p.seqlen_q * plan.row_heads;
-  const double tiles =
-      static_cast<double>(core::ceil_div<std::int64_t>(rows, row.block_m)) / plan.row_heads;
+  const double blocks = blocks_of(plan, p);
   double keys = static_cast<double>(visible_pairs(p)) / static_cast<double>(p.seqlen_q);
   if (p.window_left >= 0 || p.window_right >= 0) {
     // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
@@ -59,7 +81,8 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
-  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) + 1000.0;
+  const double tiles = blocks / plan.row_heads;
+  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * idle(plan, blocks) + 1000.0;
 }
 
 }  // namespace tessera

@@ -16,7 +16,10 @@ struct GpuCosts {
   double latency, latency_of_roles;
   double extras, any_layout;  ///< times as long, each
   double decode_step;         ///< all of a step of a decoding row
-  double tile_row;            ///< from tile to tile, a row
+  /// The same where several blocks of rows read the same keys, and what it is more for every column
+  /// of keys and values.
+  double decode_again, decode_column;
+  double tile_row;  ///< from tile to tile, a row
   /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
   double wait, waiting_step;
   /// Forward rows with larger tiles at larger head dims are crowded: they read keys and values less
@@ -53,6 +56,8 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .extras = 4.0,
                 .any_layout = 4.0,
                 .decode_step = 300.0,
+                .decode_again = 600.0,
+                .decode_column = 5.0,
                 .tile_row = 8.0,
                 .wait = 1430.0,
                 .waiting_step = 0.99,

@@ -1,4 +1,6 @@
 // Why a row of the catalog does not take a problem on a device, in a sentence.
+#include <limits>
+
 #include "core/storage.h"
 #include "plan/gpu_facts.h"
 #include "plan/names.h"
@@ -37,6 +39,20 @@ std::string refused_mask(const Problem& problem) {
   return {};
 }
 
+/// A GPU's row whose tiles of query rows walk over the keys of a cache.
+std::string refused_cache(const Problem& problem) {
+  if (!problem.cache) return {};
+  if (problem.packed && problem.batch_invariant) {
+    return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
+           "decoding rows take any number of queries";
+  }
+  const std::int64_t pages = problem.cache->num_pages;
+  if (problem.cache->paged() && (pages == 0 || pages > std::numeric_limits<std::int32_t>::max())) {
+    return "takes 1 to 2^31 - 1 pages; num_pages = " + std::to_string(pages);
+  }
+  return {};
+}
+
 /// A row whose o has the type of its inputs.
 std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
   if (problem.stored_o() == problem.dtype) return {};
@@ -48,8 +64,8 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
   if (row.form != core::Form::decode) {
-    if (problem.cache) return "takes no cache; decoding rows do, for any number of queries";
     if (std::string other = refused_mask(problem); !other.empty()) return other;
+    if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
   if (row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +

@@ -32,6 +32,21 @@ TEST(Pages, NumbersOfBothTypes_S13) {
   EXPECT_EQ(far.at(1, 0), 7);
 }
 
+// Boxes divide pages and blocks, and are as high as that allows; of a sequence that may begin in
+// any slot they have one key.
+TEST(Pages, BoxesDividePagesAndBlocks_S13) {
+  for (int block_n : {32, 64, 80, 96, 128}) {
+    for (int size = 1; size <= 300; ++size) {
+      int most = 0;
+      for (int keys = 1; keys <= block_n; ++keys) {
+        if (block_n % keys == 0 && size % keys == 0) most = keys;
+      }
+      EXPECT_EQ(box_keys(size, block_n, false), most) << size << " " << block_n;
+      EXPECT_EQ(box_keys(size, block_n, true), 1);
+    }
+  }
+}
+
 /// Every sequence of random caches: dense rows or pages, by index or not, lengths of every kind,
 /// padding.
 TEST(Cache, SequencesHaveTheirKeys_S13) {

@@ -4,8 +4,9 @@ One producer (src/cuda/sm90/forward_producer.h), two or three warpgroups (forwar
 the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them, tiles
 without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
 block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
-somebody still multiplies what lies in it, or read before it is there. Dropping the waits of skip_keys() and
-skip_values() must be seen, and so must values that come late, or the model would prove nothing.
+somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages several warps produce, each
+its boxes of every block, and the first one queries (forward_pages.h). Dropping the waits of skip_keys() and skip_values()
+must be seen, and so must values that come late and a warp without boxes that goes along, or the model would prove nothing.
 """
 
 import random
@@ -16,30 +17,34 @@ from pipeline_model import Ring, Turn, run
 STAGES = 2
 
 
-def produce(tiles, shares, q, k, v, late):
+def produce(tiles, shares, q, k, v, late, writer=0, boxes=True):
+    """The producer, or one warp of it; only the first has queries. boxes: does it have a part of keys and values?"""
+    fetch = (lambda ring, i: ring.fill(i)) if boxes else (lambda ring, i: ring.claim(i))
+    hand_out = q.fill if writer == 0 else lambda i: ()
     item = values = handed = 0
     for blocks in tiles:
         if blocks == 0:
             if values < item and not late:
-                yield from v.fill(values)
+                yield from fetch(v, values)
                 values += 1
             for _ in range(shares):
-                yield from q.fill(handed)
+                yield from hand_out(handed)
                 handed += 1
         for n in range(blocks):
-            yield from k.fill(item)
+            yield from fetch(k, item)
             for share in range(shares if n == 0 else 1):
                 if n == 0:
-                    yield from q.fill(handed)
+                    yield from hand_out(handed)
                     handed += 1
                 if share == 0 and values < item:
-                    yield from v.fill(values)
+                    yield from fetch(v, values)
                     values += 1
             item += 1
+            yield
     if values < item:
-        yield from v.fill(values)
+        yield from fetch(v, values)
     for share in range(shares):
-        yield from q.fill(handed + share)  # says that there are no more
+        yield from hand_out(handed + share)  # says that there are no more
 
 
 def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
@@ -109,17 +114,18 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
 
 
 def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
-          turn_late=False):
-    """What goes wrong under one random schedule; empty: nothing."""
+          turn_late=False, writers=1, idle=0):
+    """What goes wrong under one random schedule; empty: nothing. writers: warps that have boxes; idle: that go along."""
     schedule = random.Random(seed)
     faults = []
     q = Ring(q_stages, groups // shares, faults)
-    k, v = Ring(STAGES, groups, faults), Ring(STAGES, groups, faults)
+    k, v = Ring(STAGES, groups, faults, writers), Ring(STAGES, groups, faults, writers)
     turns = [Turn() for _ in range(groups)]
-    running = [produce(tiles, shares, q, k, v, late)]
+    running = [produce(tiles, shares, q, k, v, late, w, w < writers) for w in range(writers + idle)]
     running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late)
                 for g in range(groups)]
-    return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults, speeds=(1,))
+    return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults,
+               speeds=(1,) if writers + idle == 1 else (1, 1, 5, 25))
 
 
 SKIPS = {
@@ -133,7 +139,7 @@ SKIPS = {
 def main():
     first = random.SystemRandom().randrange(1 << 30)
     print(f"seed {first}")
-    runs, unwaited, late = 0, 0, 0
+    runs, unwaited, late, idle = 0, 0, 0, 0
     for groups in (2, 3):
         for q_stages, shares in ((1, 1), (2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
@@ -145,18 +151,23 @@ def main():
                         runs += 1
                         clears = seed % 2 == 0
                         problem = (seed, groups, q_stages, shares, tiles, skips)
-                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1)
+                        writers = 3 if seed % 5 == 0 else 1
+                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, writers=writers)
                         if found:
-                            sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, seed {seed}: {found}")
+                            sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {writers} warps produce, "
+                                     f"seed {seed}: {found}")
                         if seed >= first + 12:
                             continue
+                        if seed == first:
+                            idle += fault(*problem, idle=1) != ""
                         if name == "the first":
                             unwaited += fault(*problem, waits=False) != ""
                         if clears:
                             late += fault(*problem, clears=True, late=True) != ""
-    if not unwaited or not late:
-        sys.exit("a skip that does not wait, or values that come late, went unseen")
-    print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late}")
+    if not unwaited or not late or not idle:
+        sys.exit("a skip that does not wait, values that come late, or a warp without boxes went unseen")
+    print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late}, a warp without "
+          f"boxes in {idle}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // bench/gpu_check.py's business.
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "cuda/backend.h"
 #include "cuda/launches.h"
 #include "cuda/mma/decode_params.h"
+#include "cuda/sm90/forward_params.h"
 #include "cuda/target.h"
 #include "plan/plan.h"
 
@@ -294,6 +296,83 @@ TEST_F(DecodeLaunches, TheKernelIsToldOfCacheAndMask_S3_S13) {
   EXPECT_EQ(p.k.strides.batch, tensors.k.stride_batch);
   EXPECT_EQ(p.v.strides.seqlen, tensors.v.stride_seqlen);
   EXPECT_EQ(p.sequences, sequences_of(problem, tensors));
+}
+
+/// What a forward kernel of tiles is launched with.
+cuda::sm90::ForwardParams watch_forward(const std::function<Status()>& enqueue) {
+  cuda::sm90::ForwardParams seen;
+  fake::state().on_launch = [&seen](const fake::Launch&, const void* parameters) {
+    seen = *static_cast<const cuda::sm90::ForwardParams*>(parameters);
+  };
+  const Status status = enqueue();
+  EXPECT_TRUE(status) << status.text;
+  fake::state().on_launch = nullptr;
+  return seen;
+}
+
+// Prefill: the same of tiles of query rows. A box lies in one page, and fills no more of a buffer
+// than divides it; without pages it is a block.
+TEST_F(Launches, TilesAreToldOfTheirCache_S13) {
+  const Problem problem = problem_of(
+      "fwd f16 b=2 h=6/2 q=600 k=9000 d=128 cache=before:2 pages=900x48:i64 rows=5 window=300,0");
+  Tensors tensors = tensors_of(problem);
+  std::array<std::int32_t, 2> seqlens = {}, index = {};
+  std::array<std::int64_t, 1> pages = {};
+  tensors.cache.seqlens = seqlens.data();
+  tensors.cache.index = index.data();
+  tensors.cache.page_table = pages.data();
+  tensors.cache.stride_page_table = 190;
+  const auto p = watch_forward([&] { return enqueue(problem, tensors); });
+  EXPECT_EQ(fake::state().last.kernel, "tessera_sm90_forward_f16_d128_128x128");
+  EXPECT_TRUE(p.cache.used);
+  EXPECT_EQ(p.cache.seqlens, seqlens.data());
+  EXPECT_EQ(p.cache.seqlen_new, 2);
+  EXPECT_EQ(p.cache.index, index.data());
+  EXPECT_EQ(p.cache.rows, 5);
+  EXPECT_EQ(p.cache.capacity, 9000);
+  EXPECT_EQ(p.cache.pages, (core::Pages{pages.data(), 190, 900, 48, PageIds::i64}));
+  EXPECT_EQ(p.page_size.value(), 48);
+  EXPECT_EQ(p.box_keys, 16);
+  EXPECT_TRUE(p.strangers);
+  EXPECT_EQ(p.window, (core::Window{300, 0, Alignment::bottom_right}));
+}
+
+TEST_F(Launches, BoxesOfPagesDivideThem_S13) {
+  using Box = std::array<unsigned, 4>;
+  const struct {
+    const char* words;
+    unsigned keys;
+    int box_keys;  ///< 0: keys do not lie in pages
+  } cases[] = {{"cache=after", 128, 0},
+               {"cache=full rows=3 leftpad", 128, 0},
+               {"cache=after pages=900x1024", 128, 128},
+               {"cache=after pages=900x16", 16, 16},
+               {"cache=after pages=900x100", 4, 4},
+               {"cache=after pages=9000x1", 1, 1},
+               {"cache=after pages=900x3", 1, 1},
+               {"cache=after pages=900x256 leftpad", 1, 1}};
+  int sequences = 2;  // maps of the same tensors are made once
+  for (const auto& [words, keys, box_keys] : cases) {
+    const Problem problem = problem_of(
+        ("fwd bf16 b=" + std::to_string(sequences++) + " h=2 q=512 k=1024 d=128 causal " + words)
+            .c_str());
+    Tensors tensors = tensors_of(problem);
+    std::array<std::int32_t, 16> seqlens = {}, index = {}, leftpad = {}, pages = {};
+    if (problem.cache->lengths != Lengths::full) tensors.cache.seqlens = seqlens.data();
+    if (problem.cache->rows > 0) tensors.cache.index = index.data();
+    if (problem.cache->leftpad) tensors.cache.leftpad = leftpad.data();
+    if (problem.cache->paged()) tensors.cache.page_table = pages.data();
+    tensors.cache.stride_page_table = problem.cache->paged() ? 1024 : 0;
+    fake::state().boxes.clear();
+    const auto p = watch_forward([&] { return enqueue(problem, tensors); });
+    EXPECT_EQ(fake::state().last.kernel, "tessera_sm90_forward_bf16_d128_128x128") << words;
+    const Box box = {64, keys, 1, 1};
+    ASSERT_EQ(fake::state().boxes.size(), 3U) << words;
+    EXPECT_EQ(fake::state().boxes[1], box) << words;
+    EXPECT_EQ(fake::state().boxes[2], box) << words;
+    EXPECT_EQ(p.box_keys, box_keys) << words;
+    EXPECT_TRUE(p.strangers) << words;
+  }
 }
 
 // Memory of no bytes may have no address, or any.

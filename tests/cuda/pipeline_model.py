@@ -28,11 +28,11 @@ class Mbarrier:
 
 
 class Ring:
-    """Buffers that the producer fills one after another, and that so many warpgroups release. It knows which item lies
-    where."""
+    """Buffers that the producer fills one after another, each of so many writers its part, and that so many warpgroups
+    release. It knows which item lies where."""
 
-    def __init__(self, stages, groups, faults):
-        self.full = [Mbarrier(1) for _ in range(stages)]
+    def __init__(self, stages, groups, faults, writers=1):
+        self.full = [Mbarrier(writers) for _ in range(stages)]
         self.empty = [Mbarrier(groups) for _ in range(stages)]
         self.readers = [set() for _ in range(stages)]
         self.content = [None] * stages
@@ -52,8 +52,10 @@ class Ring:
     def fill(self, i, what=None):
         yield from self.claim(i)
         self.faults += [f"(reader, item) {reader} is overwritten" for reader in self.readers[i % self.stages]]
-        self.full[i % self.stages].arrive()
-        self.content[i % self.stages] = i
+        barrier = self.full[i % self.stages]
+        phase = barrier.phase
+        barrier.arrive()
+        self.content[i % self.stages] = i if barrier.phase > phase else None
         self.said = what
 
     def read(self, reader, i):

@@ -95,7 +95,8 @@ TEST(Decoding, ExplainSaysHowKeysAreDivided) {
       "parts      none: an item is one unit\n"
       "bytes      up to 51,200 of keys and values, 512 of queries, 512 of outputs\n");
   // Packed queries of a window: 512 + 100 keys. A window may begin within a unit.
-  EXPECT_EQ(said("fwd bf16 b=4 h=32/8 q=512 k=8192 d=128 cache=before:16 packed=600 window=100,0",
+  EXPECT_EQ(said("fwd bf16 b=4 h=32/8 q=512 k=8192 d=128 cache=before:16 packed=600 "
+                 "window=100,0 chunk=8192",
                  "h200"),
             "keys       up to 612 a sequence, divided in units of 64: up to 11 an item, 45,056 in "
             "all, 171 a span\n"
@@ -158,38 +159,30 @@ TEST(Decoding, NoItemHasMoreUnitsThanSlots_S3) {
   EXPECT_GT(more, 0);
 }
 
-/// Caches, chunks, sink tokens and trees: a GPU decodes them, block by block where there are many
-/// rows. Every other row says what keeps it back.
-TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
+/// Chunks, sink tokens and trees: a GPU decodes them, block by block where there are many rows.
+/// Every other row says what keeps it back.
+TEST(Decoding, MasksWithHolesAreDecoded_S3) {
   const struct {
     const char* words;
     const char* refused;  ///< by rows that do not decode
-  } cases[] = {
-      {"cache=after", "takes no cache; decoding rows do, for any number of queries"},
-      {"cache=full rows=9", "takes no cache; decoding rows do, for any number of queries"},
-      {"cache=before:2 leftpad causal",
-       "takes no cache; decoding rows do, for any number of queries"},
-      {"cache=after pages=900x16", "takes no cache; decoding rows do, for any number of queries"},
-      {"cache=after pages=900x16 chunk=512",
-       "takes no cache; decoding rows do, for any number of queries"},
-      {"chunk=512", "takes no chunk"},
-      {"window=100,0 sink_tokens=4", "takes no sink_tokens"},
-      {"tree", "takes no tree"}};
+  } cases[] = {{"cache=after pages=900x16 chunk=512", "takes no chunk"},
+               {"cache=after packed=60 tree", "takes no tree"},
+               {"chunk=512", "takes no chunk"},
+               {"window=100,0 sink_tokens=4", "takes no sink_tokens"},
+               {"tree", "takes no tree"}};
   for (const auto& [words, refused] : cases) {
     const auto planned = [&](const std::string& sizes) {
       return tessera::plan(problem_of(("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words).c_str()),
                            gpu());
     };
-    for (const char* sizes : {"h=8 q=1", "h=8/2 q=4", "h=8/2 q=5", "h=8 q=60"}) {
+    for (const char* sizes : {"h=8 q=60", "h=8/2 q=60"}) {
       const Result<Plan> fits = planned(sizes);
       ASSERT_TRUE(fits.ok()) << fits.status().text;
       EXPECT_EQ(fits->kernel(), "sm90.forward.decode.bf16.d128.16x64") << words;
-      EXPECT_EQ(fits->data().work.blocks, sizes == std::string("h=8/2 q=5")  ? 2
-                                          : sizes == std::string("h=8 q=60") ? 4
-                                                                             : 1);
+      EXPECT_EQ(fits->data().work.blocks, sizes == std::string("h=8 q=60") ? 4 : 15);
     }
     const Problem p =
-        problem_of(("fwd bf16 b=3 h=8 q=17 k=4096 d=128 " + std::string(words)).c_str());
+        problem_of(("fwd bf16 b=3 h=8 q=60 k=4096 d=128 " + std::string(words)).c_str());
     for (const core::Kernel& row : kCatalog) {
       if (!is_gpu(row.arch) || row.pass == Pass::backward || row.form == core::Form::decode) {
         continue;
@@ -198,6 +191,74 @@ TEST(Decoding, CachesAndTheirMasksAreDecoded_S3_S13) {
         EXPECT_EQ(refusal(row, p, gpu()), refused) << name_of(row);
       }
     }
+  }
+}
+
+/// Keys of a cache: up to 16 rows a key/value head are decoded, and more where the tiles of all
+/// would leave most multiprocessors idle; otherwise tiles of query rows walk over them.
+TEST(Decoding, ACacheIsDecodedOrTiled_S13) {
+  const auto kernel = [](const std::string& problem) -> std::string {
+    const Result<Plan> plan = tessera::plan(problem_of(problem.c_str()), gpu());
+    return plan ? std::string(plan->kernel()) : plan.status().text;
+  };
+  const std::string decode = "sm90.forward.decode.bf16.d128.16x64";
+  const struct {
+    const char* sizes;
+    bool decoded;
+  } cases[] = {{"b=64 h=32/8 q=1 k=8192", true},
+               {"b=64 h=32/8 q=4 k=2048", true},
+               {"b=64 h=32/8 q=5 k=2048", false},
+               {"b=16 h=32/8 q=8 k=4096", false},
+               {"h=32/8 q=8 k=16384", true},
+               {"h=32/8 q=32 k=16384", true},
+               {"h=32/8 q=128 k=16384", false},
+               {"b=4 h=8 q=64 k=4096", false},
+               {"b=64 h=32/8 q=512 k=2048 packed=575", false}};
+  for (const auto& [sizes, decoded] : cases) {
+    for (const char* cache : {"cache=after", "cache=full rows=90", "cache=before:1 leftpad",
+                              "cache=after pages=9000x1", "cache=after pages=900x100:i64"}) {
+      const std::string problem = std::string("fwd bf16 d=128 causal ") + sizes + " " + cache;
+      EXPECT_EQ(kernel(problem) == decode, decoded) << problem << ": " << kernel(problem);
+    }
+  }
+  // Every feature of a score has its row; so has what the copy engine cannot address.
+  const std::string prefill = "fwd bf16 b=8 h=8/2 q=600 k=4096 cache=after pages=900x16 ";
+  for (const auto& [words, name] :
+       {std::pair{"d=64 softcap=30", "sm90.forward.bf16.d64.192x96.softcap"},
+        {"d=128 alibi=h", "sm90.forward.bf16.d128.128x64.extra"},
+        {"d=192/128 dropout=0.1", "sm90.forward.bf16.d192v128.128x64.extra"},
+        {"d=256 sink window=100,0", "sm90.forward.bf16.d256.128x64"},
+        {"d=128 unaligned", "sm90.forward.bf16.d128.128x64.any"},
+        {"d=7", "sm90.forward.bf16.d64.128x64.any"}}) {
+    EXPECT_EQ(kernel(prefill + words), name) << words;
+  }
+}
+
+/// Which row it is must not depend on the batch where bits may not (S9).
+TEST(Decoding, BatchesDoNotDecideOnTheRow_S9) {
+  for (const char* batch : {"b=1", "b=64"}) {
+    const std::string cache =
+        std::string("fwd bf16 ") + batch + " h=32/8 k=4096 d=128 " + "cache=after batch_invariant ";
+    for (const auto& [words, name] :
+         {std::pair{"q=4", "sm90.forward.decode.bf16.d128.16x64"},
+          {"q=5", "sm90.forward.bf16.d128.128x128"},
+          {"q=500 packed=500", "sm90.forward.decode.bf16.d128.16x64"}}) {
+      const std::string problem = cache + words;
+      const Result<Plan> plan = tessera::plan(problem_of(problem.c_str()), gpu());
+      ASSERT_TRUE(plan.ok()) << plan.status().text;
+      EXPECT_EQ(plan->kernel(), name) << problem;
+    }
+  }
+  const Problem packed =
+      problem_of("fwd bf16 b=3 q=500 k=900 d=64 cache=full packed=600 batch_invariant");
+  const Problem empty = problem_of("fwd bf16 q=500 k=900 d=64 cache=full pages=0x16");
+  for (const core::Kernel& row : kCatalog) {
+    if (!is_gpu(row.arch) || row.pass == Pass::backward || row.form == core::Form::decode) continue;
+    if (row.operand != core::Operand::bf16) continue;
+    EXPECT_EQ(refusal(row, packed, gpu()),
+              "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
+              "decoding rows take any number of queries");
+    EXPECT_EQ(refusal(row, empty, gpu()), "takes 1 to 2^31 - 1 pages; num_pages = 0");
   }
 }
 

@@ -37,6 +37,24 @@ void for_each_key_block(const core::Band& band, Range queries, int block_n, Simu
   }
 }
 
+/// What is fetched of a block of keys that lie in pages: whole boxes, whose first keys are looked
+/// up.
+void fetch_boxes(const PlanData& plan, const Head& head, Range block, Simulated& out) {
+  const int size = head.pages().size;
+  if (head.pages().table == nullptr) return;
+  const int keys = core::box_keys(size, plan.kernel.block_n, plan.problem.cache->leftpad);
+  for (int first = block.begin; first < block.end; first += keys) {
+    const core::Pages::Place at = head.place(first);
+    bool torn = at.slot + keys > size || (first - block.begin) + keys > plan.kernel.block_n;
+    for (int key = first; key < core::min(first + keys, block.end); ++key) {
+      const core::Pages::Place place = head.place(key);
+      torn |= place.column != at.column || place.slot != at.slot + key - first;
+    }
+    out.torn_boxes += torn ? 1 : 0;
+    out.high_boxes += keys > 1 ? 1 : 0;
+  }
+}
+
 }  // namespace
 
 Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
@@ -65,6 +83,7 @@ Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
       std::vector<Accumulator> state(static_cast<std::size_t>(sub_end - sub),
                                      {{}, std::vector<float>(dv, 0.0F)});
       const auto add = [&](Range tile, bool masked) {
+        if (is_gpu(kernel.arch) && !kernel.any_layout) fetch_boxes(plan, head, tile, out);
         for (std::int64_t row = sub; row < sub_end; ++row) {
           add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
         }

@@ -48,6 +48,10 @@ class Head {
   const float* k(int key) const { return key_row(t_.k, key); }
   const float* v(int key) const { return key_row(t_.v, key); }
 
+  const core::Pages& pages() const { return pages_; }
+  /// Where a key lies in a page.
+  core::Pages::Place place(int key) const { return pages_.place(sequence_.first_k + key); }
+
   float lse(std::int64_t row) const { return t_.saved_softmax_lse[lse_index(row)]; }
   float dlse(std::int64_t row) const {
     return t_.dsoftmax_lse == nullptr ? 0.0F : t_.dsoftmax_lse[lse_index(row)];

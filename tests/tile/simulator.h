@@ -21,6 +21,8 @@ struct Simulated {
   int masked_tiles = 0;      ///< tiles that went through the mask
   int full_tiles = 0;        ///< tiles that did not
   int merged_items = 0;      ///< a GPU's decoding: items of several parts
+  int high_boxes = 0;        ///< a GPU's tiles, in pages: boxes of several keys
+  int torn_boxes = 0;        ///< the same: that do not lie in one page
   int lost_parts = 0;        ///< the same: not there when merged, or lying where another one is put
 };
 

@@ -1,6 +1,6 @@
 // Every catalog row's tiling against the double reference: random problems with ragged tails, both
-// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features;
-// where a GPU decodes, caches, chunks, sink tokens and trees, too.
+// alignments, windows, GQA, packed sequences (empty ones too), splits, and all score features; of a
+// GPU's forward rows caches, too; where it decodes, chunks, sink tokens and trees.
 #include "tile/simulator.h"
 
 #include <gtest/gtest.h>
@@ -201,7 +201,8 @@ void add_cache(Problem& p, std::mt19937& random) {
   if (one_in(2)) cache.rows = p.batch + 2;
   cache.leftpad = one_in(2);
   if (one_in(2)) {
-    cache.page_size = one_in(2) ? 1 : 24;
+    constexpr int kPageSizes[] = {1, 24, 64, 200};
+    cache.page_size = kPageSizes[random() % 4];
     cache.num_pages = 50;
   }
   p.cache = cache;
@@ -222,7 +223,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const bool few = kSanitized || row.operand == core::Operand::f16;
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
-  int merged = 0, merged_units = 0, cached = 0, several_blocks = 0;
+  int merged = 0, merged_units = 0, cached = 0, several_blocks = 0, high_boxes = 0;
   for (int trial = 0; trial < trials && ran < enough; ++trial) {
     Problem p = random_problem(random, row.pass, decode ? 5 : 400, decode ? 3000 : 500);
     if (trial % 8 == 0 && row.split_n > 0) {
@@ -263,6 +264,11 @@ TEST_P(EveryRow, TilesComputeAttention) {
       }
       if (blocks || random() % 2 == 0) add_cache(p, random);
     }
+    const bool tiles = is_gpu(row.arch) && row.pass == Pass::forward && !decode;
+    if (tiles && random() % 2 == 0) add_cache(p, random);
+    if (tiles && trial % 4 == 0) {  // boxes of several keys
+      p.cache = {.lengths = Lengths::full, .page_size = 48, .num_pages = 30};
+    }
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
     if (row.operand == core::Operand::f16) p.dtype = Dtype::f16;
@@ -277,6 +283,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       const reference::Outputs expected = reference::attend(inputs);
       got = spans ? simulate_decode(plan, data.tensors) : simulate_forward(plan, data.tensors);
       ASSERT_EQ(got.lost_parts, 0) << what;
+      ASSERT_EQ(got.torn_boxes, 0) << what;
       // The simulator adds up weights one after another in fp32: of thousands that are alike each
       // addition may round the same way.
       const double bound = std::max(2e-5, 1e-8 * static_cast<double>(p.seqlen_k));
@@ -309,6 +316,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
     (p.batch_invariant ? merged_units : merged) += got.merged_items;
     cached += p.cache ? 1 : 0;
     several_blocks += p.cache && p.seqlen_q > row.block_m ? 1 : 0;
+    high_boxes += got.high_boxes;
   }
   // The list must have exercised what it claims to prove.
   EXPECT_GT(ran, 0) << "seed " << seed;
@@ -316,10 +324,15 @@ TEST_P(EveryRow, TilesComputeAttention) {
   EXPECT_GT(ran, 20) << "seed " << seed;
   EXPECT_GT(masked, 0);
   EXPECT_GT(full, 0);
+  if (is_gpu(row.arch) && row.pass == Pass::forward) {
+    EXPECT_GT(cached, 0);
+  }
+  if (is_gpu(row.arch) && row.pass == Pass::forward && !decode && !row.any_layout) {
+    EXPECT_GT(high_boxes, 0);
+  }
   if (is_gpu(row.arch) && decode) {
     EXPECT_GT(merged, 0);
     EXPECT_GT(merged_units, 0);
-    EXPECT_GT(cached, 0);
     EXPECT_GT(several_blocks, 0);
   } else if (row.split_n > 0) {
     EXPECT_GT(split, 0);

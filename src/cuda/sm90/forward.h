@@ -146,13 +146,13 @@ class ForwardConsumer {
     }
   }
 
-  /// Values beyond the end of a packed sequence, where another one lies, become 0: their weights
-  /// are 0, but that times infinity is not. Every warpgroup clears them for itself. Values beyond
-  /// the end of a tensor are 0 as they come.
+  /// Values beyond the end of a packed sequence, where another one lies, or of one in a cache,
+  /// where anything may lie, become 0: their weights are 0, but that times infinity is not. Every
+  /// warpgroup clears them for itself. Values beyond the end of a tensor are 0 as they come.
   __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own) const {
     if constexpr (!K.any_layout) {
       const int valid = t.band.seqlen_k - (own.seen.end - 1) * kN;
-      if (agreed(!p.sequences.packed() || valid >= kN)) return;
+      if (agreed(!p.strangers || valid >= kN)) return;
       buffers.v.wait_full(weighed_);
       const std::uint32_t v = buffers.v.buffer(weighed_);
       constexpr std::uint32_t kZeros[4] = {};
@@ -562,7 +562,13 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if (threadIdx.x < S::kProducers) ForwardProducer<K>(p, buffers).run();
+    if constexpr (!K.any_layout) {
+      if (p.box_keys > 0) {
+        if (PageBoxes<K>::takes_part(p)) ForwardProducer<K, true>(p, buffers).run();
+        return;
+      }
+    }
+    if (threadIdx.x < S::kProducers) ForwardProducer<K, false>(p, buffers).run();
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     ForwardConsumer<K>(p, buffers, group - 1).run();

@@ -15,9 +15,14 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
+  if (p.cache && p.cache->paged()) {
+    params.box_keys =
+        core::box_keys(static_cast<int>(p.cache->page_size), row.block_n, p.cache->leftpad);
+  }
+  const int keys = params.box_keys > 0 ? params.box_keys : row.block_n;
   Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.row_heads);
-  if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
-  if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
+  if (status) status = make_map(params.k, "k", t.k, p, false, d, keys, 1);
+  if (status) status = make_map(params.v, "v", t.v, p, false, dv, keys, 1);
   if (status) status = check_aligned("o", t.o, p, true);
   return status;
 }
@@ -33,6 +38,8 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
     return s;
   }
   set_forward(params, plan, t);
+  params.page_size = core::Divisor(params.cache.pages.size);
+  params.strangers = p.packed || p.cache;
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
   params.group = static_cast<int>(p.group() / plan.row_heads);

@@ -2,6 +2,8 @@
 // forward.h.
 #pragma once
 
+#include "core/divisor.h"
+#include "core/pages.h"
 #include "core/philox.h"
 #include "core/score.h"
 #include "core/sequences.h"
@@ -21,6 +23,11 @@ struct ForwardParams {
   float* softmax_lse = nullptr;  ///< may be null
 
   core::Sequences sequences;
+  core::Cache cache;
+  core::Divisor page_size;  ///< of the cache's pages
+  int box_keys = 0;        ///< keys that the copy engine fetches at a time where they lie in pages:
+                           ///< no box has keys of two; 0: a block, no pages
+  bool strangers = false;  ///< what lies beyond a sequence's keys may be anything
   core::Window window;
   const float* sink = nullptr;  ///< null: no sink
   Extras extras;

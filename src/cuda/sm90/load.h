@@ -25,21 +25,19 @@ __device__ __forceinline__ LoadRows keys_of(const core::Sequence& sequence, int 
   return {sequence.first_k + key, sequence.seqlen_k - key, head, sequence.entry()};
 }
 
-/// What the copy engine would do, 8 elements a thread at a time; also zeros beyond the sequence.
-template <int kRows, int kThreads>
-__device__ __forceinline__ void copy_rows(std::uint32_t to, const Source& source, int dim,
-                                          int chunks, const LoadRows& rows) {
-  const auto* from = static_cast<const std::uint16_t*>(source.data) +
-                     rows.batch * source.strides.batch + rows.head * source.strides.head +
-                     rows.row * source.strides.seqlen;
+/// What the copy engine would do, 8 elements a thread at a time. row_at(i, from): where the i-th
+/// row of the buffer lies; false: it becomes zeros.
+template <int kRows, int kThreads, class RowAt>
+__device__ __forceinline__ void copy_rows(std::uint32_t to, int dim, int chunks,
+                                          const RowAt& row_at) {
   const int units = chunks * 8;  // of a row
   // Unrolled, it would need more than a producer's 40 registers.
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += kThreads) {
     const int row = i / units, unit = i % units;
     std::uint32_t words[4] = {};
-    if (row < rows.valid) {
-      const std::uint16_t* const x = from + row * source.strides.seqlen + unit * 8;
+    if (const std::uint16_t* x = nullptr; row_at(row, x)) {
+      x += unit * 8;
       const int left = dim - unit * 8;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -61,7 +59,13 @@ __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
                                               bool heads_first = false, std::uint32_t more = 0) {
   const std::uint32_t to = ring.buffer(i);
   if constexpr (kAnyLayout) {
-    copy_rows<kRows, kCopyingThreads>(to, source, dim, chunks, rows);
+    const auto* const from = static_cast<const std::uint16_t*>(source.data) +
+                             rows.batch * source.strides.batch + rows.head * source.strides.head +
+                             rows.row * source.strides.seqlen;
+    copy_rows<kRows, kCopyingThreads>(to, dim, chunks, [&](int row, const std::uint16_t*& x) {
+      x = from + row * source.strides.seqlen;
+      return row < rows.valid;
+    });
     ptx::fence_proxy_async();
     return ring.announce(i, threadIdx.x == 0 ? more : 0);
   } else {

@@ -18,8 +18,11 @@ struct Ring {
   __device__ __forceinline__ std::uint32_t buffer(std::uint32_t i) const {
     return data + i % kSize * bytes;
   }
+  __device__ __forceinline__ std::uint32_t full_barrier(std::uint32_t i) const {
+    return full + i % kSize * 8;
+  }
   __device__ __forceinline__ void wait_full(std::uint32_t i) const {
-    ptx::mbarrier_wait(full + i % kSize * 8, i / kSize & 1);
+    ptx::mbarrier_wait(full_barrier(i), i / kSize & 1);
   }
   __device__ __forceinline__ void release(std::uint32_t i) const {
     ptx::mbarrier_arrive(empty + i % kSize * 8);
