@@ -55,12 +55,12 @@ struct KeyTiles {
     return {runs.keys.begin + (tile - first) * size, runs.keys.end};
   }
   /// In units of so many tiles: of an item that has all queries who see these keys, or of several
-  /// that have some each. To some queries sink tokens may be a run of their own that join the other
-  /// keys of all, which takes a tile more. unit_tiles: a number, or its Divisor.
+  /// that have some each. To some queries keys may be cut elsewhere between sink tokens and others
+  /// than to all, which takes a tile more. unit_tiles: a number, or its Divisor.
   template <class Count>
   TESSERA_HD constexpr int units(const Count& unit_tiles, bool several,
                                  const SequenceMask& mask) const {
-    const bool may_part = several && mask.sink_tokens > 0 && runs.sinks.empty();
+    const bool may_part = several && mask.sink_tokens > 0;
     return max(1, ceil_div(count() + (may_part ? 1 : 0), unit_tiles));
   }
 };

@@ -147,29 +147,36 @@ TEST(Spans, HaveAtMostTwoPartsWhichFollowEachOther) {
   EXPECT_GT(both, 100);
 }
 
-// A block of queries may see sink tokens apart from its other keys, which join them for all
-// queries.
+// To a block of queries keys may be cut between sink tokens and others where they are not to all
+// queries, which takes a tile more.
 TEST(KeyTiles, NoBlockOfQueriesHasMoreTilesThanItsItemHasRoomFor_S3) {
-  int more = 0;
+  const int seqlen_q = 9;
+  int apart = 0, moved = 0;  // none are apart to all queries; others are
   for (int seqlen_k = 1; seqlen_k <= 40; ++seqlen_k) {
-    for (int sink_tokens = 0; sink_tokens <= 5; ++sink_tokens) {
+    for (int sink_tokens = 0; sink_tokens <= 14; ++sink_tokens) {
       for (int left = 0; left <= 12; ++left) {
-        const int seqlen_q = 9;
-        const SequenceMask mask = {{seqlen_q, seqlen_k, left, seqlen_k, 0}, 0, sink_tokens};
-        const KeyTiles all = {mask.runs_of({0, seqlen_q}), 4};
-        for (int query = 0; query < seqlen_q; query += 3) {
-          const KeyTiles block = {mask.runs_of({query, query + 3}), 4};
-          for (int unit_tiles = 1; unit_tiles <= 3; ++unit_tiles) {
-            ASSERT_LE(ceil_div(block.count(), unit_tiles), all.units(unit_tiles, true, mask))
-                << seqlen_k << " " << sink_tokens << " " << left << " " << query;
-            more +=
-                ceil_div(block.count(), unit_tiles) > all.units(unit_tiles, false, mask) ? 1 : 0;
+        for (const int right : {0, seqlen_k}) {
+          for (const int offset : {0, seqlen_k - seqlen_q}) {
+            const SequenceMask mask = {{seqlen_q, seqlen_k, left, right, offset}, 0, sink_tokens};
+            const KeyTiles all = {mask.runs_of({0, seqlen_q}), 4};
+            for (int query = 0; query < seqlen_q; query += 3) {
+              const KeyTiles block = {mask.runs_of({query, query + 3}), 4};
+              for (int unit_tiles = 1; unit_tiles <= 3; ++unit_tiles) {
+                ASSERT_LE(ceil_div(block.count(), unit_tiles), all.units(unit_tiles, true, mask))
+                    << seqlen_k << " " << sink_tokens << " " << left << " " << right << " "
+                    << offset << " " << query;
+                if (ceil_div(block.count(), unit_tiles) > all.units(unit_tiles, false, mask)) {
+                  ++(all.runs.sinks.empty() ? apart : moved);
+                }
+              }
+            }
           }
         }
       }
     }
   }
-  EXPECT_GT(more, 0);
+  EXPECT_GT(apart, 0);
+  EXPECT_GT(moved, 0);
 }
 
 TEST(KeyTiles, HaveEveryKeyOfBothRunsOnce) {
