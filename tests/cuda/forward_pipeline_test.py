@@ -156,10 +156,11 @@ def main():
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {writers} warps produce, "
                                      f"seed {seed}: {found}")
+                        # A seed is a schedule's speeds, the same in all problems, so this takes many of them.
+                        if name == "nobody" and tiles == [4] * 5:
+                            idle += fault(*problem, idle=1) != ""
                         if seed >= first + 12:
                             continue
-                        if seed == first:
-                            idle += fault(*problem, idle=1) != ""
                         if name == "the first":
                             unwaited += fault(*problem, waits=False) != ""
                         if clears:
