@@ -66,9 +66,10 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
 /// Keys that a warp of a GPU's decoding row multiplies at a time.
 inline constexpr int kDecodeTileKeys = 16;
 
-/// Blocks of threads of a GPU's decoding row that a multiprocessor has at once.
+/// Blocks of threads of a GPU's decoding row that a multiprocessor has at once. Narrow heads need
+/// more: there is less to a tile, so latencies of its instructions count.
 TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {
-  return kernel.head_dim <= 128 ? 2 : 1;
+  return kernel.head_dim <= 64 ? 3 : kernel.head_dim <= 128 ? 2 : 1;
 }
 
 }  // namespace tessera::core

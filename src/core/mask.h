@@ -4,7 +4,7 @@
 // everything.
 #pragma once
 
-#include "core/hd.h"
+#include "core/divisor.h"
 #include "tessera/types.hpp"
 
 namespace tessera::core {
@@ -125,23 +125,23 @@ struct QueryMask {
 /// to its right end; and the bits that decide on the last keys.
 struct SequenceMask {
   Band band;
-  int chunk = 0;  ///< 0: one
+  Divisor chunk = Divisor(0);  ///< 0: one
   int sink_tokens = 0;
   const std::uint64_t* tree = nullptr;  ///< of the sequence's queries; null: none
 
   /// Whether there is more than a band.
   TESSERA_HD constexpr bool special() const {
-    return chunk != 0 || sink_tokens != 0 || tree != nullptr;
+    return chunked() || sink_tokens != 0 || tree != nullptr;
   }
   /// Besides sink tokens; not clipped where there is nothing between them.
   TESSERA_HD constexpr int begin_of(int query) const {
     const int position = query + band.offset;
-    return max(max(position - band.left, 0), chunk != 0 ? chunk_begin(position) : 0);
+    return max(max(position - band.left, 0), chunked() ? chunk_begin(position) : 0);
   }
   TESSERA_HD constexpr int end_of(int query) const {
     const int position = query + band.offset;
     const int end = min(position + band.right + 1, band.seqlen_k);
-    return max(chunk != 0 ? min(end, chunk_begin(position) + chunk) : end, 0);
+    return max(chunked() ? min(end, chunk_begin(position) + chunk.value()) : end, 0);
   }
   /// Keys that some of the queries see, sink tokens aside, and what lies between these keys.
   TESSERA_HD constexpr Range keys_of(Range queries) const {
@@ -175,9 +175,10 @@ struct SequenceMask {
   TESSERA_HD constexpr bool visible(int query, int key) const { return of(query).visible(key); }
 
  private:
+  TESSERA_HD constexpr bool chunked() const { return chunk.value() != 0; }
   TESSERA_HD constexpr int chunk_begin(int position) const {
-    const int chunks = position / chunk;
-    return (position - chunks * chunk < 0 ? chunks - 1 : chunks) * chunk;
+    const int before = position < 0 ? ~position : position, chunks = chunk.quotient(before);
+    return (position < 0 ? ~chunks : chunks) * chunk.value();
   }
 };
 

@@ -57,6 +57,11 @@ TESSERA_HD constexpr std::int64_t slot_offset(const Pages& pages, const Sequence
          head * strides.head;
 }
 
+/// Reads a word as any other.
+struct PlainRead {
+  TESSERA_HD constexpr int operator()(const std::int32_t* from) const { return *from; }
+};
+
 /// Lengths and places of sequences in a cache.
 struct Cache {
   bool used = false;                             ///< no: k and v are not a cache
@@ -69,25 +74,29 @@ struct Cache {
   std::int64_t rows = 0;                         ///< that index may name
   Pages pages;
 
-  /// Slots of a sequence that are filled, new keys included; less than 0: it is a no-op.
-  TESSERA_HD constexpr int filled(int batch) const {
+  /// Slots of a sequence that are filled, new keys included; less than 0: it is a no-op. read: of
+  /// a word of memory.
+  template <class Read = PlainRead>
+  TESSERA_HD constexpr int filled(int batch, const Read& read = {}) const {
     if (seqlens == nullptr) return capacity;
-    const int length = seqlens[batch];
+    const int length = read(seqlens + batch);
     if (length < 0) return -1;
-    const int more =
-        cu_seqlens_new != nullptr ? cu_seqlens_new[batch + 1] - cu_seqlens_new[batch] : seqlen_new;
+    const int more = cu_seqlens_new != nullptr
+                         ? read(cu_seqlens_new + batch + 1) - read(cu_seqlens_new + batch)
+                         : seqlen_new;
     return length > capacity - more ? capacity : length + more;
   }
   /// Gives a sequence its keys. What the cache does not have they are not: a row that does not
-  /// exist, slots beyond its capacity.
-  TESSERA_HD constexpr void place(Sequence& sequence) const {
+  /// exist, slots beyond its capacity. So whatever is read, no key lies outside of the cache.
+  template <class Read = PlainRead>
+  TESSERA_HD constexpr void place(Sequence& sequence, const Read& read = {}) const {
     if (!used) return;
-    const int row = index != nullptr ? index[sequence.batch] : sequence.batch;
+    const int row = index != nullptr ? read(index + sequence.batch) : sequence.batch;
     const bool exists = index == nullptr || (row >= 0 && row < rows);
-    const int pad = leftpad != nullptr ? max(leftpad[sequence.batch], 0) : 0;
+    const int pad = leftpad != nullptr ? max(read(leftpad + sequence.batch), 0) : 0;
     sequence.entry_k = exists ? row : 0;
     sequence.first_k = pad;
-    sequence.seqlen_k = exists ? max(filled(sequence.batch) - pad, 0) : 0;
+    sequence.seqlen_k = exists ? max(filled(sequence.batch, read) - pad, 0) : 0;
   }
   friend constexpr bool operator==(const Cache&, const Cache&) = default;
 };

@@ -81,7 +81,7 @@ struct Window {
 /// Everything that says which keys queries see.
 struct MaskRules {
   Window window;
-  int chunk = 0;  ///< 0: none
+  Divisor chunk = Divisor(0);  ///< 0: none
   int sink_tokens = 0;
   const std::uint64_t* tree = nullptr;  ///< a word for every query of all sequences; null: none
 

@@ -18,11 +18,14 @@ struct SpanItem {
 /// The line is shorter than 2^30.
 struct Spans {
   int count = 1;   ///< of spans
-  int fixed = 0;   ///< cost of an item besides its units
+  int fixed = 0;   ///< cost of a short item besides its units
   int least = 1;   ///< no span is shorter
   int length = 1;  ///< of every span, but the last ones; cut() sets it
 
-  TESSERA_HD constexpr int cost(int units) const { return fixed + units; }
+  /// In a long item the fixed part is not worth cuts that are less even for it.
+  static constexpr int kLong = 16;
+  TESSERA_HD constexpr int fixed_of(int units) const { return units < kLong ? fixed : 0; }
+  TESSERA_HD constexpr int cost(int units) const { return fixed_of(units) + units; }
   /// total: the cost of all items. by: `count`, or its Divisor.
   template <class Count>
   TESSERA_HD constexpr void cut(int total, const Count& by) {
@@ -31,14 +34,36 @@ struct Spans {
   TESSERA_HD constexpr void cut(int total) { cut(total, count); }
   /// The span that has a unit of the item.
   TESSERA_HD constexpr int span_of(const SpanItem& item, int unit) const {
-    return (item.start + fixed + unit) / length;
+    return (item.start + fixed_of(item.units) + unit) / length;
   }
   /// The item's units that a span has.
   TESSERA_HD constexpr Range units_of(const SpanItem& item, int span) const {
-    const int begin = span * length - item.start - fixed;
+    const int begin = span * length - item.start - fixed_of(item.units);
     return {max(min(begin, item.units), 0), max(min(begin + length, item.units), 0)};
   }
   friend constexpr bool operator==(const Spans&, const Spans&) = default;
+};
+
+/// Which parts of an item take in which others: part i those from i + 1 to i + 7 if 8 divides i,
+/// with all that they have taken in, then parts i + 8, i + 16 to i + 56 if 64 does, and so on. Part
+/// 0 ends with all of them.
+struct PartTree {
+  static constexpr int kShift = 3, kOthers = (1 << kShift) - 1;
+  int parts = 1;
+
+  /// How many others, 2^shift apart, a part takes in; shift: 0, and more by kShift each time, until
+  /// there are none.
+  TESSERA_HD constexpr int others(int part, int shift) const {
+    return (part >> shift & kOthers) == 0 ? min((parts - 1 - part) >> shift, kOthers) : 0;
+  }
+};
+
+/// What a span leaves of an item for another one: two neighbouring columns of a row's normalised
+/// output, and the row's natural-log lse. 16 bytes, which come and go as one; `ticket` says whose.
+struct alignas(16) PartWord {
+  float x[2];
+  float lse;
+  std::uint32_t ticket;
 };
 
 /// Keys of both runs in tiles of `size`; no tile has keys of both.

@@ -80,7 +80,7 @@ std::string keys_text(const PlanData& data) {
   if (slots == 0) return text + "parts      none: an item is one unit\n";
   return text + "parts      up to " + grouped(slots) +
          (p.batch_invariant ? ", one a unit, so that a sequence's do not depend on the batch\n"
-                            : ", where spans end within items: 2 a span\n");
+                            : ", where spans end within items: one a span\n");
 }
 
 /// What a forward reads and writes, each byte once.

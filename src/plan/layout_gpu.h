@@ -20,9 +20,8 @@ struct GpuBackwardLayout {
 /// Where the blocks of a GPU's decoding row leave parts for each other: see
 /// cuda/mma/decode_params.h.
 struct GpuDecodeLayout {
-  std::int64_t slots = 0;          ///< none: an item has one part
-  float* o = nullptr;              ///< [slots][block_m][head_dim_v]
-  std::uint64_t* state = nullptr;  ///< [slots][block_m]
+  std::int64_t slots = 0;           ///< none: an item has one part
+  core::PartWord* words = nullptr;  ///< [slots][block_m][head_dim_v / 2]
 };
 
 /// Units of the longest item of a decoding row at most; sink tokens begin a unit of their own.
@@ -36,11 +35,11 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
   const std::int64_t units = units_of_item(plan), rows = plan.kernel.block_m;
   GpuDecodeLayout layout;
   if (units > 1) {
-    layout.slots = plan.problem.batch_invariant ? plan.work.count() * units
-                                                : std::int64_t{2} * plan.spans.count;
+    layout.slots =
+        plan.problem.batch_invariant ? plan.work.count() * units : std::int64_t{plan.spans.count};
   }
-  layout.o = workspace.take<float>("part_o", layout.slots * rows * plan.kernel.head_dim_v);
-  layout.state = workspace.take<std::uint64_t>("part_state", layout.slots * rows);
+  layout.words = workspace.take<core::PartWord>("part_words",
+                                                layout.slots * rows * (plan.kernel.head_dim_v / 2));
   return layout;
 }
 

@@ -75,7 +75,7 @@ TESSERA_HD core::Window window_of(const Problem& problem) {
 TESSERA_HD core::MaskRules mask_rules_of(const Problem& problem, const Tensors& tensors) {
   // No position is further from another than 2^30.
   constexpr std::int64_t kUnbounded = 1 << 30;
-  return {window_of(problem), static_cast<int>(core::min(problem.chunk, kUnbounded)),
+  return {window_of(problem), core::Divisor(static_cast<int>(core::min(problem.chunk, kUnbounded))),
           static_cast<int>(core::min(problem.sink_tokens, kUnbounded)),
           problem.tree ? tensors.tree_mask : nullptr};
 }

@@ -50,10 +50,18 @@ std::int64_t bytes_of_keys(const Problem& p, std::int64_t longest) {
   return static_cast<std::int64_t>(core::min(bytes, 9e18));
 }
 
-/// Spans of a GPU's decoding row: as many as blocks are resident, so that none of them waits for
-/// one that has not begun. An item's fixed part is what a block loses between two, in units; a span
-/// of less than a few units would lose more than it computes. Where bits must not depend on the
-/// batch (S9) units are large, and each is a part of its own.
+/// The multiple of the greatest power of two that is at most 1/32 less. Batches and heads tend to
+/// be such multiples, too: then items of one length are cut alike or not at all.
+constexpr std::int64_t most_even(std::int64_t count) {
+  std::int64_t power = 1;
+  for (std::int64_t next = 2; (count / next * next) * 32 >= count * 31; next *= 2) power = next;
+  return count / power * power;
+}
+
+/// Spans of a GPU's decoding row: hardly fewer than blocks are resident, so that none of them waits
+/// for one that has not begun. An item's fixed part is what a block loses between two, in units; a
+/// span of less than a few units would lose more than it computes. Where bits must not depend on
+/// the batch (S9) units are large, and each is a part of its own.
 void set_spans(PlanData& plan) {
   constexpr int kFixed = 1, kLeast = 2;
   const Problem& p = plan.problem;
@@ -61,7 +69,8 @@ void set_spans(PlanData& plan) {
   plan.unit_n = p.batch_invariant ? row.split_n : row.block_n;
   plan.spans.fixed = p.batch_invariant ? 0 : kFixed;
   plan.spans.least = p.batch_invariant ? 1 : kLeast;
-  const std::int64_t resident = std::int64_t{plan.device.threads} * core::decode_blocks(row);
+  const std::int64_t resident =
+      most_even(std::int64_t{plan.device.threads} * core::decode_blocks(row));
   plan.spans.count = static_cast<int>(
       core::max<std::int64_t>(1, core::min(resident, plan.work.count() * units_of_item(plan))));
 }

@@ -21,7 +21,8 @@ struct Case {
   unsigned seed = 0;  ///< of the tree
 
   SequenceMask mask() const {
-    return {make_band(seqlen_q, seqlen_k, left, right, alignment), chunk, sink_tokens, tree};
+    return {make_band(seqlen_q, seqlen_k, left, right, alignment), Divisor(chunk), sink_tokens,
+            tree};
   }
   int position(int i) const {
     return alignment == Alignment::bottom_right ? i + seqlen_k - seqlen_q : i;
@@ -152,10 +153,11 @@ TEST(SequenceMask, RunsOfKeysAreTight) {
 TEST(SequenceMask, HugeLengthsDoNotOverflow) {
   constexpr int kLong = 1 << 29, kMost = 1 << 30;
   for (const Alignment alignment : {Alignment::bottom_right, Alignment::top_left}) {
-    const SequenceMask mask{make_band(kLong, kLong, -1, -1, alignment), kMost, kMost, nullptr};
+    const SequenceMask mask{make_band(kLong, kLong, -1, -1, alignment), Divisor(kMost), kMost,
+                            nullptr};
     EXPECT_EQ(mask.keys_of(Range{0, kLong}), (Range{0, kLong}));
     EXPECT_EQ(mask.runs_of({kLong - 1, kLong}).size(), kLong);
-    const SequenceMask few{make_band(kLong, 1, -1, 0, alignment), kMost, 0, nullptr};
+    const SequenceMask few{make_band(kLong, 1, -1, 0, alignment), Divisor(kMost), 0, nullptr};
     EXPECT_EQ(few.keys_of(kLong - 1), (Range{0, 1}));
     EXPECT_EQ(few.keys_of(0).empty(), alignment == Alignment::bottom_right);
   }

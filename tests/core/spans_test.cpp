@@ -60,7 +60,7 @@ void for_each_line(const Body& body) {
     int position = 0;
     for (const SpanItem& item : line.items) {
       ASSERT_EQ(item.start, position);
-      position += line.spans.fixed;
+      position += line.spans.fixed_of(item.units);
       owners.emplace_back();
       for (int unit = 0; unit < item.units; ++unit, ++position) {
         int owner = 0;
@@ -157,7 +157,8 @@ TEST(KeyTiles, NoBlockOfQueriesHasMoreTilesThanItsItemHasRoomFor_S3) {
       for (int left = 0; left <= 12; ++left) {
         for (const int right : {0, seqlen_k}) {
           for (const int offset : {0, seqlen_k - seqlen_q}) {
-            const SequenceMask mask = {{seqlen_q, seqlen_k, left, right, offset}, 0, sink_tokens};
+            const SequenceMask mask = {
+                {seqlen_q, seqlen_k, left, right, offset}, Divisor(0), sink_tokens};
             const KeyTiles all = {mask.runs_of({0, seqlen_q}), 4};
             for (int query = 0; query < seqlen_q; query += 3) {
               const KeyTiles block = {mask.runs_of({query, query + 3}), 4};

@@ -4,10 +4,10 @@ Inside a block of threads (src/cuda/mma/decode.h): warps with a ring of tiles ea
 that run ahead into the next piece, queries in two buffers, results left in a free stage of the ring. Nothing may be
 read before its copy is there, nor be overwritten while somebody reads it.
 
-Between blocks (decode_walk.h, decode_results.h): spans of a line of items, parts with slots, words of state with a
-run's ticket, merges by the block with an item's first part, replays of a graph with the same ticket, runs that begin
-early. Some blocks are resident, the others begin when one ends. Nobody may wait for ever, each merge must find the
-parts of its own run, all of them, and no word may keep the ticket.
+Between blocks (decode_walk.h, decode_results.h): spans of a line of items, parts in words with a run's ticket, the tree
+in which parts take in others, replays of a graph with the same ticket, runs that begin early. Some blocks are resident,
+the others begin when one ends. Nobody may wait for ever, an item's result must be of all its parts, each once, and of its
+own run, and no word may keep the ticket.
 
 Each breakage that the tests name must be seen, or the models would prove nothing.
 """
@@ -73,10 +73,10 @@ class Copies:
 
 
 class Piece:
-    """tiles: of keys; keeps: the merge after it takes the ring, with pieces after it; merges: there is one."""
+    """tiles: of keys."""
 
-    def __init__(self, number, tiles, merges, keeps):
-        self.number, self.tiles, self.merges, self.keeps = number, tiles, merges, keeps
+    def __init__(self, number, tiles):
+        self.number, self.tiles = number, tiles
 
 
 class Block:
@@ -106,14 +106,10 @@ class Warp:
     def piece(self):
         return self.block.pieces[self.at]
 
-    def keeps_ring(self):
-        return self.attending and self.piece().keeps
-
     def load_next(self):
         broken, stages = self.block.broken, self.block.stages
         room = stages if broken == "no free stage" else stages - 1
-        taken = self.ahead and self.keeps_ring() and broken != "loads before a merge"
-        if self.loading and self.under_way < room and not taken:
+        if self.loading and self.under_way < room:
             piece = self.block.pieces[self.at + self.ahead]
             self.copies.begin(self.ring[self.to], (piece.number, self.next))
             self.to = (self.to + 1) % stages
@@ -156,29 +152,22 @@ class Warp:
         self.under_way -= 1
         self.stage = (self.stage + 1) % stages
 
-    def merge(self):
-        block, piece = self.block, self.piece()
-        left = list(block.outputs)
-        for output in left:  # merge_warps
-            output.read(("merge", self.number), ("output", piece.number))
+    def finish(self):
+        left, number = list(self.block.outputs), self.piece().number
+        for output in left:
+            output.read(("results", self.number), ("output", number))
         yield
         for output in left:
-            output.readers.discard(("merge", self.number))
-        if block.broken != "no barrier after the merge":
-            yield from block.barrier.take()
-        if piece.merges:  # merge_parts: every warp has weights and parts anywhere in the ring
-            places = [place for ring in block.rings for place in ring]
-            for place in places:
-                place.readers.add(("parts", self.number))
-                place.content, place.there = ("parts", piece.number), True
-            yield
-            for place in places:
-                place.readers.discard(("parts", self.number))
-            yield from block.barrier.take()
+            output.readers.discard(("results", self.number))
 
     def turn(self):
-        self.at, self.now, self.ahead, self.attending = self.at + 1, 1 - self.now, False, True
+        self.at, self.now, self.ahead = self.at + 1, 1 - self.now, False
         self.tile, self.tiles_end = self.number, self.piece().tiles
+        if not self.attending:
+            yield from self.meet_queries()
+        elif self.block.broken != "no barrier after results":
+            yield from self.block.barrier.take()
+        self.attending = True
         for part in self.block.queries[self.now]:  # into registers
             part.read(self.number, self.piece().number)
         yield
@@ -188,7 +177,7 @@ class Warp:
     def run(self):
         block, owed = self.block, self.block.stages - 1
         while True:
-            if not self.loading and not self.ahead and (self.tile >= self.tiles_end or not self.keeps_ring()):
+            if not self.loading and not self.ahead:
                 self.advance()
             for _ in range(owed):
                 self.load_next()
@@ -204,9 +193,8 @@ class Warp:
                 free = self.ring[(self.stage - 1) % block.stages]
                 free.write(("output", self.piece().number))
                 block.outputs[self.number] = free
-            yield from self.meet_queries()
-            if self.attending:
-                yield from self.merge()
+                yield from self.meet_queries()
+                yield from self.finish()
             if not self.more:
                 block.ended += 1
                 return
@@ -215,15 +203,7 @@ class Warp:
 
 
 def random_pieces(schedule):
-    """Pieces of a block. Only the last of a span, or one that keeps the ring, may end with a merge of parts."""
-    count = schedule.randrange(1, 7)
-    pieces = []
-    for number in range(count):
-        last = number == count - 1
-        merges = schedule.random() < 0.4
-        keeps = merges and not last
-        pieces.append(Piece(number, schedule.choice((0, 1, 2, 3, 5, 9, 14)), merges, keeps))
-    return pieces
+    return [Piece(number, schedule.choice((0, 1, 2, 3, 5, 9, 14))) for number in range(schedule.randrange(1, 7))]
 
 
 def fault_in_block(seed, broken=""):
@@ -254,16 +234,19 @@ class Line:
         return (self.starts[item] + self.fixed + unit) // self.length
 
     def parts(self, item):
-        """[(slot, first unit, end)] of an item, in order."""
+        """The slots of an item's parts, in order."""
         if self.by_unit:
-            return [((item, u), u, u + 1) for u in range(self.units[item])]
-        first, last = (self.span_of(item, u) for u in (0, self.units[item] - 1))
-        spans = range(first, last + 1)
-        return [(self.count + s if s == first else s, *self.units_of(item, s)) for s in spans]
+            return [(item, u) for u in range(self.units[item])]
+        return list(range(self.span_of(item, 0), self.span_of(item, self.units[item] - 1) + 1))
+
+
+def others(parts, part, shift):
+    """core::PartTree, with 3 for 7."""
+    return min((parts - 1 - part) >> shift, 3) if part >> shift & 3 == 0 else 0
 
 
 class Run:
-    """One launch. Words and outputs of parts are memory that all runs share: (ticket, run) and run."""
+    """One launch. Words are memory that all runs share: slot -> (ticket, (run, item, parts))."""
 
     def __init__(self, number, ticket, line, before, broken):
         self.number, self.ticket, self.line, self.before, self.broken = number, ticket, line, before, broken
@@ -273,7 +256,30 @@ class Run:
     def done(self):
         return self.ended == self.line.count
 
-    def block(self, index, words, outputs, faults):
+    def store(self, words, slot, item, parts):
+        if self.broken == "a word in halves":
+            words[slot] = (self.ticket, words.get(slot, (0, None))[1])
+            yield
+        words[slot] = (self.ticket, (self.number, item, tuple(parts)))
+        yield
+
+    def take_in(self, words, slots, item, faults):
+        """The parts that lie in some slots, once they are there."""
+        taken = []
+        for slot in slots:
+            while words.get(slot, (0, None))[0] != self.ticket:
+                yield
+            word = words[slot][1]
+            if word is None or word[:2] != (self.number, item):
+                faults.append(f"run {self.number}, item {item} takes in {word}")
+                return []
+            taken += word[2]
+            yield
+            if self.broken != "words are left":
+                words[slot] = (0, None)
+        return taken
+
+    def block(self, index, words, faults):
         """A block, from when it is resident."""
         line = self.line
         if self.broken != "nobody waits for the grid before":
@@ -285,37 +291,34 @@ class Run:
             begin, end = line.units_of(item, span)
             if begin == end:
                 continue
-            parts = line.parts(item)
+            slots = line.parts(item)
             yield
-            if len(parts) == 1:
-                self.results[item] = self.number
-                continue
-            for slot, first, _ in parts:
-                if begin <= first < end:
-                    if self.broken == "told too early":
-                        words[slot] = (self.ticket, self.number)
-                        yield
-                    outputs[slot] = (self.number, item)
-                    yield
-                    words[slot] = (self.ticket, self.number)
-            if begin > 0:
-                continue
-            for slot, first, _ in parts:
-                while words.get(slot, (0, 0))[0] != self.ticket:
-                    yield
-                if outputs.get(slot) != (self.number, item):
-                    faults.append(f"run {self.number} merges {outputs.get(slot)} as unit {first} of item {item}")
-            yield
-            if self.broken != "words are left":
-                for slot, _, _ in parts:
-                    words[slot] = (0, 0)
-            self.results[item] = self.number
+            if len(slots) == 1:
+                self.results[item] = (self.number, [0])
+            elif line.by_unit:
+                for unit in range(begin, end):
+                    yield from self.store(words, slots[unit], item, [unit])
+                if begin == 0:
+                    taken = yield from self.take_in(words, slots, item, faults)
+                    self.results[item] = (self.number, taken)
+            else:
+                part = slots.index(span)
+                taken, shift = [part], 0
+                while (count := others(len(slots), part, shift)) > 0:
+                    step = 1 << shift
+                    some = slots[part + step : part + count * step + 1 : step]
+                    taken += yield from self.take_in(words, some, item, faults)
+                    shift += 2 if self.broken != "a level left out" else 4
+                if part == 0:
+                    self.results[item] = (self.number, taken)
+                else:
+                    yield from self.store(words, span, item, taken)
         self.ended += 1
 
 
-def board(runs, resident, words, outputs, faults):
+def board(runs, resident, words, faults):
     """Blocks begin in order, as many at a time as are resident. A run's begin when the run before has let go."""
-    waiting = [(r, r.block(i, words, outputs, faults)) for r in runs for i in range(r.line.count)]
+    waiting = [(r, r.block(i, words, faults)) for r in runs for i in range(r.line.count)]
     here = []
     while waiting or here:
         if waiting and len(here) < resident:
@@ -329,18 +332,18 @@ def fault_between_blocks(seed, broken=""):
     """What goes wrong in some runs, one after another; empty: nothing."""
     schedule, faults = random.Random(seed), []
     # What others have left there: any words, but no ticket of these runs.
-    words, outputs = {s: (99, -1) for s in range(0, 40, 3)}, {}
-    count = schedule.randrange(1, 8)
+    words = {s: (99, None) for s in range(0, 40, 3)}
+    count = schedule.choice((1, 2, 3, 4, 5, 6, 7, 9, 14, 20))
     by_unit = schedule.random() < 0.4
     runs = []
     ticket = 0
     for number in range(schedule.randrange(1, 5)):
         if number == 0 or schedule.random() < 0.4:
             ticket += 1  # otherwise a replay, with lengths of its own
-        units = [schedule.choice((1, 1, 2, 5, 9)) for _ in range(schedule.randrange(1, 6))]
+        units = [schedule.choice((1, 1, 2, 5, 9, 30)) for _ in range(schedule.randrange(1, 6))]
         line = Line(units, schedule.randrange(3), count, by_unit)
         runs.append(Run(number, ticket, line, runs[-1] if runs else None, broken))
-    beginning = board(runs, schedule.randrange(1, count + 2), words, outputs, faults)
+    beginning = board(runs, schedule.randrange(1, count + 2), words, faults)
     for _ in range(20_000):
         here = next(beginning, None)
         if here is None:
@@ -354,20 +357,26 @@ def fault_between_blocks(seed, broken=""):
     else:
         return "blocks wait for ever"
     for r in runs:
-        if any(r.results.get(item) != r.number for item in range(len(r.line.units))):
-            return f"run {r.number} has no result of some item"
+        for item in range(len(r.line.units)):
+            if r.results.get(item) != (r.number, list(range(len(r.line.parts(item))))):
+                return f"run {r.number}: item {item} is {r.results.get(item)}"
     left = [slot for slot, word in words.items() if word[0] == ticket]
     return f"words {left} keep their ticket" if left else ""
 
 
 IN_BLOCK = (
     "no free stage",
-    "loads before a merge",
     "queries unwaited",
     "a tile unwaited",
-    "no barrier after the merge",
+    "no barrier after results",
 )
-BETWEEN = ("rising spans", "told too early", "words are left", "nobody waits for the grid before")
+BETWEEN = (
+    "rising spans",
+    "a word in halves",
+    "a level left out",
+    "words are left",
+    "nobody waits for the grid before",
+)
 
 
 def main():

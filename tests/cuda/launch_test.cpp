@@ -205,14 +205,13 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   Tensors tensors = tensors_of(problem);
   tensors.softmax_lse = numbers_.data();
   const auto [plan, p] = watch_decode(problem, tensors);
-  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 264\n");
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_bf16_d64_16x64 384\n");
   EXPECT_EQ(p.spans, plan.spans);
-  EXPECT_EQ(p.spans.count, 264);
-  EXPECT_EQ(p.span_count.value(), 264);
+  EXPECT_EQ(p.spans.count, 384);
+  EXPECT_EQ(p.span_count.value(), 384);
   EXPECT_EQ(p.unit_tiles.value(), 4);
-  EXPECT_EQ(p.parts.o, region(plan, "part_o"));
-  EXPECT_EQ(p.parts.state, region(plan, "part_state"));
-  EXPECT_NE(p.parts.state, nullptr);
+  EXPECT_EQ(p.parts.words, region(plan, "part_words"));
+  EXPECT_NE(p.parts.words, nullptr);
   EXPECT_FALSE(p.parts.by_unit);
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.heads, 2);
@@ -223,6 +222,7 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   EXPECT_EQ(p.softmax_lse, tensors.softmax_lse);
   EXPECT_EQ(p.lse_head, problem.seqlen_q);
   EXPECT_FALSE(p.cache.used);
+  EXPECT_FALSE(p.looks_ahead);
   EXPECT_EQ(p.mask, core::MaskRules{});
 }
 
@@ -253,8 +253,7 @@ TEST_F(DecodeLaunches, PartsAreUnitsWhereBitsMustNotDependOnTheBatch_S9) {
   EXPECT_TRUE(p.parts.by_unit);
   EXPECT_EQ(p.parts.units, 18);
   EXPECT_EQ(p.unit_tiles.value(), 32);
-  EXPECT_EQ(p.parts.o, region(plan, "part_o"));
-  EXPECT_EQ(p.parts.state, region(plan, "part_state"));
+  EXPECT_EQ(p.parts.words, region(plan, "part_words"));
 }
 
 // Where an item is one unit there is no other part, and no memory for one.
@@ -281,7 +280,7 @@ TEST_F(DecodeLaunches, TheKernelIsToldOfCacheAndMask_S3_S13) {
   tensors.cache.stride_page_table = 570;
   tensors.tree_mask = tree.data();
   const cuda::mma::DecodeParams p = watch_decode(problem, tensors).params;
-  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_f16_d128_16x64 264\n");
+  EXPECT_EQ(launched(), "tessera_sm90_forward_decode_f16_d128_16x64 256\n");
   EXPECT_TRUE(p.cache.used);
   EXPECT_EQ(p.cache.seqlens, seqlens.data());
   EXPECT_EQ(p.cache.seqlen_new, 2);
@@ -291,11 +290,24 @@ TEST_F(DecodeLaunches, TheKernelIsToldOfCacheAndMask_S3_S13) {
   EXPECT_EQ(p.cache.leftpad, leftpad.data());
   EXPECT_EQ(p.cache.capacity, 9000);
   EXPECT_EQ(p.cache.pages, (core::Pages{pages.data(), 570, 900, 16, PageIds::i64}));
-  EXPECT_EQ(p.mask, (core::MaskRules{{300, 0, Alignment::top_left}, 512, 4, tree.data()}));
+  EXPECT_EQ(p.mask,
+            (core::MaskRules{{300, 0, Alignment::top_left}, core::Divisor(512), 4, tree.data()}));
   EXPECT_EQ(p.k.data, tensors.k.data);
   EXPECT_EQ(p.k.strides.batch, tensors.k.stride_batch);
   EXPECT_EQ(p.v.strides.seqlen, tensors.v.stride_seqlen);
   EXPECT_EQ(p.sequences, sequences_of(problem, tensors));
+  EXPECT_TRUE(p.looks_ahead);
+}
+
+// Numbers that memory does not hold yet could place packed queries and keys anywhere.
+TEST_F(DecodeLaunches, NobodyLooksAheadOfPackedSequences_S11) {
+  const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=900 d=64 cache=after packed=3");
+  Tensors tensors = tensors_of(problem);
+  const std::array<std::int32_t, 3> cu_seqlens = {0, 1, 3};
+  const std::array<std::int32_t, 2> seqlens = {};
+  tensors.cu_seqlens_q = cu_seqlens.data();
+  tensors.cache.seqlens = seqlens.data();
+  EXPECT_FALSE(watch_decode(problem, tensors).params.looks_ahead);
 }
 
 /// What a forward kernel of tiles is launched with.

@@ -79,8 +79,8 @@ TEST(Decoding, ExplainSaysHowKeysAreDivided) {
       "bytes      up to 2,147,483,648 of keys and values, 524,288 of queries, 524,288 of outputs\n";
   EXPECT_EQ(said(("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 " + pages).c_str(), "h200"),
             "keys       up to 8,192 a sequence, divided in units of 64: up to 128 an item, 65,536 "
-            "in all, 249 a span\n"
-            "parts      up to 528, where spans end within items: 2 a span\n" +
+            "in all, 256 a span\n"
+            "parts      up to 256, where spans end within items: one a span\n" +
                 bytes);
   EXPECT_EQ(
       said(("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant " + pages).c_str(), "h200"),
@@ -99,8 +99,8 @@ TEST(Decoding, ExplainSaysHowKeysAreDivided) {
                  "window=100,0 chunk=8192",
                  "h200"),
             "keys       up to 612 a sequence, divided in units of 64: up to 11 an item, 45,056 in "
-            "all, 171 a span\n"
-            "parts      up to 528, where spans end within items: 2 a span\n"
+            "all, 176 a span\n"
+            "parts      up to 256, where spans end within items: one a span\n"
             "bytes      up to 10,027,008 of keys and values, 4,915,200 of queries, 4,915,200 of "
             "outputs\n");
   // A CPU's parts depend on the sequence alone.
@@ -114,7 +114,7 @@ TEST(Decoding, ExplainSaysHowKeysAreDivided) {
             "bytes      up to 134,400 of keys and values, 64,000 of queries, 64,000 of outputs\n");
 }
 
-/// Two slots a span, or, batch_invariant, one a unit; none where an item is one unit.
+/// A slot a span, or, batch_invariant, one a unit; none where an item is one unit.
 TEST(Decoding, PartsHaveSlots) {
   const auto regions = [&](const char* problem) {
     const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());
@@ -127,11 +127,10 @@ TEST(Decoding, PartsHaveSlots) {
     return text;
   };
   const auto slots = [](int count, int row_head_dim_v) {
-    return "part_o " + std::to_string(count * 16 * row_head_dim_v * 4) + " part_state " +
-           std::to_string(count * 16 * 8) + " ";
+    return "part_words " + std::to_string(count * 16 * (row_head_dim_v / 2) * 16) + " ";
   };
-  EXPECT_EQ(regions("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"), slots(2 * 264, 128));
-  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=150 d=64"), slots(2 * 12, 64));
+  EXPECT_EQ(regions("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"), slots(256, 128));
+  EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=150 d=64"), slots(12, 64));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=1500 d=64/40 batch_invariant"), slots(4 * 3, 64));
   EXPECT_EQ(regions("fwd bf16 h=4 q=1 k=64 d=64"), "");
 }
@@ -148,7 +147,8 @@ TEST(Decoding, NoItemHasMoreUnitsThanSlots_S3) {
         p.window_left = seqlen_k - 1 - sink_tokens - hidden;
         const Result<Plan> plan = tessera::plan(p, gpu());
         ASSERT_TRUE(plan.ok()) << plan.status().text;
-        const core::SequenceMask mask = {window_of(p).band_of({0, 1, seqlen_k}), 0, sink_tokens};
+        const core::SequenceMask mask = {window_of(p).band_of({0, 1, seqlen_k}), core::Divisor(0),
+                                         sink_tokens};
         const core::KeyTiles keys = {mask.runs_of({0, 1}), 16};
         const int units = keys.units(plan->data().unit_n / 16, true, mask);
         ASSERT_LE(units, units_of_item(plan->data())) << to_string(p);

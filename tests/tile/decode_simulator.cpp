@@ -1,7 +1,7 @@
 // The loops of a GPU's decoding rows (cuda/mma/decode.h, decode_walk.h, decode_results.h): spans of
 // the line of items, one block of threads each, in the order in which blocks begin; pieces of
 // items, whose tiles the block's warps take in turn; parts, which are left in slots of the plan's
-// workspace, and merged by the block that has an item's first one.
+// workspace for the block that takes them in.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -79,6 +79,7 @@ class DecodeSimulator {
     for (int span = spans_.count - 1; span >= 0; --span) {
       for (std::size_t i = 0; i < items_.size(); ++i) attend(i, span);
     }
+    for (const std::optional<Part>& slot : slots_) out_.lost_parts += slot ? 1 : 0;
     return out_;
   }
 
@@ -89,18 +90,39 @@ class DecodeSimulator {
   void attend(std::size_t index, int span) {
     const Item& item = items_[index];
     const Range units = spans_.units_of(item.place, span);
-    const int step = p_.batch_invariant ? 1 : units.size();
-    for (int unit = units.begin; unit < units.end; unit += step) {
-      Part part = part_of(item, {unit, unit + step});
-      if (step == item.place.units) {
+    if (units.empty()) return;
+    if (p_.batch_invariant) {
+      attend_units(item, units);
+      return;
+    }
+    Part part = part_of(item, units);
+    const int first = spans_.span_of(item.place, 0), number = span - first;
+    const core::PartTree tree = {spans_.span_of(item.place, item.place.units - 1) - first + 1};
+    for (int shift = 0; tree.others(number, shift) > 0; shift += core::PartTree::kShift) {
+      take_in(part, static_cast<std::size_t>(span) + (1U << shift), 1U << shift,
+              tree.others(number, shift));
+    }
+    if (number > 0) {
+      leave(std::move(part), static_cast<std::size_t>(span));
+    } else {
+      write(item, part);
+      out_.merged_items += tree.parts > 1 ? 1 : 0;
+    }
+  }
+  void attend_units(const Item& item, Range units) {
+    for (int unit = units.begin; unit < units.end; ++unit) {
+      Part part = part_of(item, {unit, unit + 1});
+      if (item.place.units == 1) {
         write(item, part);
         return;
       }
-      std::optional<Part>& slot = slots_.at(slot_of(index, span, unit));
-      out_.lost_parts += slot ? 1 : 0;
-      slot = std::move(part);
+      leave(std::move(part), item.slot + static_cast<std::size_t>(unit));
     }
-    if (!units.empty() && units.begin == 0) merge(index, span);
+    if (units.begin > 0) return;
+    Part merged(item.rows, {-core::kInfinity, std::vector<float>(dv_, 0.0F)});
+    take_in(merged, item.slot, 1, item.place.units);
+    write(item, merged);
+    ++out_.merged_items;
   }
 
   /// Units of the item, from all warps of a block.
@@ -143,43 +165,33 @@ class DecodeSimulator {
     return part;
   }
 
-  /// Of a unit's part that the span has of an item.
-  std::size_t slot_of(std::size_t index, int span, int unit) const {
-    if (p_.batch_invariant) {
-      return items_[index].slot + static_cast<std::size_t>(unit);
-    }
-    return static_cast<std::size_t>(unit == 0 ? spans_.count + span : span);
+  void leave(Part part, std::size_t at) {
+    std::optional<Part>& slot = slots_.at(at);
+    out_.lost_parts += slot ? 1 : 0;
+    slot = std::move(part);
   }
 
-  /// All parts of the item, whose first one the span has, in their order.
-  void merge(std::size_t index, int span) {
-    const Item& item = items_[index];
-    const int last = spans_.span_of(item.place, item.place.units - 1);
-    Part merged(item.rows, {-core::kInfinity, std::vector<float>(dv_, 0.0F)});
-    std::vector<const Part*> parts;
-    for (int at = span; at <= last; ++at) {
-      const Range units = spans_.units_of(item.place, at);
-      const int step = p_.batch_invariant ? 1 : units.size();
-      for (int unit = units.begin; unit < units.end; unit += step) {
-        const std::optional<Part>& part = slots_.at(slot_of(index, at, unit));
-        if (part) {
-          parts.push_back(&*part);
-        } else {
-          ++out_.lost_parts;
-        }
+  /// Merges a part with others, which are there, in their order.
+  void take_in(Part& mine, std::size_t slot, std::size_t step, int count) {
+    std::vector<Part> parts = {mine};
+    for (int i = 0; i < count; ++i, slot += step) {
+      std::optional<Part>& other = slots_.at(slot);
+      if (other) {
+        parts.push_back(std::move(*other));
+        other.reset();
+      } else {
+        ++out_.lost_parts;
       }
     }
-    for (std::size_t row = 0; row < merged.size(); ++row) {
+    for (std::size_t row = 0; row < mine.size(); ++row) {
       core::Softmax<float> all;
-      for (const Part* part : parts) all = core::combine(all, core::from_lse((*part)[row].lse));
-      for (const Part* part : parts) {
-        const float weight = core::weight_of(core::from_lse((*part)[row].lse), all);
-        for (std::size_t c = 0; c < dv_; ++c) merged[row].o[c] += weight * (*part)[row].o[c];
+      for (const Part& part : parts) all = core::combine(all, core::from_lse(part[row].lse));
+      mine[row] = {core::lse_of(all), std::vector<float>(dv_, 0.0F)};
+      for (const Part& part : parts) {
+        const float weight = core::weight_of(core::from_lse(part[row].lse), all);
+        for (std::size_t c = 0; c < dv_; ++c) mine[row].o[c] += weight * part[row].o[c];
       }
-      merged[row].lse = core::lse_of(all);
     }
-    write(item, merged);
-    ++out_.merged_items;
   }
 
   void write(const Item& item, const Part& rows) {

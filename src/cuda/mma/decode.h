@@ -26,6 +26,7 @@ class Decoder {
   static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
   static constexpr int kKeyBytes = chunk_bytes(K.head_dim), kValueBytes = chunk_bytes(K.head_dim_v);
   static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kPrefetched = 2;  ///< tiles of a warp
   static_assert(kTileKeys * 8 % 32 == 0 && (kChunks & (kChunks - 1)) == 0);
   static_assert(kRows * K.head_dim_v * 4 <= kStageBytes && kRows == kBlockRows);
 
@@ -52,12 +53,10 @@ class Decoder {
   /// What is long is here once: code that a launch runs for the first time comes from memory. The
   /// loop over tiles is left to find the next piece, for which loads go on, and entered again.
   __device__ __forceinline__ void run() {
-    ptx::wait_for_grids();
-    ptx::launch_dependents();
     int owed = kStages - 1;  // tiles to be loaded before one is multiplied
 #pragma unroll 1
     for (;;) {
-      if (!loading_ && !ahead_ && (tile_ >= tiles_end_ || !keeps_ring())) advance();
+      if (!loading_ && !ahead_) advance();
 #pragma unroll 1
       for (; owed > 0; --owed) load_next();
 #pragma unroll 1
@@ -76,13 +75,8 @@ class Decoder {
       const DecodeResults<K> results(p, walk_, piece(), shared_.exchange);
       if (attending_) {
         results.leave(w_, o_, reinterpret_cast<float*>(shared_.ring[warp_][before(stage_)]));
-      }
-      meet_queries();  // and all outputs
-      if (attending_) {
-        results.merge_warps();
-        __syncthreads();
-        results.announce();
-        if (results.merges_parts()) results.merge_parts(&shared_.ring[0][0][0]);
+        meet_queries();  // and all outputs
+        results.finish();
       }
       if (!more_) return;
       turn();
@@ -124,10 +118,8 @@ class Decoder {
   __device__ __forceinline__ void turn() {
     now_ = 1 - now_;
     ahead_ = false;
-    attending_ = true;
     tile_ = piece().tiles.begin + warp_;
     tiles_end_ = piece().tiles.end;
-    hold_queries();
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
       query_[half] = mma::row_of(piece(), p.group, core::min(row_of(half), last)).query;
@@ -137,11 +129,19 @@ class Decoder {
     w_.reset();
 #pragma unroll
     for (float& x : o_) x = 0.0F;
+    // Nobody reads outputs of the piece before any more; of the first one queries are there.
+    if (attending_) {
+      __syncthreads();
+    } else {
+      meet_queries();
+    }
+    attending_ = true;
+    hold_queries();
   }
 
   // ---- loads ----
 
-  /// Where a lane's key lies.
+  /// Where a lane's key lies: lanes 0 to 15 have the keys of a tile, the others of the warp's next.
   struct PageOfKey {
     int slot = 0, number = 0;
     std::int64_t wide = 0;  ///< instead of number
@@ -149,36 +149,33 @@ class Decoder {
 
   /// A group of copies: the next tile's, if there is one and a stage for it.
   __device__ __forceinline__ void load_next() {
-    if (loading_ && under_way_ < kStages - 1 && !(ahead_ && keeps_ring())) {
+    if (loading_ && under_way_ < kStages - 1) {
       const DecodePiece& from = loaded_piece();
       load(from, shared_.ring[warp_][to_]);
       to_ = after(to_);
       ++under_way_;
       next_ += kWarps;
       loading_ = next_ < from.tiles.end;
-      if (loading_) look_up(from);
+      half_ = kTileKeys - half_;
+      if (loading_ && half_ == 0) look_up(from);
     }
     ptx::copy_commit();
   }
   /// Loads go on with the next piece, if there is one.
   __device__ __forceinline__ void advance() {
     ahead_ = true;
-    more_ = walk_.next(piece(), next_piece());
+    more_ = walk_.next(piece(), next_piece(), [this](const DecodePiece& of) { prefetch(of); });
     if (!more_) return;
     load_queries(next_piece());
     next_ = next_piece().tiles.begin + warp_;
     loading_ = next_ < next_piece().tiles.end;
+    half_ = 0;
     if (loading_) look_up(next_piece());
   }
   /// Of the tile next_.
   __device__ __forceinline__ const DecodePiece& loaded_piece() const {
     return shared_.pieces[warp_][ahead_ ? 1 - now_ : now_];
   }
-  /// Does the piece end with a merge of parts that takes the ring? A warp may have no tile of it.
-  __device__ __forceinline__ bool keeps_ring() const {
-    return attending_ && p.parts.by_unit && piece().item.units > 1 && walk_.last_of_item(piece());
-  }
-
   /// Of the block, the lane's half-th row (of two).
   __device__ __forceinline__ int row_of(int half) const { return lane_ / 4 + 8 * half; }
 
@@ -201,19 +198,23 @@ class Decoder {
       const int row = i / kUnits, unit = i % kUnits;
       const bool exists = row < of.rows && unit * 8 < p.head_dim;
       const DecodeRow at = mma::row_of(of, p.group, row);
-      const auto* const from =
-          static_cast<const std::uint16_t*>(p.q.data) +
-          of.sequence.query_offset(p.q.strides, at.query, of.head * p.group.value() + at.member) +
-          unit * 8;
+      const std::uint16_t* const from = query(of, at) + unit * 8;
       ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
   }
+  /// A row of q.
+  __device__ __forceinline__ const std::uint16_t* query(const DecodePiece& of,
+                                                        const DecodeRow& row) const {
+    return static_cast<const std::uint16_t*>(p.q.data) +
+           of.sequence.query_offset(p.q.strides, row.query, of.head * p.group.value() + row.member);
+  }
 
-  /// With pages: in which one lies key lane % 16 of the tile to be loaded next. It takes as long to
-  /// come as keys do, so nothing is made of it before they are asked for.
+  /// With pages: in which one lies the lane's key of the next two tiles. It takes as long to come
+  /// as keys do, so nothing is made of it before they are asked for.
   __device__ __forceinline__ void look_up(const DecodePiece& from) {
     if (!paged()) return;
-    const core::Range keys = from.keys.from(next_);
+    static_assert(kTileKeys == 16);
+    const core::Range keys = from.keys.from(next_ + lane_ / kTileKeys * kWarps);
     const core::Pages& pages = p.cache.pages;
     const int slot =
         from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
@@ -227,6 +228,43 @@ class Decoder {
     }
   }
 
+  /// Asks the second-level cache for what may become the warp's first tiles, and for the queries.
+  __device__ __forceinline__ void prefetch(const DecodePiece& of) const {
+    if (warp_ == 0 && lane_ < of.rows) {
+      const DecodeRow at = mma::row_of(of, p.group, lane_);
+      ptx::prefetch(query(of, at), row_bytes(p.head_dim), policy_);
+    }
+    const bool value = lane_ >= kTileKeys;
+    const Source& source = value ? p.v : p.k;
+    const auto* const head =
+        static_cast<const std::uint16_t*>(source.data) + of.head * source.strides.head;
+    int tile = of.tiles.begin + warp_;
+#pragma unroll 1
+    for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
+      const core::Range keys = of.keys.from(tile);
+      const int key = keys.begin + lane_ % kTileKeys;
+      if (key >= keys.end) continue;
+      int slot = of.sequence.first_k + key;
+      std::int64_t entry = of.sequence.entry_k;
+      if (paged()) {
+        const core::Pages& pages = p.cache.pages;
+        const core::Pages::Place place = pages.place(slot, p.page_size);
+        const std::int64_t at = entry * pages.stride + place.column;
+        slot = place.slot;
+        // As lengths, not from the first-level cache.
+        entry = pages.ids == PageIds::i32
+                    ? ptx::load_relaxed(static_cast<const std::int32_t*>(pages.table) + at)
+                    : ptx::load_relaxed(static_cast<const std::int64_t*>(pages.table) + at);
+        if (!pages.exists(entry)) continue;
+      }
+      ptx::prefetch(head + entry * source.strides.batch + slot * source.strides.seqlen,
+                    row_bytes(value ? p.head_dim_v : p.head_dim), policy_);
+    }
+  }
+  __device__ __forceinline__ static std::uint32_t row_bytes(int dim) {
+    return static_cast<std::uint32_t>(dim) * 2;
+  }
+
   /// Keys and values of the next tile.
   __device__ __forceinline__ void load(const DecodePiece& from, char* stage) const {
     const std::uint32_t to = ptx::shared_address(stage);
@@ -236,10 +274,10 @@ class Decoder {
     if (paged()) {
       const core::Pages& pages = p.cache.pages;
       const std::int64_t page = pages.ids == PageIds::i32 ? page_.number : page_.wide;
-      slot = __shfl_sync(~0U, page_.slot, 0);
+      slot = __shfl_sync(~0U, page_.slot, half_);
       if (slot + kTileKeys > pages.size) {
         const bool exists = lane_ % kTileKeys < left && pages.exists(page);
-        const unsigned rows = __ballot_sync(~0U, exists);
+        const unsigned rows = __ballot_sync(~0U, exists) >> half_;
         const auto at = [&](const Source& source) {
           const core::Strides& strides = source.strides;
           const std::int64_t offset =
@@ -250,7 +288,7 @@ class Decoder {
         load_placed<kChunksV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
         return;
       }
-      entry = __shfl_sync(~0U, page, 0);
+      entry = __shfl_sync(~0U, page, half_);
       if (!pages.exists(entry)) left = 0;
     }
     const auto at = [&](const Source& source) {
@@ -279,8 +317,8 @@ class Decoder {
       from += kAtOnce * source.strides.seqlen;
     }
   }
-  /// The same of rows that lie anywhere: row i where lane i says, if bit i of `rows` says that it
-  /// exists.
+  /// The same of rows that lie anywhere: row i where lane half_ + i says, if bit i of `rows` says
+  /// that it exists.
   template <int kRowChunks>
   __device__ __forceinline__ void load_placed(std::uint32_t to, const std::uint16_t* from, int dim,
                                               unsigned rows) const {
@@ -293,7 +331,7 @@ class Decoder {
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
       const auto* const row_from = reinterpret_cast<const std::uint16_t*>(
-          __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), row + i));
+          __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), half_ + row + i));
       ptx::copy_async((to ^ i % 8 * 16) + i * 128, row_from + column, (rows >> i & 1) != 0,
                       policy_);
     }
@@ -428,7 +466,8 @@ class Decoder {
   bool more_ = true;               ///< there is one, where they are
   bool loading_ = false;           ///< tile next_ exists
   int next_ = 0;                   ///< tile to be loaded
-  PageOfKey page_;                 ///< of the lane's key in it
+  PageOfKey page_;                 ///< of the lane's key
+  int half_ = 0;                   ///< the first of the lanes that have the keys of tile next_
   int tile_ = 0, tiles_end_ = 0;   ///< to be multiplied
   int under_way_ = 0;              ///< tiles loaded, but not multiplied
   int stage_ = 0, to_ = 0;         ///< of the ring: of the first of them, of the next

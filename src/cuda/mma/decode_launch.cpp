@@ -31,12 +31,11 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.spans = plan.spans;
   params.span_count = core::Divisor(plan.spans.count);
   params.unit_tiles = core::Divisor(plan.unit_n / kTileKeys);
-  params.parts = {layout.o,
-                  layout.state,
-                  p.batch_invariant,
-                  plan.work.blocks,
-                  static_cast<int>(units_of_item(plan)),
-                  next_ticket()};
+  params.parts = {layout.words, p.batch_invariant, plan.work.blocks,
+                  static_cast<int>(units_of_item(plan)), next_ticket()};
+  // Whatever lengths and tables say before they are written, no key lies outside of a cache; packed
+  // queries could.
+  params.looks_ahead = p.cache && !p.packed;
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);

@@ -13,13 +13,9 @@ namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  float* o = nullptr;  ///< [slots][row's block_m][row's head_dim_v], normalised
-  /// [slots][row's block_m] once the part is there: its natural-log lse, and above it the run's
-  /// ticket.
-  std::uint64_t* state = nullptr;
+  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]
   /// Whether every unit is a part and has a slot: [batch][heads][blocks][units]. Otherwise a span
-  /// has two: of the item that began in an earlier span [spans], and of the one that ends in a
-  /// later.
+  /// has one: of the item that began in an earlier span.
   bool by_unit = false;
   int blocks = 0;            ///< by_unit: of rows, of a head at most
   int units = 0;             ///< by_unit: of an item at most
@@ -44,6 +40,7 @@ struct DecodeParams {
   core::Divisor span_count;  ///< spans.count
   core::Divisor unit_tiles;  ///< of kTileKeys keys, of a unit
   DecodeParts parts;
+  bool looks_ahead = false;  ///< while grids before this one are not done
 
   int batch = 0, heads = 0;  ///< key/value heads
   int num_heads = 0;
@@ -64,7 +61,7 @@ TESSERA_HD constexpr int chunk_bytes(int dim) {
 /// Tiles of keys and values that a warp has under way: memory answers after some 0.8 us, in which a
 /// multiprocessor takes 30 KB.
 TESSERA_HD constexpr int decode_stages(const core::Kernel& row) {
-  return row.head_dim <= 64 ? 5 : 3;
+  return row.head_dim <= 64 ? 4 : 3;
 }
 TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
   return decode_warps(row) * decode_stages(row) *

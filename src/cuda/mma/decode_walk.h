@@ -6,6 +6,8 @@
 
 #include "core/work.h"
 #include "cuda/mma/decode_params.h"
+#include "cuda/ptx/grid.h"
+#include "cuda/ptx/memory.h"
 
 namespace tessera::cuda::mma {
 
@@ -57,11 +59,40 @@ class DecodeWalk {
   __device__ __forceinline__ const core::Spans& spans() const { return spans_; }
 
   /// The span's first piece, for which all warps come at once; later the one after `from`. false:
-  /// there is none.
-  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece) {
-    if (!begun_) {
-      if (!find(piece)) return false;
-      begun_ = true;
+  /// there is none. The first is what memory says once the grids before are done. While they are
+  /// not, `expect` may be told which one it would be by what memory says now.
+  template <class Expect>
+  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece,
+                                       const Expect& expect) {
+    const bool first = !begun_;
+    bool early = first && p.looks_ahead, exists = false;
+    Extent seen;
+#pragma unroll 1
+    for (bool looked = early;; early = false) {
+      if (first && !early) {
+        ptx::wait_for_grids();
+        ptx::launch_dependents();
+        begun_ = true;
+        if (looked && stands(seen)) return exists;
+      }
+      exists = step(from, piece, first, seen);
+      if (!early) return exists;
+      if (exists) expect(piece);
+    }
+  }
+  /// Does the span have no further units of its item?
+  __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
+    return piece.units.end == spans_.units_of(piece.item, span_).end;
+  }
+
+ private:
+  struct Extent;
+
+  /// seen: of the last sequence that the thread has looked at to find the first piece.
+  __device__ __forceinline__ bool step(const DecodePiece& from, DecodePiece& piece, bool first,
+                                       Extent& seen) {
+    if (first) {
+      if (!find(piece, seen)) return false;
     } else {
       if (!last_of_item(from)) {  // its units are parts
         const int unit = from.units.end;
@@ -95,12 +126,7 @@ class DecodeWalk {
     __syncwarp();
     return !units.empty();
   }
-  /// Does the span have no further units of its item?
-  __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
-    return piece.units.end == spans_.units_of(piece.item, span_).end;
-  }
 
- private:
   __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
 
   __device__ __forceinline__ static void put(const DecodePiece& from, DecodePiece& to) {
@@ -122,10 +148,15 @@ class DecodeWalk {
     core::Sequence sequence;
     int blocks = 0, units = 1;
   };
+  __device__ __forceinline__ core::Sequence sequence_at(int batch) const {
+    core::Sequence sequence = p.sequences.at(batch);
+    // Not from the first-level cache, which would keep what was read too early.
+    p.cache.place(sequence, [](const std::int32_t* from) { return ptx::load_relaxed(from); });
+    return sequence;
+  }
   __device__ __forceinline__ Extent look_at(int batch) const {
-    Extent extent = {p.sequences.at(batch)};
-    core::Sequence& sequence = extent.sequence;
-    p.cache.place(sequence);
+    Extent extent = {sequence_at(batch)};
+    const core::Sequence& sequence = extent.sequence;
     extent.blocks = core::max(core::ceil_div(sequence.seqlen_q * p.group.value(), kBlockRows), 1);
     const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
     const core::KeyTiles keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
@@ -159,12 +190,24 @@ class DecodeWalk {
     return x;
   }
 
+  /// Is what a block of threads saw of all sequences still so?
+  __device__ __forceinline__ bool stands(const Extent& seen) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (p.batch > decode_threads(K)) return false;
+    bool same = true;
+    if (thread < p.batch) {
+      const core::Sequence now = sequence_at(thread), &then = seen.sequence;
+      same = now.entry_k == then.entry_k && now.first_k == then.first_k &&
+             now.seqlen_k == then.seqlen_k;
+    }
+    return __syncthreads_and(same) != 0;
+  }
+
   /// The item at the span's start, but for its rows: twice over all sequences, of which a thread
   /// looks at one, first for how long the line is, then for what lies there.
-  __device__ __forceinline__ bool find(DecodePiece& piece) {
+  __device__ __forceinline__ bool find(DecodePiece& piece, Extent& mine) {
     constexpr int kWarps = decode_warps(K), kThreads = decode_threads(K);
     const int thread = static_cast<int>(threadIdx.x);
-    Extent mine;
     int position = -1, of_item = 0, cost = 0, end = 0, all = 0;
 #pragma unroll 1
     for (int first = 0, passed = 0, round = 0;; ++round) {

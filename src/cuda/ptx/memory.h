@@ -101,6 +101,46 @@ __device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* from)
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ std::int32_t load_relaxed(const std::int32_t* from) {
+  std::int32_t x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ std::int64_t load_relaxed(const std::int64_t* from) {
+  std::int64_t x;
+  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+/// 16 bytes that come and go as one.
+__device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
+  uint4 x;
+  asm volatile(
+      "{\n.reg .b128 word;\n.reg .b64 low, high;\n"
+      "ld.relaxed.gpu.global.b128 word, [%4];\n"
+      "mov.b128 {low, high}, word;\n"
+      "mov.b64 {%0, %1}, low;\nmov.b64 {%2, %3}, high;\n}"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(from)
+      : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_relaxed(uint4* to, const uint4& x) {
+  asm volatile(
+      "{\n.reg .b128 word;\n.reg .b64 low, high;\n"
+      "mov.b64 low, {%1, %2};\nmov.b64 high, {%3, %4};\n"
+      "mov.b128 word, {low, high};\n"
+      "st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+}
+/// Asks the second-level cache for `bytes`, a multiple of 16, as is the address. Changes nothing
+/// that anybody could read.
+__device__ __forceinline__ void prefetch(const void* from, std::uint32_t bytes,
+                                         std::uint64_t policy) {
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void store_release(std::uint64_t* to, std::uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
