@@ -111,10 +111,10 @@ class Appended {
     AppendShape& s = shape;
     s.dtype = one_of({Dtype::f32, Dtype::bf16, Dtype::f16});
     s.batch = 1 + below(5);
-    s.num_heads_k = 1 + below(4);
-    s.head_dim = one_of<std::int64_t>({1, 2, 6, 8, 10, 16, 24, 32, 64, 80, 96, 128, 200});
+    s.num_heads_k = 1 + below(6);
+    s.head_dim = one_of<std::int64_t>({1, 2, 6, 8, 10, 16, 24, 32, 64, 80, 96, 100, 128, 200});
     s.head_dim_v = one_of<std::int64_t>({s.head_dim, s.head_dim, 1, 5, 8, 64, 136});
-    gap_ = one_of<std::int64_t>({0, 0, 8, 3});
+    gap_ = one_of<std::int64_t>({0, 0, 8, 4, 3});
     if (s.head_dim > 1 && below(4) != 0) {
       RotaryShape rotary;
       rotary.dim = coin() ? s.head_dim / 2 * 2 : 2 * (1 + below(s.head_dim / 2));

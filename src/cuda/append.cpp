@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "cuda/backend.h"
 #include "cuda/maps.h"
@@ -18,53 +19,82 @@ core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes) 
           sizes.heads > 1 ? tensor.stride_head : 0};
 }
 
-/// A tensor's rows of `dim` columns, of which the first `rotary` are rotated; sizes: of from and
-/// to.
-aux::CarriedRows carried(const AppendShape& s, const ConstTensor& from, const RowSizes& from_sizes,
-                         const Tensor& to, const RowSizes& to_sizes, std::int64_t dim,
-                         std::int64_t rotary) {
-  const std::int64_t size = size_of(s.dtype), columns = kRowAlignment / size;
+/// A tensor's rows of `dim` columns, of which the first `rotary` are rotated by p's tables; sizes:
+/// of from and to.
+aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const ConstTensor& from,
+                         const RowSizes& from_sizes, const Tensor& to, const RowSizes& to_sizes,
+                         std::int64_t dim, std::int64_t rotary) {
+  const std::int64_t size = size_of(s.dtype);
   aux::CarriedRows rows;
   rows.from = {from.data, strides_between(from, from_sizes)};
   rows.to = to.data;
   rows.to_strides = strides_between(to, to_sizes);
-  rows.heads = core::Divisor(static_cast<int>(from_sizes.heads));
-  const auto aligned = [&](const void* data, const core::Strides& strides) {
-    return rows_aligned(data, size, {strides.batch, strides.seqlen, strides.head, dim, rotary},
-                        kRowAlignment);
-  };
   // The second columns of pairs begin in the middle.
   const std::int64_t run = s.rotary && !s.rotary->interleaved ? rotary / 2 : rotary;
-  rows.wide = aligned(from.data, rows.from.strides) && aligned(to.data, rows.to_strides) &&
-              run % columns == 0;
-  const std::int64_t piece = rows.wide ? columns : 1;
-  rows.rotated = static_cast<int>(rotary / piece);
-  rows.plain = static_cast<int>((dim - rotary) / piece);
-  rows.head_units = core::Divisor(rows.rotated_units() + rows.plain_units());
+  const auto consist_of = [&](std::int64_t bytes) {
+    const auto aligned = [&](const void* data, const core::Strides& strides) {
+      return rows_aligned(data, size, {strides.batch, strides.seqlen, strides.head, dim, run},
+                          static_cast<std::uint64_t>(bytes));
+    };
+    const std::int64_t entry = size_of(p.table_dtype), half = entry * (bytes / 2 / size);
+    const auto has_halves = [&](const void* table, std::int64_t stride) {
+      return rotary == 0 || rows_aligned(table, entry, {stride}, static_cast<std::uint64_t>(half));
+    };
+    return aligned(from.data, rows.from.strides) && aligned(to.data, rows.to_strides) &&
+           has_halves(p.cos, p.stride_cos) && has_halves(p.sin, p.stride_sin);
+  };
+  std::int64_t bytes = aux::kMostPieceBytes;
+  while (bytes > size && !consist_of(bytes)) bytes /= 2;
+  rows.piece_bytes = static_cast<int>(bytes);
+  rows.rotated = static_cast<int>(rotary * size / bytes);
+  rows.plain = static_cast<int>((dim - rotary) * size / bytes);
+  rows.heads = static_cast<int>(from_sizes.heads);
+  rows.rotated_units = core::ceil_div(rows.rotated, 2);
+  rows.plain_units = core::ceil_div(rows.plain, 2);
+  rows.head_units = core::Divisor(rows.rotated_units + rows.plain_units);
+  const int groups = core::ceil_div(rows.heads, aux::thread_heads(rows.piece_bytes));
+  rows.row_units = core::Divisor(groups * rows.head_units.value());
+  rows.rows = from_sizes.batch * from_sizes.seqlen;
+  const int units = rows.row_units.value();
+  rows.row_blocks = core::Divisor(core::ceil_div(units, aux::kAppendThreads));
+  rows.block_rows = core::max(1, aux::kAppendThreads / units);
+  rows.blocks = core::ceil_div<std::int64_t>(rows.rows, rows.block_rows) * rows.row_blocks.value();
   return rows;
 }
 
-aux::CarriedRows carried_new(const AppendShape& s, const ConstTensor& from, const Tensor& to,
-                             std::int64_t dim, std::int64_t rotary) {
+aux::CarriedRows carried_new(const AppendShape& s, const aux::AppendParams& p,
+                             const ConstTensor& from, const Tensor& to, std::int64_t dim,
+                             std::int64_t rotary) {
   if (s.rows_new() == 0) return {};
   const RowSizes fresh = {s.packed_new ? 1 : s.batch,
                           s.packed_new ? s.total_new : s.cache.seqlen_new, s.num_heads_k};
   const RowSizes cached = {s.entries(), s.entry_slots(), s.num_heads_k};
-  aux::CarriedRows rows = carried(s, from, fresh, to, cached, dim, rotary);
-  rows.rows = s.rows_new();
+  aux::CarriedRows rows = carried(s, p, from, fresh, to, cached, dim, rotary);
   rows.seqlen = core::Divisor(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
   return rows;
 }
 
-aux::CarriedRows carried_q(const AppendShape& s, const AppendTensors& t) {
+aux::CarriedRows carried_q(const AppendShape& s, const aux::AppendParams& p,
+                           const AppendTensors& t) {
   if (s.rows_q() == 0) return {};
   const RowSizes sizes = {s.packed ? 1 : s.batch, s.packed ? s.total_q : s.seqlen_q, s.num_heads};
   // In place the other columns stay as they are.
   const std::int64_t dim = t.q.data == t.q_out.data ? s.rotary->dim : s.head_dim;
-  aux::CarriedRows rows = carried(s, t.q, sizes, t.q_out, sizes, dim, s.rotary->dim);
-  rows.rows = s.rows_q();
+  aux::CarriedRows rows = carried(s, p, t.q, sizes, t.q_out, sizes, dim, s.rotary->dim);
   rows.seqlen = core::Divisor(s.packed ? 0 : static_cast<int>(s.seqlen_q));
   return rows;
+}
+
+/// Of queries and keys alike.
+void set_tables(aux::AppendParams& p, const RotaryShape& shape, const RotaryTensors& tables) {
+  p.cos = tables.cos;
+  p.sin = tables.sin;
+  const bool several = shape.positions > 1;
+  p.stride_cos = several ? tables.stride_cos : 0;
+  p.stride_sin = several ? tables.stride_sin : 0;
+  p.positions = shape.positions;
+  p.table_dtype = shape.dtype;
+  p.interleaved = shape.interleaved;
 }
 
 }  // namespace
@@ -72,21 +102,10 @@ aux::CarriedRows carried_q(const AppendShape& s, const AppendTensors& t) {
 aux::AppendParams append_params(const AppendShape& s, const AppendTensors& t) {
   aux::AppendParams p;
   p.places = append_of(s, t);
-  p.k = carried_new(s, t.k_new, t.k, s.head_dim, s.rotary ? s.rotary->dim : 0);
-  p.v = carried_new(s, t.v_new, t.v, s.head_dim_v, 0);
-  p.q = carried_q(s, t);
-  if (!s.rotary) return p;
-  p.cos = t.rotary.cos;
-  p.sin = t.rotary.sin;
-  const bool several = s.rotary->positions > 1;
-  p.stride_cos = several ? t.rotary.stride_cos : 0;
-  p.stride_sin = several ? t.rotary.stride_sin : 0;
-  p.positions = s.rotary->positions;
-  p.table_dtype = s.rotary->dtype;
-  p.interleaved = s.rotary->interleaved;
-  const std::int64_t size = size_of(s.rotary->dtype);
-  p.tables_aligned = rows_aligned(p.cos, size, {p.stride_cos}, kRowAlignment) &&
-                     rows_aligned(p.sin, size, {p.stride_sin}, kRowAlignment);
+  if (s.rotary) set_tables(p, *s.rotary, t.rotary);
+  p.k = carried_new(s, p, t.k_new, t.k, s.head_dim, s.rotary ? s.rotary->dim : 0);
+  p.v = carried_new(s, p, t.v_new, t.v, s.head_dim_v, 0);
+  p.q = carried_q(s, p, t);
   return p;
 }
 
@@ -102,9 +121,14 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_
   const aux::AppendParams params = append_params(shape, tensors);
   const std::int64_t blocks = params.blocks();
   if (blocks == 0) return {};
+  // Threads count in 31 bits, up to a block beyond the last row.
+  constexpr std::int64_t kMost = INT32_MAX - aux::kAppendThreads;
+  if (const std::int64_t most = std::max({params.k.rows, params.q.rows, blocks}); most > kMost) {
+    return Status::device("append: " + std::to_string(most) + " rows or blocks of threads; up to " +
+                          std::to_string(kMost) + " are one launch");
+  }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
-  return queue.launch_auxiliary(kernels + static_cast<std::size_t>(shape.dtype),
-                                std::min<std::int64_t>(blocks, INT32_MAX), &params);
+  return queue.launch_auxiliary(kernels + static_cast<std::size_t>(shape.dtype), blocks, &params);
 }
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
@@ -18,10 +19,8 @@
 namespace tessera {
 namespace {
 
-/// By so many blocks at most; what is left over is for their second turn.
-void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype, unsigned most_blocks) {
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(p.blocks(), most_blocks));
-  host::launch(blocks, [&] {
+void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype) {
+  host::launch(static_cast<unsigned>(p.blocks()), [&] {
     switch (dtype) {
       case Dtype::f32: return cuda::aux::append<Dtype::f32>(p);
       case Dtype::bf16: return cuda::aux::append<Dtype::bf16>(p);
@@ -32,25 +31,23 @@ void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype, unsigned most
 
 class AppendKernel : public testing::Test {
  protected:
-  /// How often tensors were carried by 16 bytes and by elements.
-  struct Ways {
-    int wide = 0, narrow = 0;
-  };
+  /// How often tensors were carried in pieces of so many bytes.
+  using Pieces = std::map<int, int>;
 
-  Ways check(bool wild, int trials) {
-    Ways ways;
+  Pieces check(bool wild, int trials) {
+    Pieces pieces;
     for (int trial = 0; trial < trials; ++trial) {
       Appended appended(random_, wild);
       appended.clear();
       const cuda::aux::AppendParams p = cuda::append_params(appended.shape, appended.tensors);
-      append_on_host(p, appended.shape.dtype, 1 + random_() % 8);
+      append_on_host(p, appended.shape.dtype);
       appended.check(appended.text());
       if (HasFatalFailure()) break;
       for (const cuda::aux::CarriedRows* rows : {&p.k, &p.v, &p.q}) {
-        if (rows->rows > 0) ++(rows->wide ? ways.wide : ways.narrow);
+        if (rows->rows > 0) ++pieces[rows->piece_bytes];
       }
     }
-    return ways;
+    return pieces;
   }
 
   const unsigned seed_ = std::random_device()();
@@ -61,9 +58,8 @@ class AppendKernel : public testing::Test {
 constexpr int kTrials = kSanitized ? 20 : 200;
 
 TEST_F(AppendKernel, EveryRowGoesWhereItBelongs_S13) {
-  const Ways ways = check(false, kTrials);
-  EXPECT_GT(ways.wide, kTrials / 10);
-  EXPECT_GT(ways.narrow, kTrials / 10);
+  Pieces pieces = check(false, kTrials);
+  for (const int bytes : {2, 4, 8, 16}) EXPECT_GT(pieces[bytes], kTrials / 20) << bytes;
 }
 
 // Nothing outside the cache is touched, and no page or row that does not exist is looked for.
@@ -110,27 +106,35 @@ struct Dense {
   Dense& operator=(const Dense&) = delete;
 };
 
-// What models have goes by 16 bytes; a single odd stride or half a piece does not.
-TEST(AppendParams, RowsOf16BytesAreCarriedWide) {
-  const auto wide = [](const Dense& dense) {
+// What models have goes by 16 bytes; one start, stride or half that is no multiple of those makes
+// the pieces shorter.
+TEST(AppendParams, PiecesAreTheLongestThatRowsConsistOf) {
+  using Bytes = std::vector<int>;
+  const auto bytes = [](const Dense& dense) {
     const cuda::aux::AppendParams p = cuda::append_params(dense.shape, dense.tensors);
-    return std::vector<bool>{p.k.wide, p.v.wide, p.q.wide, p.tables_aligned};
+    return Bytes{p.k.piece_bytes, p.v.piece_bytes, p.q.piece_bytes};
   };
-  using Wide = std::vector<bool>;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     Dense dense(dtype, 2, 128, 128);
-    EXPECT_EQ(wide(dense), (Wide{true, true, true, true}));
+    EXPECT_EQ(bytes(dense), (Bytes{16, 16, 16}));
+    const int size = static_cast<int>(size_of(dtype));
     dense.tensors.k.stride_seqlen += 1;
-    dense.tensors.v_new.data = static_cast<const char*>(dense.tensors.v_new.data) + 4;
+    dense.tensors.v_new.data = static_cast<const char*>(dense.tensors.v_new.data) + 8;
+    EXPECT_EQ(bytes(dense), (Bytes{size, 8, 16}));
+    // Tables in fp32: two entries for half a piece of 8 bytes of 16-bit types, one of fp32.
+    dense.tensors.rotary.stride_sin += 2;
+    EXPECT_EQ(bytes(dense), (Bytes{size, 8, size == 4 ? 16 : 8}));
     dense.tensors.rotary.stride_sin += 1;
-    EXPECT_EQ(wide(dense), (Wide{false, false, true, false}));
+    EXPECT_EQ(bytes(dense), (Bytes{size, 8, size == 4 ? 8 : 4}));
   }
-  EXPECT_EQ(wide(Dense(Dtype::bf16, 2, 64, 48)), (Wide{true, true, true, true}));
-  // Halves of 12 columns.
-  EXPECT_EQ(wide(Dense(Dtype::bf16, 2, 64, 24)), (Wide{false, true, false, true}));
+  EXPECT_EQ(bytes(Dense(Dtype::bf16, 2, 64, 48)), (Bytes{16, 16, 16}));
+  // Halves of 12 columns, and of 50 in rows of 100.
+  EXPECT_EQ(bytes(Dense(Dtype::bf16, 2, 64, 24)), (Bytes{8, 16, 8}));
+  EXPECT_EQ(bytes(Dense(Dtype::bf16, 2, 100, 100)), (Bytes{4, 8, 4}));
+  EXPECT_EQ(bytes(Dense(Dtype::bf16, 2, 33, 2)), (Bytes{2, 2, 2}));
   Dense interleaved(Dtype::bf16, 2, 64, 24);
   interleaved.shape.rotary->interleaved = true;
-  EXPECT_EQ(wide(interleaved), (Wide{true, true, true, true}));
+  EXPECT_EQ(bytes(interleaved), (Bytes{16, 16, 16}));
 }
 
 // Queries in place: columns that are not rotated are not moved. A strided dimension of one element
@@ -140,11 +144,12 @@ TEST(AppendParams, NothingIsCarriedInVain) {
   cuda::aux::AppendParams p = cuda::append_params(dense.shape, dense.tensors);
   EXPECT_EQ(p.k.head_units.value(), 4);
   EXPECT_EQ(p.q.head_units.value(), 2);
-  EXPECT_EQ(p.blocks(), 3);  // 2 sequences of 3 rows of 4 heads of no more than 4 units each
+  EXPECT_EQ(p.blocks(),
+            3);  // 2 sequences of 3 rows of no more than 4 units, each a thread's for all heads
   dense.shape.batch = 1;
   dense.tensors.k.stride_batch = 1;
   p = cuda::append_params(dense.shape, dense.tensors);
-  EXPECT_TRUE(p.k.wide);
+  EXPECT_EQ(p.k.piece_bytes, 16);
   dense.shape.num_heads = 0;
   dense.shape.cache.seqlen_new = 0;
   EXPECT_EQ(cuda::append_params(dense.shape, dense.tensors).blocks(), 0);
@@ -184,7 +189,7 @@ TEST_F(AppendLaunch, ItIsOneLaunchOnTheStreamOfTheCachesDevice) {
   Execution execution;
   execution.stream = &stream;
   fake::state().on_launch = [&](const fake::Launch&, const void* parameters) {
-    append_on_host(*static_cast<const cuda::aux::AppendParams*>(parameters), Dtype::bf16, 1);
+    append_on_host(*static_cast<const cuda::aux::AppendParams*>(parameters), Dtype::bf16);
   };
   const Status status = append(dense_.shape, dense_.tensors, execution);
   fake::state().on_launch = nullptr;
@@ -192,7 +197,7 @@ TEST_F(AppendLaunch, ItIsOneLaunchOnTheStreamOfTheCachesDevice) {
   EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
   EXPECT_EQ(fake::state().last.kernel, "append_bf16");
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
-  // 24 rows of 8 units are a block's; so are in-place queries.
+  // 6 rows of 8 units of 4 heads are a block's; so are in-place queries.
   EXPECT_EQ(fake::state().last.grid_x, 3U);
   EXPECT_EQ(fake::state().last.block_x, 128U);
   for (const char* waits : {"cuStreamSynchronize", "cuMemAlloc", "cuMemAllocAsync"}) {
@@ -219,6 +224,15 @@ TEST_F(AppendLaunch, TheKernelIsThatOfTheRowsType) {
 TEST_F(AppendLaunch, WithoutRowsNothingIsLaunched) {
   dense_.shape.cache.seqlen_new = dense_.shape.seqlen_q = 0;
   ASSERT_TRUE(append(dense_.shape, dense_.tensors, *this_gpu(1)));
+  EXPECT_TRUE(fake::state().enqueued.empty());
+}
+
+TEST_F(AppendLaunch, MoreRowsThanALaunchTakesAreRefused) {
+  dense_.shape.batch = dense_.shape.seqlen_q = std::int64_t{1} << 20;
+  const Status status = append(dense_.shape, dense_.tensors);
+  EXPECT_EQ(status.code, Code::device);
+  EXPECT_EQ(status.text,
+            "append: 1099511627776 rows or blocks of threads; up to 2147483519 are one launch");
   EXPECT_TRUE(fake::state().enqueued.empty());
 }
 

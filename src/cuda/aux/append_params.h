@@ -6,33 +6,34 @@
 
 namespace tessera::cuda::aux {
 
-/// Threads of a block, and units that a thread carries at a time.
-inline constexpr int kAppendThreads = 128, kThreadUnits = 2;
+/// Threads of a block, and bytes that a thread carries, unless that were too many heads' pieces.
+inline constexpr int kAppendThreads = 128, kThreadBytes = 64, kMostThreadHeads = 8;
+inline constexpr int kMostPieceBytes = 16;
 
-/// Of which tensor rows are.
-enum class Carried : std::uint8_t { keys, values, queries };
+/// Heads of which a thread carries the same two pieces.
+TESSERA_HD constexpr int thread_heads(int piece_bytes) {
+  return core::min(kThreadBytes / 2 / piece_bytes, kMostThreadHeads);
+}
 
-/// Rows of one tensor on their way: new keys, new values or queries. Columns come in pieces of 16
-/// bytes or, where a row does not consist of those, of one element. A unit is two pieces, of
-/// rotated columns those of the same pairs.
+/// Rows of one tensor on their way: new keys, new values or queries. Columns come in pieces of 16,
+/// 8 or 4 bytes or of one element, whichever is the longest that rows consist of; what the tables
+/// have for half a piece is aligned like it. A unit is two pieces, of rotated columns those of the
+/// same pairs, in each of thread_heads() heads.
 struct CarriedRows {
   Source from;
   void* to = nullptr;  ///< the cache, or where queries go
   core::Strides to_strides;
   std::int64_t rows = 0;  ///< of all sequences
   core::Divisor seqlen;   ///< of `from`, and of queries' `to`; packed: 0
-  core::Divisor heads;
-  core::Divisor head_units;  ///< units of a head
-  int rotated = 0;           ///< pieces of a head's rotated columns
-  int plain = 0;             ///< of the others
-  bool wide = false;         ///< pieces of 16 bytes
-
-  TESSERA_HD int rotated_units() const { return core::ceil_div(rotated, 2); }
-  TESSERA_HD int plain_units() const { return core::ceil_div(plain, 2); }
-  TESSERA_HD std::int64_t blocks() const {
-    return core::ceil_div<std::int64_t>(rows * heads.value() * head_units.value(),
-                                        std::int64_t{kAppendThreads} * kThreadUnits);
-  }
+  int heads = 0;
+  int piece_bytes = 0;
+  int rotated = 0, plain = 0;              ///< pieces of a head's rotated columns and the others
+  int rotated_units = 0, plain_units = 0;  ///< of those
+  core::Divisor head_units;                ///< of a head and those carried with it
+  core::Divisor row_units;                 ///< of a row
+  core::Divisor row_blocks;                ///< blocks of threads for a row
+  int block_rows = 0;                      ///< rows of a block; several where one does not fill it
+  std::int64_t blocks = 0;
 };
 
 struct AppendParams {
@@ -43,10 +44,9 @@ struct AppendParams {
   std::int64_t stride_cos = 0, stride_sin = 0;
   std::int64_t positions = 0;  ///< that they have
   Dtype table_dtype = Dtype::f32;
-  bool tables_aligned = false;  ///< their rows begin at multiples of 16 bytes
   bool interleaved = false;
 
-  TESSERA_HD std::int64_t blocks() const { return k.blocks() + v.blocks() + q.blocks(); }
+  std::int64_t blocks() const { return k.blocks + v.blocks + q.blocks; }
 };
 
 }  // namespace tessera::cuda::aux
