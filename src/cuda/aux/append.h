@@ -173,6 +173,7 @@ template <Dtype kType, int kBytes>
 __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& rows, bool queries,
                                       int block) {
   using Columns = Piece<kType, kBytes>;
+  // Several rows share a block, or several blocks a row.
   const int blocks_row = rows.row_blocks.quotient(block);
   const int part = block - blocks_row * rows.row_blocks.value();
   const int units = part * kAppendThreads + static_cast<int>(threadIdx.x);
