@@ -8,7 +8,8 @@ contenders in turns:
 - a forward call: `tessera.attention` without and with autograd, the custom op, the native call alone, PyTorch's
   scaled_dot_product_attention, and an empty allocation;
 - a layer of a decoding step, over rows and over pages: `tessera.append` and `tessera.cached_attention`, both in one
-  call (new keys), the native calls alone, and `flash_attn_with_kvcache` of the stand-ins, without and with new keys.
+  call (new keys), also through `KVCache`, the native calls alone, and `flash_attn_with_kvcache` of the stand-ins,
+  without and with new keys.
   The cache has no keys and the lengths are negative, so that kernels have nothing to do.
 
 On a GPU the figures are medians of the clock. On a CPU, where neighbours disturb, they are the least of the thread's
@@ -92,6 +93,8 @@ def decoding_calls(device):
 
     calls = {}
     for name, cache, places in (("rows", rows, None), ("pages", pages, table)):
+        layer = tessera.KVCache(*cache)
+        sequences = tessera.CachedSequences(seqlens, places, lengths="before")
         step_2 = partial(flash_attn_2.flash_attn_with_kvcache, block_table=places)
         step_3 = partial(flash_attn_3.flash_attn_with_kvcache, page_table=places)
         calls |= {
@@ -104,6 +107,8 @@ def decoding_calls(device):
             f"{name}: append and cached_attention": lambda c=cache, t=places: step(c, t),
             f"{name}: cached_attention, new keys": lambda c=cache, t=places: tessera.cached_attention(
                 q, *c, seqlens=seqlens, lengths="before", page_table=t, causal=True, k_new=k, v_new=v),
+            f"{name}: KVCache.attend, new keys": lambda c=layer, s=sequences: c.attend(
+                q, s, causal=True, k_new=k, v_new=v),
             f"{name}: kvcache of flash_attn 2": lambda c=cache, f=step_2: f(
                 q, *c, cache_seqlens=seqlens, causal=True),
             f"{name}: kvcache of flash_attn 2, new keys": lambda c=cache, f=step_2: f(

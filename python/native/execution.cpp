@@ -87,8 +87,8 @@ std::shared_ptr<ThreadPool>& pool() {
 
 Framework::Framework(PyObject* described, PyObject* tensor_of_call) : tensor(tensor_of_call) {
   if (described == Py_None) return;
-  PyObject** const parts[] = {&kind, &stream_of, &allocate};
-  for (Py_ssize_t i = 0; i < 3; ++i) {
+  PyObject** const parts[] = {&kind, &stream_of, &allocate, &empty_like, &empty_o};
+  for (Py_ssize_t i = 0; i < 5; ++i) {
     *parts[i] = PyTuple_GetItem(described, i);
     if (*parts[i] == nullptr) throw PythonError{};
   }
@@ -110,6 +110,25 @@ void* Framework::stream(const View& view) const {
   Py_DECREF(handle);
   if (PyErr_Occurred() != nullptr) throw PythonError{};
   return current;
+}
+
+PyObject* new_output(PyObject* q, const View& q_view, PyObject* v, const View& v_view,
+                     const Framework& framework, Views& views, View& o) {
+  if (framework.empty_like == nullptr) {
+    throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
+  }
+  const auto take = [&](PyObject* made) {
+    if (made == nullptr) throw PythonError{};
+    views.keep(made);
+    views.read("out", made, o, true);
+    return made;
+  };
+  const auto last = static_cast<std::size_t>(q_view.ndim - 1);
+  if (q_view.shape[last] == v_view.shape[static_cast<std::size_t>(v_view.ndim - 1)]) {
+    PyObject* const made = take(PyObject_CallFunctionObjArgs(framework.empty_like, q, nullptr));
+    if (o.strides[last] == 1 || q_view.shape[last] <= 1) return made;
+  }
+  return take(PyObject_CallFunctionObjArgs(framework.empty_o, q, v, nullptr));
 }
 
 void attend(const Problem& problem, const Tensors& tensors, const View& q,

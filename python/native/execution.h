@@ -26,20 +26,28 @@ class WithoutLock {
 std::shared_ptr<ThreadPool>& pool();
 
 /// The framework of a call's tensors, as the call's last argument says: None, or a tuple of the
-/// class of its tensors and of two functions in Python, for what DLPack's table of functions does
-/// not offer: `stream_of(tensor)`, the handle of its current CUDA stream, and
-/// `allocate(bytes, tensor)`, memory on the tensor's GPU. Nobody asks them on a CPU. All borrowed.
+/// class of its tensors and of functions in Python. Two are for what DLPack's table of functions
+/// does not offer, and nobody asks them on a CPU: `stream_of(tensor)`, the handle of its current
+/// CUDA stream, and `allocate(bytes, tensor)`, memory on the tensor's GPU. Two make results:
+/// `empty_like(tensor)`, and `empty_o(q, v)`, o for any strides and head_dim_v. All borrowed.
 struct Framework {
   PyObject* tensor = nullptr;  ///< one of the call's
   PyObject* kind = nullptr;    ///< null: whatever tensors say of themselves
   PyObject* stream_of = nullptr;
   PyObject* allocate = nullptr;
+  PyObject* empty_like = nullptr;
+  PyObject* empty_o = nullptr;
 
   Framework(PyObject* described, PyObject* tensor_of_call);
 
   /// Where the framework works on the device of `view`, the tensor's. Null on a CPU.
   void* stream(const View& view) const;
 };
+
+/// A new tensor of the framework's for o, whose dimensions lie in memory in the order of q's; `o`
+/// becomes its view. Borrowed: `views` keeps it. Throws.
+PyObject* new_output(PyObject* q, const View& q_view, PyObject* v, const View& v_view,
+                     const Framework& framework, Views& views, View& o);
 
 /// New rows that are appended before attention looks at the cache.
 struct NewRows {

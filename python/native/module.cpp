@@ -11,6 +11,7 @@
 #include "cache.h"
 #include "call.h"
 #include "execution.h"
+#include "plain.h"
 
 namespace tessera::python {
 
@@ -62,6 +63,12 @@ class Arguments {
   PyObject* next() { return *objects_++; }
 
   std::int64_t integer(const char* name) { return integer_of(name, next()); }
+
+  std::optional<std::int64_t> optional_integer(const char* name) {
+    if (*objects_ != Py_None) return integer(name);
+    ++objects_;
+    return std::nullopt;
+  }
 
   std::uint64_t bits(const char* name) {
     PyObject* const object = next();
@@ -278,9 +285,13 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   views.read("cache_index", arguments.next(), in.cache_index);
   views.read("leftpad", arguments.next(), in.leftpad);
   views.read("tree_mask", arguments.next(), in.tree_mask);
-  options.max_seqlen_q = arguments.integer("max_seqlen_q");
+  options.max_seqlen_q = arguments.optional_integer("max_seqlen_q").value_or(0);
   options.lengths = lengths_of(arguments.next());
-  options.seqlen_new = arguments.integer("seqlen_new");
+  if (!in.seqlens && options.lengths == Lengths::after) options.lengths = Lengths::full;
+  // Of packed new rows it is a bound.
+  constexpr std::int64_t kUnbounded = INT64_MAX;
+  options.seqlen_new =
+      arguments.optional_integer("seqlen_new").value_or(in.cu_seqlens_new ? kUnbounded : 0);
   options.softmax_scale = arguments.optional_real("softmax_scale");
   options.softcap = arguments.real("softcap");
   options.window_left = arguments.integer("window[0]");
@@ -288,6 +299,15 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   options.chunk = arguments.integer("chunk");
   options.sink_tokens = arguments.integer("sink_tokens");
   options.batch_invariant = arguments.flag("batch_invariant");
+}
+
+/// Where a checked call writes o: `out`, or without one a new tensor. objects: as read_cached reads
+/// them. Borrowed, of the caller or of views.
+PyObject* cached_output(PyObject* const* objects, CacheInputs& in, const Framework& framework,
+                        Views& views) {
+  constexpr std::size_t kQ = 0, kV = 2, kOut = 3;
+  if (in.o) return objects[kOut];
+  return new_output(objects[kQ], in.q, objects[kV], in.v_cache, framework, views, in.o);
 }
 
 PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
@@ -299,10 +319,10 @@ PyObject* cached_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) 
     CacheInputs in;
     CacheOptions options;
     read_cached(arguments, views, in, options);
-    if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
     const Problem problem = problem_of(in, options);
+    PyObject* const o = cached_output(objects, in, framework, views);
     attend(problem, tensors_of(in, problem), in.q, framework);
-    return none();
+    return Py_NewRef(o);
   });
 }
 
@@ -329,13 +349,13 @@ PyObject* cached_step(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     CacheInputs in;
     CacheOptions options;
     read_cached(arguments, views, in, options);
-    if (!in.o) throw Raise{PyExc_ValueError, "out is None: a tensor is required"};
     before_attention(rows, row_options, in, options);
     const AppendShape shape = shape_of(rows, row_options);
     const Problem problem = problem_of(in, options);
     const NewRows fresh = {shape, tensors_of(rows, shape)};
+    PyObject* const o = cached_output(objects + kRows, in, framework, views);
     attend(problem, tensors_of(in, problem), in.q, framework, &fresh);
-    return none();
+    return Py_NewRef(o);
   });
 }
 
@@ -408,6 +428,13 @@ PyObject* combine_parts(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   });
 }
 
+PyObject* plain(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    if (count < 1) throw Raise{PyExc_TypeError, "is_plain takes one argument or more"};
+    return PyBool_FromLong(is_plain(objects[0], objects + 1, count - 1) ? 1 : 0);
+  });
+}
+
 PyObject* set_num_threads(PyObject*, PyObject* number) {
   return guarded([&] {
     const std::int64_t threads = integer_of("num_threads", number);
@@ -466,6 +493,7 @@ PyMethodDef* methods() {
       {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},
       {"append", fast(append_rows), METH_FASTCALL, nullptr},
       {"combine", fast(combine_parts), METH_FASTCALL, nullptr},
+      {"is_plain", fast(plain), METH_FASTCALL, nullptr},
       {"dropout_mask", fast(write_dropout_mask), METH_FASTCALL, nullptr},
       {"set_num_threads", set_num_threads, METH_O, nullptr},
       {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},

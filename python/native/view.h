@@ -66,6 +66,9 @@ class Views {
   /// copy.
   void read_rows(const char* name, PyObject* object, View& view);
 
+  /// Takes over a reference.
+  void keep(PyObject* object) { held_.push_back(object); }
+
  private:
   const DLTensor* borrow(const char* name, PyObject* object, bool written);
 

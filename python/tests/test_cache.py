@@ -254,8 +254,9 @@ def test_operators(device: str) -> None:
     arrays = (seqlens, None, table, None)
     tests = ("test_schema", "test_faketensor")
     forward = torch.ops.tessera.cached_forward.default
-    more = (None, None, 0, "after", 0, None, 0.0, -1, 0, 0, 0, False)
-    torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
+    for none in (0, None):  # bounds of what is not packed
+        more = (None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False)
+        torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
     append = torch.ops.tessera.append.default
     rest = (cos, sin, None, None, "before", 0, 0, False, False)
     torch.library.opcheck(append, (k, v, k_cache, v_cache, q, *arrays, None, None, *rest), test_utils=tests)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tessera
-from tessera.torch import kv_cache
+from tessera.torch import cache
 
 HEADS, HEADS_K, D, DV = 4, 2, 32, 48
 DTYPE = torch.bfloat16
@@ -396,7 +396,11 @@ def test_pages_are_read_before_any_is_written(device: str) -> None:
 
 
 def test_signatures_are_those_of_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less what the objects hold; each argument arrives under the name under which it is given."""
+    """Less what the objects hold; each argument arrives in the place of the name under which it is given, and defaults
+    of the function in those of the others."""
+    places = {
+        name: tuple(inspect.signature(getattr(cache, name)).parameters) for name in ("append", "cached_attention")
+    }
     sequences = tessera.CachedSequences(
         int32([1], "cpu"), int32([0], "cpu")[None], int32([0], "cpu"), int32([0], "cpu")
     )
@@ -424,17 +428,20 @@ def test_signatures_are_those_of_the_functions(monkeypatch: pytest.MonkeyPatch) 
         assert found == expected
         arrived: dict[str, Any] = {}
 
-        def record(*tensors: Any, into: dict[str, Any] = arrived, names: Any = tuple(whole), **named: Any) -> None:
-            into.update(zip(names, tensors, strict=False), **named)
+        def record(*all_of_them: Any, into: dict[str, Any] = arrived, names: Any = places[function.__name__]) -> None:
+            into.update(zip(names, all_of_them, strict=False))
 
-        monkeypatch.setattr(kv_cache, function.__name__, record)
-        given = {name: object() for name in found}
+        monkeypatch.setattr(cache, function.__name__, record)
+        given: dict[str, Any] = {name: torch.zeros(1) if name == "q" else object() for name in found}
         tensors = [given.pop(name) for name, x in mine.items() if name in given and x.kind is not x.KEYWORD_ONLY]
         if method == layer.append or method == layer.attend:
             tensors[len(tensors) :] = positional
         method(*tensors, **given)
+        assert set(arrived) == set(whole)
         for name, value in given.items():
             assert arrived[name] is value, name
+        for name in missing if positional else (missing | held - {"k_cache", "v_cache", "leftpad"}):
+            assert arrived[name] == whole[name].default, name
         assert arrived["k_cache"] is layer.k and arrived["v_cache"] is layer.v
         if positional:
             for name in held & set(whole) - {"k_cache", "v_cache", "lengths"}:

@@ -15,6 +15,8 @@ struct Auxiliary {
   const char* call;    ///< the device function, in tessera::cuda
   const char* params;  ///< its parameter's type
   int resident = 8;    ///< blocks of a multiprocessor that registers must suffice for
+  /// It waits by itself for what was enqueued before it, and may be launched before that is done.
+  bool begins_early = false;
 };
 
 /// What measure_peaks runs: a program with two kernels, launched with `threads` a block.

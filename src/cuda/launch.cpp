@@ -86,7 +86,7 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
   });
   if (!status) return status;
   return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params,
-                 false);
+                 architecture->auxiliary[number].begins_early);
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,

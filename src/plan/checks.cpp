@@ -5,8 +5,7 @@
 
 namespace tessera {
 
-Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value >= low && value <= high) return {};
+Status out_of_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
   return Status::invalid(refused(
       name, value, "must lie in [" + std::to_string(low) + ", " + std::to_string(high) + "]"));
 }

@@ -14,8 +14,14 @@
 
 namespace tessera {
 
+/// The refusal of a number that does not lie in [low, high].
+Status out_of_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
+
 /// A number in [low, high].
-Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high);
+inline Status check_range(const char* name, std::int64_t value, std::int64_t low,
+                          std::int64_t high) {
+  return value >= low && value <= high ? Status{} : out_of_range(name, value, low, high);
+}
 
 /// No tensor or workspace may need 2^62 elements or more, so that offsets fit int64 with room to
 /// spare.

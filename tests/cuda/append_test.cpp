@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -155,6 +156,26 @@ TEST(AppendParams, NothingIsCarriedInVain) {
   EXPECT_EQ(cuda::append_params(dense.shape, dense.tensors).blocks(), 0);
 }
 
+// It is launched to begin early: until the grids before it are done, no length is there.
+TEST(AppendWaits, ForWhatIsEnqueuedBefore) {
+  Dense dense(Dtype::bf16, 4, 64, 32);
+  std::fill_n(dense.seqlens, 2, -1);
+  std::once_flag done;
+  cuda::ptx::grids_before = [&] {
+    std::call_once(done, [&] {
+      dense.seqlens[0] = 5;
+      dense.seqlens[1] = 0;
+    });
+  };
+  append_on_host(cuda::append_params(dense.shape, dense.tensors), Dtype::bf16);
+  cuda::ptx::grids_before = nullptr;
+  for (std::int64_t i = 0; i < dense.k.count(); ++i) {
+    const std::int64_t slot = i / 256;  // of both: the first sequence's 5 to 7, the second's 0 to 2
+    ASSERT_EQ(dense.k.untouched(i), slot < 5 || slot == 8 || slot >= 12) << i;
+    ASSERT_EQ(dense.v.untouched(i), slot < 5 || slot == 8 || slot >= 12) << i;
+  }
+}
+
 // ---- the launch
 
 using Enqueued = std::vector<std::pair<std::string, void*>>;
@@ -196,6 +217,7 @@ TEST_F(AppendLaunch, ItIsOneLaunchOnTheStreamOfTheCachesDevice) {
   ASSERT_TRUE(status) << status.text;
   EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
   EXPECT_EQ(fake::state().last.kernel, "append_bf16");
+  EXPECT_TRUE(fake::state().last.begins_early);
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
   // 6 rows of 8 units of 4 heads are a block's; so are in-place queries.
   EXPECT_EQ(fake::state().last.grid_x, 3U);

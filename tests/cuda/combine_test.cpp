@@ -133,6 +133,7 @@ TEST_F(CombineLaunch, ItIsOneLaunchOnTheStreamOfTheirDevice) {
   ASSERT_TRUE(status) << status.text;
   EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
   EXPECT_EQ(fake::state().last.kernel, "combine_f32");
+  EXPECT_FALSE(fake::state().last.begins_early);  // its kernel does not wait
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
   EXPECT_EQ(fake::state().last.grid_x, 9U);  // 72 rows of 16 lanes, 128 threads
   EXPECT_EQ(fake::state().last.block_x, 128U);

@@ -12,9 +12,6 @@ from torch import Tensor
 from tessera.compat._refusals import FLOAT8, refuse_float8
 from tessera.torch import cache
 
-# Looked up once: every call asks.
-_is_grad_enabled = torch.is_grad_enabled
-
 
 def capacity_of(k_cache: Tensor, page_table: Tensor | None) -> int:
     """Slots of a sequence."""
@@ -47,7 +44,6 @@ def attend_with_cache(
     v_cache: Tensor,
     k: Tensor | None,
     v: Tensor | None,
-    *,
     cache_seqlens: int | Tensor | None,
     window: tuple[int, int],
     causal: bool = False,
@@ -80,15 +76,6 @@ def attend_with_cache(
     """
     if q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
         refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    if _is_grad_enabled() and (
-        q.requires_grad
-        or k_cache.requires_grad
-        or v_cache.requires_grad
-        or (k is not None and k.requires_grad)
-        or (v is not None and v.requires_grad)
-    ):
-        q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
-        k, v = (None if x is None else x.detach() for x in (k, v))
     max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -112,6 +99,7 @@ def attend_with_cache(
         if (cu_seqlens_q is None) == (cu_seqlens_k_new is None):
             lengths, cu_seqlens_new = "before", cu_seqlens_k_new
         else:
+            q, k_cache, v_cache, k, v = (x.detach() for x in (q, k_cache, v_cache, k, v))
             rotates = rotary_cos is not None
             rotated = cache.append(
                 k, v, k_cache, v_cache, cache_seqlens, "before", cu_seqlens_k_new, None, page_table, cache_index, None,
@@ -126,7 +114,7 @@ def attend_with_cache(
     return cache.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, None, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q,
         max_seqlen_q, causal, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False, k, v, None,
-        rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, constant_q, out, return_lse,
+        rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, constant_q, out, return_lse, True,
     )  # fmt: skip
 
 

@@ -262,11 +262,9 @@ def flash_attn_with_kvcache(
         seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
         window = window_of(causal, window_size, capacity_of(k_cache, page_table) - 1, seqlen_q - 1)
     result = attend_with_cache(
-        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, causal=causal, window=window, chunk=attention_chunk,
-        cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        rotary_seqlens=rotary_seqlens, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
-        softcap=softcap if softcap > 0.0 else 0.0, return_lse=return_softmax_lse,
+        q, k_cache, v_cache, k, v, cache_seqlens, window, causal, attention_chunk, cache_batch_idx, cache_leftpad,
+        page_table, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
+        rotary_interleaved, softmax_scale, softcap if softcap > 0.0 else 0.0, None, None, return_softmax_lse,
     )  # fmt: skip
     if not return_softmax_lse:
         return result

@@ -13,8 +13,9 @@ from .. import _native
 from ..arguments import band
 from .ops import (
     FRAMEWORK,
+    WATCH,
     empty_lse,
-    empty_o,
+    is_compiling,
     is_transformed,
     is_watched,
     longest_of,
@@ -23,14 +24,11 @@ from .ops import (
 )  # fmt: skip
 from .tensors import rows
 
-# More than a sequence can have: no bound of the caller's.
-_UNBOUNDED = 2**29
-
 _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
     "cached_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
-    "Tensor? leftpad, Tensor? tree_mask, SymInt max_seqlen_q, str lengths, SymInt seqlen_new, float? softmax_scale, "
+    "Tensor? leftpad, Tensor? tree_mask, SymInt? max_seqlen_q, str lengths, SymInt? seqlen_new, float? softmax_scale, "
     "float softcap, SymInt window_left, SymInt window_right, SymInt chunk, SymInt sink_tokens, bool batch_invariant) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
@@ -45,7 +43,11 @@ _library.define(
 
 
 # Looked up once: every call asks.
-_is_grad_enabled = torch.is_grad_enabled
+_is_plain = _native.is_plain
+
+
+def _need_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
@@ -73,42 +75,12 @@ def _forward_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *more: Any) -> tu
     return outputs(q, v_cache)
 
 
-def _arguments(
-    seqlens: Tensor | None,
-    lengths: str,
-    seqlen_new: int | None,
-    cu_seqlens_new: Tensor | None,
-    page_table: Tensor | None,
-    cache_index: Tensor | None,
-    leftpad: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    max_seqlen_q: int | None,
-    causal: bool,
-    window: tuple[int, int],
-    chunk: int,
-    sink_tokens: int,
-    tree_mask: Tensor | None,
-    softmax_scale: float | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    batch_invariant: bool,
-) -> tuple[Any, ...]:
-    """What `_native` takes behind q, k_cache, v_cache, o and lse."""
-    longest_q = 0
+def _packed_length(cu_seqlens_q: Tensor | None, max_seqlen_q: int | None) -> int | None:
     if cu_seqlens_q is not None:
-        longest_q = longest_of("q", cu_seqlens_q, max_seqlen_q)
-    elif max_seqlen_q is not None:
+        return longest_of("q", cu_seqlens_q, max_seqlen_q)
+    if max_seqlen_q is not None:
         raise ValueError("max_seqlen_q is given, but cu_seqlens_q is None: packed queries need cu_seqlens_q")
-    if seqlens is None and lengths == "after":
-        lengths = "full"
-    if seqlen_new is None:
-        seqlen_new = 0 if cu_seqlens_new is None else _UNBOUNDED
-    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
-    return (
-        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        longest_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
-    )  # fmt: skip
+    return None
 
 
 def cached_attention(
@@ -144,33 +116,33 @@ def cached_attention(
     rotary_constant_q: bool,
     out: Tensor | None,
     return_lse: bool,
+    detaches: bool = False,
 ) -> Any:
-    """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them."""
-    is_traced = is_watched(q) or is_transformed()
-    # What is read here. The library looks at the types of all; torch's operators have words of their own.
-    if is_traced or not (
-        isinstance(k_cache, Tensor)
-        and isinstance(v_cache, Tensor)
-        and (k_new is None or isinstance(k_new, Tensor))
-        and (v_new is None or isinstance(v_new, Tensor))
-    ):
+    """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them.
+
+    detaches: tensors that require a gradient are taken for what they hold, instead of refused.
+    """
+    is_traced = False
+    if is_compiling() or not _is_plain(WATCH, q, k_cache, v_cache, k_new, v_new, sink):
+        is_traced = is_watched(q) or is_transformed()
         require_tensors(
             k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
             cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
             alibi_slopes=alibi_slopes, sink=sink, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos,
             rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out,
         )  # fmt: skip
-    if _is_grad_enabled() and (
-        q.requires_grad
-        or k_cache.requires_grad
-        or v_cache.requires_grad
-        or (sink is not None and isinstance(sink, Tensor) and sink.requires_grad)
-        or (k_new is not None and k_new.requires_grad)
-        or (v_new is not None and v_new.requires_grad)
-    ):
-        _refuse_gradients(
-            "cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new, v_new=v_new
-        )  # fmt: skip
+        if _need_gradients(q, k_cache, v_cache, sink, k_new, v_new):
+            if detaches:
+                q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
+                k_new, v_new = (None if x is None else x.detach() for x in (k_new, v_new))
+            _refuse_gradients(
+                "cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new, v_new=v_new
+            )  # fmt: skip
+        if not is_traced:
+            q = q.resolve_neg()
+            if k_new is not None:
+                _check_written(k_cache, v_cache)
+            k_cache, v_cache, k_new, v_new = (_signed(x) for x in (k_cache, v_cache, k_new, v_new))
     if k_new is None or v_new is None:
         if not (k_new is v_new is rotary_cos is rotary_sin is rotary_seqlens is None) or max_seqlen_new is not None:
             _refuse_rows(
@@ -191,38 +163,32 @@ def cached_attention(
             cu_seqlens_new = None  # lengths count the new keys
         elif k_new.dim() == 4:
             seqlen_new = k_new.shape[1]
-    more = _arguments(
-        seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q, max_seqlen_q,
-        causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant,
+    if cu_seqlens_q is not None or max_seqlen_q is not None:
+        max_seqlen_q = _packed_length(cu_seqlens_q, max_seqlen_q)
+    left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
+    more = (
+        alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
+        max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
     )  # fmt: skip
-    lse: Any  # None where nobody asks for it
     if is_traced:
         q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
         o, lse = torch.ops.tessera.cached_forward(q, k_cache, v_cache, *more)
         o = o if out is None else out.copy_(o)
+        return (o, lse) if return_lse else o
+    lse = empty_lse(q) if return_lse else None
+    if k_new is None or v_new is None:
+        o = _native.cached_forward(q, k_cache, v_cache, out, lse, *more, FRAMEWORK)
     else:
-        if q.is_neg():
-            q = q.resolve_neg()
-        o = empty_o(q, v_cache) if out is None else out
-        lse = empty_lse(q) if return_lse else None
-        if k_new is None or v_new is None:
-            if k_cache.is_neg() or v_cache.is_neg():
-                k_cache, v_cache = k_cache.resolve_neg(), v_cache.resolve_neg()
-            _native.cached_forward(q, k_cache, v_cache, o, lse, *more, FRAMEWORK)
-        else:
-            if k_new.is_neg() or v_new.is_neg() or k_cache.is_neg() or v_cache.is_neg():
-                _check_written(k_cache, v_cache)
-                k_new, v_new = k_new.resolve_neg(), v_new.resolve_neg()
-            if max_seqlen_new is None:
-                max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
-            q_out = None
-            if rotary_cos is not None and rotary_sin is not None:
-                q_out = _like_rows(q)
-                rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
-            _native.cached_step(
-                k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
-                rotary_constant_q, q, k_cache, v_cache, o, lse, *more, FRAMEWORK,
-            )  # fmt: skip
+        if max_seqlen_new is None:
+            max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
+        q_out = None
+        if rotary_cos is not None and rotary_sin is not None:
+            q_out = _like_rows(q)
+            rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
+        o = _native.cached_step(
+            k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
+            rotary_constant_q, q, k_cache, v_cache, out, lse, *more, FRAMEWORK,
+        )  # fmt: skip
     return (o, lse) if return_lse else o
 
 
@@ -231,8 +197,14 @@ def explain_cached(
 ) -> str:
     """`tessera.explain_cached`: its arguments that must be tensors or None, and the others."""
     require_tensors(k_cache=k_cache, v_cache=v_cache, **tensors)
-    more = _arguments(**tensors, **numbers)
-    return _native.explain_cached(q, k_cache, v_cache, None, None, *more, device)
+    numbers["max_seqlen_q"] = _packed_length(tensors["cu_seqlens_q"], numbers["max_seqlen_q"])
+    left, right = band(numbers.pop("causal"), numbers.pop("window"))
+    numbers |= {"window_left": left, "window_right": right}
+    names = ("alibi_slopes", "sink", "cu_seqlens_q", "seqlens", "cu_seqlens_new", "page_table", "cache_index",
+             "leftpad", "tree_mask", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale", "softcap",
+             "window_left", "window_right", "chunk", "sink_tokens", "batch_invariant")  # fmt: skip
+    given = tensors | numbers
+    return _native.explain_cached(q, k_cache, v_cache, None, None, *(given[name] for name in names), device)
 
 
 def _refuse_rows(**given: Any) -> None:
@@ -257,8 +229,6 @@ def _append(
     k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, more: tuple[Any, ...]
 ) -> Tensor | None:
     """The rotated queries, if there are queries."""
-    if k_cache.is_neg() or v_cache.is_neg():
-        _check_written(k_cache, v_cache)
     q_out = None if q is None else _like_rows(q)
     _native.append(k_new, v_new, k_cache, v_cache, q, q_out, *more, FRAMEWORK)
     return q_out
@@ -266,6 +236,7 @@ def _append(
 
 @torch.library.impl(_library, "append", "CompositeExplicitAutograd")
 def _append_op(k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, q: Tensor | None, *more: Any) -> Tensor:
+    _check_written(k_cache, v_cache)
     q_out = _append(k_new, v_new, k_cache, v_cache, q, more)
     return k_new.new_empty(0) if q_out is None else q_out
 
@@ -300,28 +271,20 @@ def append(
     rotary_constant_q: bool,
 ) -> Tensor | None:
     """`tessera.append`. As short as `cached_attention`."""
-    is_traced = is_watched(k_cache) or is_transformed()
-    # As above.
-    if is_traced or not (
-        isinstance(k_new, Tensor)
-        and isinstance(v_new, Tensor)
-        and isinstance(v_cache, Tensor)
-        and (q is None or isinstance(q, Tensor))
-    ):
+    is_traced = False
+    if is_compiling() or not _is_plain(WATCH, k_cache, v_cache, k_new, v_new, q):
+        is_traced = is_watched(k_cache) or is_transformed()
         require_tensors(
             k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
             page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q, cu_seqlens_q=cu_seqlens_q,
             rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
             rotary_positions=rotary_positions,
         )  # fmt: skip
-    if _is_grad_enabled() and (
-        k_new.requires_grad
-        or v_new.requires_grad
-        or k_cache.requires_grad
-        or v_cache.requires_grad
-        or (q is not None and q.requires_grad)
-    ):
-        _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
+        if _need_gradients(k_new, v_new, k_cache, v_cache, q):
+            _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
+        if not is_traced:
+            _check_written(k_cache, v_cache)
+            k_new, v_new, q = _signed(k_new), _signed(v_new), _signed(q)
     longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
     if max_seqlen_new is None:
         max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
@@ -330,9 +293,7 @@ def append(
         q = None if q is None else rows(q.resolve_neg())
         if rotary_cos is not None and rotary_sin is not None:
             rotary_cos, rotary_sin = rows(rotary_cos.resolve_neg()), rows(rotary_sin.resolve_neg())
-    elif k_new.is_neg() or v_new.is_neg() or q is not None:
-        k_new, v_new, q = _signed(k_new), _signed(v_new), _signed(q)
-    if rotary_cos is not None and not is_traced:
+    elif rotary_cos is not None:
         rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,

@@ -1,6 +1,7 @@
 """Caches of keys and values as objects: what a layer keeps, `KVCache`, and what all layers share, `CachedSequences`.
 
-Rule S13 of docs/semantics.md says what they mean; every call is one `tessera.append` or `tessera.cached_attention`.
+Rule S13 of docs/semantics.md says what they mean; every call is one `tessera.append` or `tessera.cached_attention`, by
+position, since keywords cost microseconds.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .. import append, cached_attention
+from . import cache
 
 
 def _to_device(numbers: Tensor, target: Tensor) -> None:
@@ -239,12 +240,10 @@ class KVCache:
 
         Raises: as `tessera.append`.
         """
-        return append(
-            k_new, v_new, self.k, self.v, seqlens=sequences.seqlens, lengths=sequences.lengths,
-            cu_seqlens_new=cu_seqlens_new, max_seqlen_new=max_seqlen_new, page_table=sequences.page_table,
-            cache_index=sequences.cache_index, q=q, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-            rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
-            rotary_seqlens=rotary_seqlens, rotary_constant_q=rotary_constant_q,
+        return cache.append(
+            k_new, v_new, self.k, self.v, sequences.seqlens, sequences.lengths, cu_seqlens_new, max_seqlen_new,
+            sequences.page_table, sequences.cache_index, None, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin,
+            rotary_interleaved, rotary_seqlens, None, rotary_constant_q,
         )  # fmt: skip
 
     def write(
@@ -274,9 +273,9 @@ class KVCache:
 
         Raises: as `tessera.append`.
         """
-        return append(
-            k_new, v_new, self.k, self.v, slot_mapping=slot_mapping, q=q, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved, rotary_positions=rotary_positions,
+        return cache.append(
+            k_new, v_new, self.k, self.v, None, "before", None, None, None, None, slot_mapping, q, None, None,
+            rotary_cos, rotary_sin, rotary_interleaved, None, rotary_positions, False,
         )  # fmt: skip
 
     def attend(
@@ -328,6 +327,8 @@ class KVCache:
 
         Raises: as `tessera.cached_attention`.
         """
+        if not isinstance(q, Tensor):
+            raise TypeError(f"q is of type {type(q).__name__!r}: must be a torch tensor")
         lengths: str = sequences.lengths
         if sequences.seqlens is None:
             lengths = "full"
@@ -336,15 +337,11 @@ class KVCache:
                 cu_seqlens_new = cu_seqlens_q
             if seqlen_new is None and k_new is None and cu_seqlens_q is None and q.dim() == 4:
                 seqlen_new = q.shape[1]
-        return cached_attention(
-            q, self.k, self.v, seqlens=sequences.seqlens, lengths=lengths, seqlen_new=seqlen_new,
-            cu_seqlens_new=cu_seqlens_new, page_table=sequences.page_table, cache_index=sequences.cache_index,
-            leftpad=sequences.leftpad, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, causal=causal,
-            window=window, chunk=chunk, sink_tokens=sink_tokens, tree_mask=tree_mask, softmax_scale=softmax_scale,
-            softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, batch_invariant=batch_invariant,
-            k_new=k_new, v_new=v_new, max_seqlen_new=max_seqlen_new, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-            rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, rotary_constant_q=rotary_constant_q,
-            out=out, return_lse=return_lse,
+        return cache.cached_attention(
+            q, self.k, self.v, sequences.seqlens, lengths, seqlen_new, cu_seqlens_new, sequences.page_table,
+            sequences.cache_index, sequences.leftpad, cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens,
+            tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant, k_new, v_new, max_seqlen_new,
+            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_constant_q, out, return_lse,
         )  # fmt: skip
 
     def copy_pages(self, copies: Tensor) -> None:

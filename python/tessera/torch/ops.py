@@ -128,10 +128,6 @@ def stream_of(q: Tensor) -> int:
     return stream
 
 
-# What the library is told of torch.
-FRAMEWORK = (Tensor, stream_of, allocate)
-
-
 def empty_lse(q: Tensor) -> Tensor:
     """Uninitialised lse."""
     shape = q.shape
@@ -167,6 +163,10 @@ def empty_o(q: Tensor, v: Tensor) -> Tensor:
     order = sorted(range(q.dim() - 1), key=q.stride, reverse=True) if 0 not in q.stride() else range(q.dim() - 1)
     o = q.new_empty([q.size(i) for i in order] + [v.size(-1)])
     return o.permute(*sorted(range(q.dim() - 1), key=list(order).__getitem__), -1)
+
+
+# What the library is told of torch.
+FRAMEWORK = (Tensor, stream_of, allocate, torch.empty_like, empty_o)
 
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -450,16 +450,22 @@ class _Backward(torch.autograd.Function):
 _no_dispatch = Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_traced: Callable[[], bool] = torch._C._is_tracing  # by torch.jit.trace
-_is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling
 
 # Whether torch.func transforms what is computed.
 is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
+# Whom `_native.is_plain` asks whether a call with some tensors may go straight to the library: they are torch's own and
+# no subclass's, need no gradient, have their signs in memory, and nobody watches or transforms what is called.
+# Compilers do not look into it: they are to be asked before.
+WATCH = (Tensor, Tensor.is_neg, torch.is_grad_enabled, _is_traced, _dispatch_modes, is_transformed)
+
+
 def is_watched(q: Tensor) -> bool:
     """Whether somebody wants to see the operators that are called, or nothing is to be computed."""
     return (
-        _is_compiling()
+        is_compiling()
         or _is_traced()
         or _dispatch_modes() > 0
         or type(q).__torch_dispatch__ is not _no_dispatch

@@ -236,6 +236,7 @@ __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& 
 /// The kernel, for rows of one type; a block for each of p.blocks().
 template <Dtype kType>
 __device__ __forceinline__ void append(const AppendParams& p) {
+  ptx::wait_for_grids();
   const int block = static_cast<int>(blockIdx.x), values = static_cast<int>(p.k.blocks);
   const int queries = values + static_cast<int>(p.v.blocks);
   const CarriedRows& rows = block < values ? p.k : block < queries ? p.v : p.q;

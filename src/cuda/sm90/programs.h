@@ -35,9 +35,9 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"combine_f32", "aux::combine<Dtype::f32>", "aux::CombineParams", 4},
     {"combine_bf16", "aux::combine<Dtype::bf16>", "aux::CombineParams", 4},
     {"combine_f16", "aux::combine<Dtype::f16>", "aux::CombineParams", 4},
-    {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams"},
-    {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams"},
-    {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams"},
+    {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams", 8, true},
+    {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
+    {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
 };
 
 extern const Architecture kArchitecture;

@@ -245,10 +245,9 @@ def flash_attn_with_kvcache(
         capacity = capacity_of(k_cache, block_table)
         window = window_of(causal, window_size, capacity, capacity)
     result = attend_with_cache(
-        q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, causal=causal, window=window,
-        cache_index=cache_batch_idx, leftpad=cache_leftpad, page_table=block_table, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
-        softcap=softcap if softcap > 0.0 else 0.0, alibi_slopes=alibi_slopes, return_lse=return_softmax_lse,
+        q, k_cache, v_cache, k, v, cache_seqlens, window, causal, 0, cache_batch_idx, cache_leftpad, block_table, None,
+        None, None, rotary_cos, rotary_sin, None, rotary_interleaved, softmax_scale, softcap if softcap > 0.0 else 0.0,
+        alibi_slopes, None, return_softmax_lse,
     )  # fmt: skip
     if not return_softmax_lse:
         return result
