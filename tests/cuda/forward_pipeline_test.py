@@ -1,12 +1,13 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
 One producer (src/cuda/sm90/forward_producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
-the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them, tiles
-without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
+the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them,
+tiles without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
 block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
-somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages several warps produce, each
-its boxes of every block, and the first one queries (forward_pages.h). Dropping the waits of skip_keys() and skip_values()
-must be seen, and so must values that come late and a warp without boxes that goes along, or the model would prove nothing.
+somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages (forward_pages.h) some
+warps fetch keys and as many others values, each its part of every block; the first one of the keys hands out tiles.
+Dropping the waits of skip_keys() and skip_values() must be seen, and so must values that come late and a warp without a
+part that goes along, or the model would prove nothing.
 """
 
 import random
@@ -17,34 +18,58 @@ from pipeline_model import Ring, Turn, run
 STAGES = 2
 
 
-def produce(tiles, shares, q, k, v, late, writer=0, boxes=True):
-    """The producer, or one warp of it; only the first has queries. boxes: does it have a part of keys and values?"""
-    fetch = (lambda ring, i: ring.fill(i)) if boxes else (lambda ring, i: ring.claim(i))
-    hand_out = q.fill if writer == 0 else lambda i: ()
+def produce(tiles, shares, q, k, v, late):
+    """The producer; late: it leaves the values of a tile for the next one with keys."""
     item = values = handed = 0
     for blocks in tiles:
         if blocks == 0:
             if values < item and not late:
-                yield from fetch(v, values)
+                yield from v.fill(values)
                 values += 1
             for _ in range(shares):
-                yield from hand_out(handed)
+                yield from q.fill(handed)
                 handed += 1
         for n in range(blocks):
-            yield from fetch(k, item)
+            yield from k.fill(item)
             for share in range(shares if n == 0 else 1):
                 if n == 0:
-                    yield from hand_out(handed)
+                    yield from q.fill(handed)
                     handed += 1
                 if share == 0 and values < item:
-                    yield from fetch(v, values)
+                    yield from v.fill(values)
                     values += 1
             item += 1
             yield
     if values < item:
-        yield from fetch(v, values)
+        yield from v.fill(values)
     for share in range(shares):
-        yield from hand_out(handed + share)  # says that there are no more
+        yield from q.fill(handed + share)  # says that there are no more
+
+
+def fetch_pages(tiles, ring, part=True):
+    """A warp that fetches its part of keys, or of values; without a part it goes along."""
+    for item in range(sum(tiles)):
+        yield from ring.claim(item)
+        yield  # copies are on their way
+        if part:
+            ring.land(item)
+        yield
+
+
+def hand_out_pages(tiles, shares, q, k):
+    """The first warp of the keys."""
+    item = handed = 0
+    for blocks in [*tiles, 0]:  # the last one: there are no more
+        for n in range(max(blocks, 1)):
+            if blocks > 0:
+                yield from k.claim(item)
+                yield
+                k.land(item)
+                item += 1
+            for _ in range(shares if n == 0 else 0):
+                yield from q.fill(handed)
+                handed += 1
+            yield
 
 
 def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
@@ -114,18 +139,24 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
 
 
 def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
-          turn_late=False, writers=1, idle=0):
-    """What goes wrong under one random schedule; empty: nothing. writers: warps that have boxes; idle: that go along."""
+          turn_late=False, warps=0, idle=0):
+    """What goes wrong under one random schedule; empty: nothing. warps: that fetch keys from pages, and as many values;
+    0: there are no pages. idle: warps of each that have no part and go along."""
     schedule = random.Random(seed)
     faults = []
     q = Ring(q_stages, groups // shares, faults)
-    k, v = Ring(STAGES, groups, faults, writers), Ring(STAGES, groups, faults, writers)
+    k, v = (Ring(STAGES, groups, faults, max(warps, 1)) for _ in range(2))
     turns = [Turn() for _ in range(groups)]
-    running = [produce(tiles, shares, q, k, v, late, w, w < writers) for w in range(writers + idle)]
+    if warps == 0:
+        running = [produce(tiles, shares, q, k, v, late)]
+    else:
+        running = [hand_out_pages(tiles, shares, q, k)]
+        running += [fetch_pages(tiles, k, w < warps) for w in range(1, warps + idle)]
+        running += [fetch_pages(tiles, v, w < warps) for w in range(warps + idle)]
     running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late)
                 for g in range(groups)]
     return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults,
-               speeds=(1,) if writers + idle == 1 else (1, 1, 5, 25))
+               speeds=(1,) if warps == 0 else (1, 1, 5, 25))
 
 
 SKIPS = {
@@ -151,14 +182,14 @@ def main():
                         runs += 1
                         clears = seed % 2 == 0
                         problem = (seed, groups, q_stages, shares, tiles, skips)
-                        writers = 3 if seed % 5 == 0 else 1
-                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, writers=writers)
+                        warps = max(seed % 5 - 2, 0)
+                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps)
                         if found:
-                            sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {writers} warps produce, "
+                            sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {warps} warps a ring, "
                                      f"seed {seed}: {found}")
                         # A seed is a schedule's speeds, the same in all problems, so this takes many of them.
                         if name == "nobody" and tiles == [4] * 5:
-                            idle += fault(*problem, idle=1) != ""
+                            idle += fault(*problem, warps=1, idle=1) != ""
                         if seed >= first + 12:
                             continue
                         if name == "the first":
@@ -166,9 +197,9 @@ def main():
                         if clears:
                             late += fault(*problem, clears=True, late=True) != ""
     if not unwaited or not late or not idle:
-        sys.exit("a skip that does not wait, values that come late, or a warp without boxes went unseen")
+        sys.exit("a skip that does not wait, values that come late, or a warp without a part went unseen")
     print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late}, a warp without "
-          f"boxes in {idle}")
+          f"a part in {idle}")
 
 
 if __name__ == "__main__":

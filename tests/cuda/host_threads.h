@@ -37,6 +37,7 @@ struct Meetings {
                                             std::barrier<>(kWarp), std::barrier<>(kWarp)};
   std::array<float, kThreads> floats = {};
   std::array<std::uint32_t, kThreads> words = {};
+  std::array<std::uint64_t, kThreads> longs = {};
 };
 
 inline Meetings& meetings() {
@@ -47,11 +48,17 @@ inline float& slot(unsigned thread, float /*type*/) { return meetings().floats[t
 inline std::uint32_t& slot(unsigned thread, std::uint32_t /*type*/) {
   return meetings().words[thread];
 }
+inline std::uint64_t& slot(unsigned thread, std::uint64_t /*type*/) {
+  return meetings().longs[thread];
+}
 
 }  // namespace tessera::host
 
 inline thread_local tessera::host::Index threadIdx, blockIdx, gridDim;
 
+inline void __syncwarp() {
+  tessera::host::meetings().warps[threadIdx.x / tessera::host::kWarp].arrive_and_wait();
+}
 inline void __syncthreads() { tessera::host::meetings().block.arrive_and_wait(); }
 template <class T>
 T __shfl_xor_sync(unsigned /*mask*/, T x, int lanes) {
@@ -65,7 +72,7 @@ T __shfl_xor_sync(unsigned /*mask*/, T x, int lanes) {
 }
 /// Of the warp's parts of `width` threads: the value of its lane-th.
 template <class T>
-T __shfl_sync(unsigned /*mask*/, T x, int lane, int width) {
+T __shfl_sync(unsigned /*mask*/, T x, int lane, int width = tessera::host::kWarp) {
   using namespace tessera::host;
   std::barrier<>& warp = meetings().warps[threadIdx.x / kWarp];
   slot(threadIdx.x, x) = x;

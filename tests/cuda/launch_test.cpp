@@ -306,6 +306,7 @@ TEST_F(DecodeLaunches, NobodyLooksAheadOfPackedSequences_S11) {
   const std::array<std::int32_t, 3> cu_seqlens = {0, 1, 3};
   const std::array<std::int32_t, 2> seqlens = {};
   tensors.cu_seqlens_q = cu_seqlens.data();
+  tensors.cu_seqlens_k = nullptr;
   tensors.cache.seqlens = seqlens.data();
   EXPECT_FALSE(watch_decode(problem, tensors).params.looks_ahead);
 }
@@ -323,7 +324,8 @@ cuda::sm90::ForwardParams watch_forward(const std::function<Status()>& enqueue) 
 }
 
 // Prefill: the same of tiles of query rows. A box lies in one page, and fills no more of a buffer
-// than divides it; without pages it is a block.
+// than divides it; threads copy rows where it would have fewer than 4 keys. Without pages it is a
+// block.
 TEST_F(Launches, TilesAreToldOfTheirCache_S13) {
   const Problem problem = problem_of(
       "fwd f16 b=2 h=6/2 q=600 k=9000 d=128 cache=before:2 pages=900x48:i64 rows=5 window=300,0");
@@ -359,7 +361,9 @@ TEST_F(Launches, BoxesOfPagesDivideThem_S13) {
                {"cache=full rows=3 leftpad", 128, 0},
                {"cache=after pages=900x1024", 128, 128},
                {"cache=after pages=900x16", 16, 16},
+               {"cache=after pages=900x40", 8, 8},
                {"cache=after pages=900x100", 4, 4},
+               {"cache=after pages=900x6", 1, 1},
                {"cache=after pages=9000x1", 1, 1},
                {"cache=after pages=900x3", 1, 1},
                {"cache=after pages=900x256 leftpad", 1, 1}};

@@ -51,6 +51,10 @@ class Ring:
 
     def fill(self, i, what=None):
         yield from self.claim(i)
+        self.land(i, what)
+
+    def land(self, i, what=None):
+        """What a writer has asked for, of a buffer that it has claimed, is there."""
         self.faults += [f"(reader, item) {reader} is overwritten" for reader in self.readers[i % self.stages]]
         barrier = self.full[i % self.stages]
         phase = barrier.phase

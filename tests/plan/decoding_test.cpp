@@ -42,13 +42,13 @@ TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
            std::to_string(data.unit_n);
   };
   EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 264 of 64");
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 256 of 64");
   EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=131072 d=128"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 264 of 64");
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 256 of 64");
   EXPECT_EQ(planned("fwd f16 h=28/4 q=2 k=8192 d=72 sink alibi=h"),
-            "sm90.forward.decode.f16.d128.16x64 7 heads 4 in 264 of 64");
+            "sm90.forward.decode.f16.d128.16x64 7 heads 4 in 256 of 64");
   EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=256"),
-            "sm90.forward.decode.bf16.d256.16x64 4 heads 512 in 132 of 64");
+            "sm90.forward.decode.bf16.d256.16x64 4 heads 512 in 128 of 64");
   // No more spans than units. Sink tokens have one more.
   EXPECT_EQ(planned("fwd bf16 h=4 q=1 k=150 d=64"),
             "sm90.forward.decode.bf16.d64.16x64 1 heads 4 in 12 of 64");
@@ -57,7 +57,7 @@ TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
   EXPECT_EQ(planned("fwd bf16 h=32/8 q=1 k=8192 d=128 batch_invariant"),
             "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 128 of 512");
   EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant"),
-            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 264 of 512");
+            "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 256 of 512");
   for (const char* problem :
        {"fwd bf16 h=32/8 q=5 k=8192 d=128", "fwd bf16 q=1 k=100 d=64 dropout=0.1"}) {
     EXPECT_EQ(planned(problem).find("decode"), std::string::npos) << problem;

@@ -361,7 +361,7 @@ TEST(Cli, PlanAndInfoSpeakJson) {
       {"plan", "fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 cache=after", "--device", "h200", "--json"});
   ASSERT_EQ(decoded.code, kSuccess) << decoded.err;
   const Json plan = Json::parse(decoded.out);
-  EXPECT_EQ(plan["spans"], 264);
+  EXPECT_EQ(plan["spans"], 256);
   EXPECT_EQ(plan["unit_keys"], 64);
   EXPECT_EQ(plan["split_keys"], 0);
   EXPECT_EQ(plan["longest_keys"], 8192);

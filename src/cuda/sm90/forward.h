@@ -14,6 +14,7 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/forward_buffers.h"
+#include "cuda/sm90/forward_pages.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/forward_producer.h"
 #include "cuda/sm90/products.h"
@@ -558,17 +559,17 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   const ForwardBuffers<K> buffers(shared);
   // Told to be the same for the whole warp.
   const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
-  if (threadIdx.x == 0) buffers.initialise();
+  if (threadIdx.x == 0) buffers.initialise(p.copies_rows() ? kPageWarps : S::kProducers);
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
     if constexpr (!K.any_layout) {
       if (p.box_keys > 0) {
-        if (PageBoxes<K>::takes_part(p)) ForwardProducer<K, true>(p, buffers).run();
+        fetch_pages(p, buffers);
         return;
       }
     }
-    if (threadIdx.x < S::kProducers) ForwardProducer<K, false>(p, buffers).run();
+    if (threadIdx.x < S::kProducers) ForwardProducer<K>(p, buffers).run();
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     ForwardConsumer<K>(p, buffers, group - 1).run();

@@ -82,10 +82,11 @@ struct ForwardBuffers {
     orders = shared + (v.empty + 8 * kStages - start);
   }
 
-  __device__ __forceinline__ void initialise() const {
+  /// producers: arrivals that make a buffer of keys or values full.
+  __device__ __forceinline__ void initialise(std::uint32_t producers) const {
     q.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
-    k.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups);
-    v.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups);
+    k.initialise(producers, ForwardShape<K>::kGroups);
+    v.initialise(producers, ForwardShape<K>::kGroups);
     ptx::fence_mbarrier_init();
   }
 

@@ -15,11 +15,11 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
+  int keys = row.block_n;
   if (p.cache && p.cache->paged()) {
-    params.box_keys =
-        core::box_keys(static_cast<int>(p.cache->page_size), row.block_n, p.cache->leftpad);
+    keys = core::box_keys(static_cast<int>(p.cache->page_size), row.block_n, p.cache->leftpad);
+    params.box_keys = keys = keys < kLeastBox ? 1 : keys;
   }
-  const int keys = params.box_keys > 0 ? params.box_keys : row.block_n;
   Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.row_heads);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, keys, 1);
   if (status) status = make_map(params.v, "v", t.v, p, false, dv, keys, 1);
@@ -30,12 +30,11 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
 Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
-  if (row.any_layout) {
-    params.q_source = source_of(t.q);
-    params.k_source = source_of(t.k);
-    params.v_source = source_of(t.v);
-  } else if (Status s = make_maps(params, plan, t); !s) {
-    return s;
+  params.q_source = source_of(t.q);
+  params.k_source = source_of(t.k);
+  params.v_source = source_of(t.v);
+  if (!row.any_layout) {
+    if (Status s = make_maps(params, plan, t); !s) return s;
   }
   set_forward(params, plan, t);
   params.page_size = core::Divisor(params.cache.pages.size);

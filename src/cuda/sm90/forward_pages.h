@@ -1,61 +1,95 @@
-// How the Hopper forward kernel's producer fetches keys and values that lie in pages: in boxes of
-// rows of one page. A box is as high as divides a page and a block of keys. The swizzle goes by
-// addresses in shared memory, so boxes of any height fill a buffer as one of the whole block would.
+// How the Hopper forward kernel fetches keys and values that lie in pages, and finds their pages:
+// two warps fetch keys, two values, each at its own pace. Boxes of the copy engine lie in one page;
+// the swizzle goes by addresses in shared memory, so boxes of any height fill a buffer as one of
+// the whole block would. Low ones take the copy engine too long: then threads copy rows, 16 bytes
+// each at a time.
 #pragma once
 
 #include "cuda/ptx/math.h"
-#include "cuda/sm90/forward_buffers.h"
-#include "cuda/sm90/forward_params.h"
-#include "cuda/sm90/load.h"
+#include "cuda/ptx/mma.h"
+#include "cuda/sm90/forward_tiles.h"
+#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
 
-/// Where the row of one of the keys lies, in pages or not; false: in a page that does not exist.
-__device__ __forceinline__ bool find_slot(const std::uint16_t*& from, const Source& source,
-                                          const core::Cache& cache, const LoadRows& keys, int key) {
-  std::int64_t entry = keys.batch;
-  int slot = keys.row + key;
-  if (cache.pages.table != nullptr) {
-    const core::Pages::Place place = cache.pages.place(slot);
-    entry = cache.pages.at(keys.batch, place.column);
-    if (!cache.pages.exists(entry)) return false;
-    slot = place.slot;
-  }
-  from = static_cast<const std::uint16_t*>(source.data) + entry * source.strides.batch +
-         keys.head * source.strides.head + slot * source.strides.seqlen;
-  return true;
-}
-
-/// Each warp of the producing warpgroup has some boxes of every block, one a lane, and all warps
-/// that have any walk alike: none can fall behind, since without its boxes no buffer becomes full.
-template <core::Kernel K>
-class PageBoxes {
-  static constexpr int kWarps = 4;
-  static_assert(K.block_n <= 32 * kWarps);
+/// A warp's part of blocks of keys or of values, of kChunks chunks. The parts are alike: a block's
+/// buffer becomes full when all have done theirs.
+template <core::Kernel K, int kChunks>
+class PageFetcher {
+  static constexpr int kWarpRows = K.block_n / kPageWarps;  ///< that a warp copies
+  static constexpr int kAtOnce = 4;                         ///< rows: 8 lanes have 128 bytes of one
+  static constexpr bool kLooksAhead = ForwardShape<K>::kProducerRegisters > 24;
+  static_assert(K.block_n / kLeastBox <= 32 * kPageWarps);
+  static_assert(kWarpRows % 8 == 0);
 
  public:
-  __device__ __forceinline__ explicit PageBoxes(const ForwardParams& params) : p(params) {}
+  __device__ __forceinline__ explicit PageFetcher(const ForwardParams& params) : p(params) {}
 
-  /// Whether the warp has a box.
+  /// Whether the warp has a part of every block.
   __device__ __forceinline__ static bool takes_part(const ForwardParams& p) {
-    return static_cast<int>(threadIdx.x) / 32 * p.box_keys < K.block_n;
+    return p.copies_rows() || part() * p.box_keys < K.block_n;
   }
 
-  /// All warps that take part wait for each other.
-  __device__ __forceinline__ void meet() const {
-    const int boxes = p.box_keys;
-    const int warps = boxes * 4 <= K.block_n   ? 4
-                      : boxes * 3 <= K.block_n ? 3
-                      : boxes * 2 <= K.block_n ? 2
-                                               : 1;
-    __syncwarp();
-    ptx::barrier_sync(1 + 2 * ForwardShape<K>::kGroups, 32 * warps);
-  }
+  /// Warps of keys and of values take turns: those of one box a block are on two of a
+  /// multiprocessor's schedulers.
+  __device__ __forceinline__ static bool has_values() { return thread() / 32 % 2 != 0; }
+  __device__ __forceinline__ static int part() { return thread() / 64; }
 
-  /// The page of the lane's box of the keys from `keys` on. One that does not exist, or of keys
-  /// that do not, has a number from which the copy engine fetches zeros.
+  /// The page of the lane's box, or of the first row that it looks up, of a block. One that does
+  /// not exist, or of keys that do not, has a number that no page has.
   __device__ __forceinline__ int look_up(const LoadRows& keys) const {
-    const int row = row_of_box();
+    return look_up(keys, p.copies_rows() ? copied_row(0) : box_row());
+  }
+
+  /// Waits for the buffer and fetches the warp's part of a block, whose pages the lanes have looked
+  /// up.
+  __device__ __forceinline__ void fetch(const Ring<kStages>& ring, std::uint32_t item,
+                                        const ptx::TensorMap& map, const Source& source, int dim,
+                                        const LoadRows& keys, int page) const {
+    if (p.copies_rows()) {
+      ring.claim(item);
+      copy(ring.buffer(item), source, dim, keys, page);
+      // What the copy engine and wgmma see is what has come before the fence.
+      ptx::copy_commit();
+      ptx::copy_wait<0>();
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane() == 0) ring.arrive_full(item);
+      return;
+    }
+    const int row = box_row();
+    const int slot = p.page_size.remainder(keys.row + row);
+    const std::uint32_t to = ring.buffer(item) + row * 128;
+    ring.claim(item);
+    // Whoever is ahead of the thread that announces the bytes takes them away before.
+    if (part() == 0 && lane() == 0) ring.announce(item, ring.bytes);
+    // No lane falls behind its warp.
+    __syncwarp();
+    if (row < K.block_n) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        ptx::tma_load(to + c * K.block_n * 128, map, ring.full_barrier(item), c * kColumns, slot,
+                      keys.head, page);
+      }
+    }
+  }
+
+ private:
+  // Made anew each time: a producer has few registers.
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(ptx::opaque(threadIdx.x));
+  }
+  __device__ __forceinline__ static int lane() { return thread() % 32; }
+  /// Of a buffer, where the lane's box begins.
+  __device__ __forceinline__ int box_row() const {
+    return (part() + lane() * kPageWarps) * p.box_keys;
+  }
+  /// Of a buffer, the row whose page the lane looks up, of the warp's rows from `first` on.
+  __device__ __forceinline__ int copied_row(int first) const {
+    return first + lane() < kWarpRows ? part() * kWarpRows + first + lane() : K.block_n;
+  }
+
+  __device__ __forceinline__ int look_up(const LoadRows& keys, int row) const {
     if (row >= core::min(K.block_n, keys.valid)) return -1;
     const core::Pages& pages = p.cache.pages;
     const std::int64_t at = keys.batch * pages.stride + p.page_size.quotient(keys.row + row);
@@ -64,29 +98,116 @@ class PageBoxes {
     return pages.exists(page) ? static_cast<int>(page) : -1;
   }
 
-  /// Asks for the lane's box, which lies in `page`; to: the buffer, which has been claimed.
-  __device__ __forceinline__ void fetch(std::uint32_t to, std::uint32_t full,
-                                        const ptx::TensorMap& map, int chunks, const LoadRows& keys,
-                                        int page) const {
-    // No lane falls behind its warp.
-    __syncwarp();
-    const int row = row_of_box();
-    if (row >= K.block_n) return;
-    const int slot = p.page_size.remainder(keys.row + row);
-    for (int c = 0; c < chunks; ++c) {
-      ptx::tma_load(to + (c * K.block_n + row) * 128, map, full, c * kColumns, slot, keys.head,
-                    page);
+  /// The warp's rows, as many at a time as it has lanes that look up pages; `page`: of the first
+  /// ones.
+  __device__ __forceinline__ void copy(std::uint32_t to, const Source& source, int dim,
+                                       const LoadRows& keys, int page) const {
+    // Where the lane's unit of the first of four rows lies, in the first chunk.
+    const int unit = lane() % 8, line = lane() / 8;
+    std::uint32_t place = to + (part() * kWarpRows + line) * 128 + (unit ^ line) * 16;
+    std::uint64_t from = 0;
+#pragma unroll(kLooksAhead ? 2 : 1)
+    for (int row = 0; row < kWarpRows; row += kAtOnce) {
+      if (row % 32 == 0) {
+        if (!kLooksAhead && row > 0) page = look_up(keys, copied_row(row));
+        const int slot = p.page_size.remainder(keys.row + copied_row(row));
+        // 0: in a page that does not exist.
+        from =
+            p.cache.pages.exists(page)
+                ? reinterpret_cast<std::uint64_t>(
+                      static_cast<const std::uint16_t*>(source.data) + page * source.strides.batch +
+                      slot * source.strides.seqlen + keys.head * source.strides.head)
+                : 0;
+        if (kLooksAhead && row + 32 < kWarpRows) page = look_up(keys, copied_row(row + 32));
+      }
+      const std::uint64_t x = __shfl_sync(~0U, from, (row + line) % 32);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        ptx::copy_async(place + c * K.block_n * 128,
+                        reinterpret_cast<const std::uint16_t*>(x) + c * kColumns + unit * 8,
+                        x != 0 && c * kColumns + unit * 8 < dim);
+      }
+      // The swizzle: four rows on, a unit lies 4 units further or back in its line.
+      place = (place ^ 64) + kAtOnce * 128;
     }
-  }
-
- private:
-  /// Of a buffer, where the lane's box begins. Made anew each time: a producer has few registers.
-  __device__ __forceinline__ int row_of_box() const {
-    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
-    return (thread / 32 + thread % 32 * kWarps) * p.box_keys;
   }
 
   const ForwardParams& p;
 };
+
+/// A warp that fetches keys, or values, of all tiles. None can fall behind: without its part no
+/// buffer becomes full. The first warp of the keys hands out the tiles, too.
+template <core::Kernel K, bool kValues>
+class PageProducer : TileProducer<K, true> {
+  using Base = TileProducer<K, true>;
+  using Fetcher = PageFetcher<K, kValues ? ForwardShape<K>::kChunksV : ForwardShape<K>::kChunks>;
+  using Base::buffers;
+  using Base::p;
+  using typename Base::S;
+
+ public:
+  __device__ __forceinline__ PageProducer(const ForwardParams& params,
+                                          const ForwardBuffers<K>& shared)
+      : Base(params, shared), fetcher_(params) {}
+
+  __device__ __forceinline__ void run() {
+    core::Work work;
+    for (int i = 0; Base::next(i, work); ++i) produce(work);
+    if (hands_out()) Base::finish();
+  }
+
+ private:
+  /// A tile.
+  __device__ __forceinline__ void produce(const core::Work& work) {
+    typename Base::Found found;
+    if (!Base::find(work, found)) return;
+    const core::Range blocks = found.blocks;
+    if (blocks.empty()) {
+      hand_out(found);
+      return;
+    }
+    found.head_k = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(work.head / p.group)));
+    int page = fetcher_.look_up(Base::keys_at(found, blocks.end - 1));
+    for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
+      const LoadRows keys = Base::keys_at(found, n);
+      if constexpr (kValues) {
+        fetcher_.fetch(buffers.v, item_, p.v, p.v_source, p.head_dim_v, keys, page);
+      } else {
+        fetcher_.fetch(buffers.k, item_, p.k, p.k_source, p.head_dim, keys, page);
+        if (n == blocks.end - 1) hand_out(found);
+      }
+      // Page numbers come while the next buffer is waited for.
+      if (n > blocks.begin) page = fetcher_.look_up(Base::keys_at(found, n - 1));
+    }
+  }
+
+  __device__ __forceinline__ static bool hands_out() {
+    return !kValues && agreed(Fetcher::part() == 0);
+  }
+  __device__ __forceinline__ void hand_out(const typename Base::Found& found) {
+    if constexpr (!kValues) {
+      if (!hands_out()) return;
+      const LoadRows rows = Base::queries_of(found);
+#pragma unroll 1
+      for (int share = 0; share < S::kShares; ++share) Base::hand_out(found, rows, share);
+    }
+  }
+
+  const Fetcher fetcher_;
+  std::uint32_t item_ = 0;  ///< next in the ring
+};
+
+/// All warps of the producing warpgroup.
+template <core::Kernel K>
+__device__ __forceinline__ void fetch_pages(const ForwardParams& p,
+                                            const ForwardBuffers<K>& buffers) {
+  using Fetcher = PageFetcher<K, ForwardShape<K>::kChunks>;
+  if (!Fetcher::takes_part(p)) return;
+  if (agreed(Fetcher::has_values())) {
+    PageProducer<K, true>(p, buffers).run();
+  } else {
+    PageProducer<K, false>(p, buffers).run();
+  }
+}
 
 }  // namespace tessera::cuda::sm90

@@ -23,11 +23,6 @@ struct ForwardParams {
   float* softmax_lse = nullptr;  ///< may be null
 
   core::Sequences sequences;
-  core::Cache cache;
-  core::Divisor page_size;  ///< of the cache's pages
-  int box_keys = 0;        ///< keys that the copy engine fetches at a time where they lie in pages:
-                           ///< no box has keys of two; 0: a block, no pages
-  bool strangers = false;  ///< what lies beyond a sequence's keys may be anything
   core::Window window;
   const float* sink = nullptr;  ///< null: no sink
   Extras extras;
@@ -41,6 +36,15 @@ struct ForwardParams {
   core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's
   int group = 1;           ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
+
+  core::Cache cache;
+  core::Divisor page_size;  ///< of the cache's pages
+  /// Keys that are fetched at a time where they lie in pages: no box has keys of two. 1: threads
+  /// copy rows; 0: there are no pages.
+  int box_keys = 0;
+  bool strangers = false;  ///< what lies beyond a sequence's keys may be anything
+
+  TESSERA_HD constexpr bool copies_rows() const { return box_keys == 1; }
 };
 
 }  // namespace tessera::cuda::sm90

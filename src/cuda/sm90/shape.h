@@ -11,6 +11,8 @@ inline constexpr int kStages = 2;               ///< of the rings of keys and of
 inline constexpr int kColumns = 64;             ///< of a chunk: 128 bytes, the swizzle's width
 inline constexpr int kRows = 64;                ///< query rows of a warpgroup
 inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
+inline constexpr int kPageWarps = 2;            ///< that fetch keys from pages; values as many
+inline constexpr int kLeastBox = 4;             ///< keys of a box that the copy engine is asked for
 inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 

@@ -1,0 +1,148 @@
+// What the producers of the Hopper forward kernel (forward_producer.h, forward_pages.h) tell the
+// consumers: which tiles this block computes, and each tile's queries.
+#pragma once
+
+#include "cuda/sm90/forward_buffers.h"
+#include "cuda/sm90/forward_params.h"
+#include "cuda/sm90/load.h"
+
+namespace tessera::cuda::sm90 {
+
+/// kPaged: a warp runs it, not one thread.
+template <core::Kernel K, bool kPaged>
+class TileProducer {
+ protected:
+  using S = ForwardShape<K>;
+
+  /// A tile, the queries that its rows are of, and the blocks of keys that they see.
+  struct Found {
+    core::Sequence sequence;
+    Tile tile;
+    core::Range queries, blocks;
+    int head_k;
+  };
+
+  __device__ __forceinline__ TileProducer(const ForwardParams& params,
+                                          const ForwardBuffers<K>& shared)
+      : p(params), buffers(shared) {}
+
+  /// The i-th tile of this block; false: there are no more.
+  __device__ __forceinline__ bool next(int i, core::Work& work) const {
+    // kPaged: made anew for every tile, as there are no registers to keep them in.
+    const auto anew = [](std::uint32_t x) { return kPaged ? ptx::opaque(x) : x; };
+    const int index = core::WorkOrder::index_of(i, static_cast<int>(anew(blockIdx.x)),
+                                                static_cast<int>(anew(gridDim.x)));
+    core::WorkOrder order = p.work;
+    order.batch = static_cast<int>(anew(static_cast<std::uint32_t>(order.batch)));
+    if (index >= order.count<int>()) return false;
+    work = order.at(index);
+    return true;
+  }
+
+  /// False: its sequence has no such rows.
+  __device__ __forceinline__ bool find(const core::Work& work, Found& found) const {
+    core::Sequence& sequence = found.sequence;
+    sequence = p.sequences.at(work.batch);
+    p.cache.place(sequence);
+    const int first_row = work.block * K.block_m;
+    const int row_count = sequence.seqlen_q << p.rows.shift;
+    if (first_row >= row_count) return false;
+
+    Tile& tile = found.tile;
+    tile.first_row = first_row;
+    tile.head = work.head;
+    tile.batch = work.batch;
+    tile.band = p.window.band_of(sequence);
+    found.queries = p.rows.queries_of({first_row, core::min(first_row + K.block_m, row_count)});
+    found.blocks = core::key_blocks(tile.band, found.queries, K.block_n).seen;
+    tile.blocks_end = found.blocks.end;
+    return true;
+  }
+
+  /// Where a tile's results go.
+  __device__ __forceinline__ void place_results(Tile& tile, const core::Sequence& sequence) const {
+    const int shift = p.rows.shift, first_head = tile.head << shift;
+    tile.o = sequence.query_offset(p.o_strides, 0, first_head);
+    tile.softmax_lse = sequence.lse_index(p.lse_head, p.work.heads << shift, first_head, 0);
+  }
+
+  /// A tile's queries.
+  __device__ __forceinline__ LoadRows queries_of(const Found& found) const {
+    return rows_of(found.sequence, found.queries.begin, found.tile.head << p.rows.shift);
+  }
+  /// Keys of a tile's n-th block.
+  __device__ __forceinline__ LoadRows keys_at(const Found& found, int n) const {
+    LoadRows keys = keys_of(found.sequence, n * K.block_n, found.head_k);
+    keys.batch = found.sequence.entry_k;
+    return keys;
+  }
+
+  /// A share of a tile: what it is, and its queries, of the tile's `rows`.
+  __device__ __forceinline__ void hand_out(const Found& found, LoadRows rows, int share) {
+    const core::Range blocks = found.blocks;
+    buffers.q.claim(q_item_);
+    if (leads()) {
+      Order<K>& order = buffers.order(q_item_);
+      order.tile = found.tile;
+      if constexpr (kPaged) place_results(order.tile, found.sequence);
+      for (int i = share; i < share + S::kGroups / S::kShares; ++i) {
+        order.walks[i].blocks =
+            blocks.empty() ? core::KeyBlocks{} : walk_of(found.tile, p.rows, blocks, i);
+      }
+    }
+    if (blocks.empty()) {
+      announce_queries();
+    } else {
+      const int before = share * K.q_rows >> p.rows.shift;
+      rows.row += before;
+      rows.valid -= before;
+      if (!kPaged || leads()) {
+        fill<K.any_layout, K.q_rows>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                     rows, p.rows.shift > 0);
+      }
+    }
+    ++q_item_;
+  }
+
+  /// Says that there are no more tiles.
+  __device__ __forceinline__ void finish() {
+    for (int share = 0; share < S::kShares; ++share) {
+      buffers.q.claim(q_item_);
+      if (leads()) buffers.order(q_item_).tile.first_row = -1;
+      announce_queries();
+      ++q_item_;
+    }
+  }
+
+  /// Speaks for the producer.
+  __device__ __forceinline__ static bool leads() {
+    return (!K.any_layout && !kPaged) || threadIdx.x == 0;
+  }
+
+  const ForwardParams& p;
+  const ForwardBuffers<K>& buffers;
+
+ private:
+  /// Blocks that a warpgroup of the tile walks over: all but the rightmost one if its rows do not
+  /// see that. Not two: the second one's values lie where those still to be multiplied are.
+  __device__ __forceinline__ static core::KeyBlocks walk_of(const Tile& tile,
+                                                            core::ShiftedRows shifted,
+                                                            core::Range blocks, int group) {
+    const int row_count = tile.band.seqlen_q << shifted.shift;
+    // Rows past the sequence's end go with its last one.
+    const int first = core::min(tile.first_row + group * kRows, row_count - 1);
+    const core::Range rows = {first, core::min(first + kRows, row_count)};
+    const core::KeyBlocks own = core::key_blocks(tile.band, shifted.queries_of(rows), K.block_n);
+    const int least = core::max(blocks.end - kStages + 1, blocks.begin + 1);
+    return {{blocks.begin, core::max(own.seen.end, least)}, own.full};
+  }
+
+  /// An item of Q without queries.
+  __device__ __forceinline__ void announce_queries() const {
+    if (!kPaged || leads()) buffers.q.announce(q_item_, 0);
+  }
+
+  std::uint32_t q_item_ = 0;  ///< next in the ring of Q
+};
+
+}  // namespace tessera::cuda::sm90
