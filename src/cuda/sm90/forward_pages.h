@@ -123,11 +123,9 @@ class PageFetcher {
       const std::uint64_t x = __shfl_sync(~0U, from, (row + line) % 32);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        const int column = c * kColumns + unit * 8;
-        ptx::copy_async(
-            place + c * K.block_n * 128,
-            reinterpret_cast<const std::uint16_t*>(x + column * sizeof(std::uint16_t)),
-            x != 0 && column < dim);
+        ptx::copy_async(place + c * K.block_n * 128,
+                        reinterpret_cast<const std::uint16_t*>(x) + c * kColumns + unit * 8,
+                        x != 0 && c * kColumns + unit * 8 < dim);
       }
       // The swizzle: four rows on, a unit lies 4 units further or back in its line.
       place = (place ^ 64) + kAtOnce * 128;
