@@ -16,6 +16,7 @@ from torch import Tensor
 BATCH, LENGTH, VOCABULARY, WINDOW = 3, 23, 97, 7
 LENGTHS = (LENGTH, LENGTH - 5, 6)  # of padded sequences
 PACKED = (9, 1, 13)
+VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])  # of transformers
 IMAGE = LAST = 96  # the token that stands for a piece of an image, or ends the text of a pair
 
 # What a field of a configuration gets, by its name. Two experts of two: no rounding decides who is asked.
@@ -242,9 +243,10 @@ MODELS = [
         "solar_open": "SolarOpenConfig", "hunyuan_v1_moe": "HunYuanMoEV1Config", "internlm3": "InternLM3Config",
         "flint": "FlintConfig",
     }),
+    *plain(decoder, 2 if VERSION >= (5, 24) else 0, names={"gptj": "GPTJConfig", "codegen": "CodeGenConfig"}),
     *plain(decoder, 0, names={
-        "gptj": "GPTJConfig", "codegen": "CodeGenConfig", "bloom": "BloomConfig", "falcon": "FalconConfig",
-        "mpt": "MptConfig", "xglm": "XGLMConfig", "doge": "DogeConfig",
+        "bloom": "BloomConfig", "falcon": "FalconConfig", "mpt": "MptConfig", "xglm": "XGLMConfig",
+        "doge": "DogeConfig",
     }),
     *plain(encoder, names={
         "bert": "BertConfig", "roberta": "RobertaConfig", "distilbert": "DistilBertConfig",

@@ -115,16 +115,18 @@ def test_which_masks_have_elements(device: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(masks, "remap_positions_for_packed_sequence"), reason="transformers has none")
+@pytest.mark.parametrize("segments_first", [True, False])  # until transformers 5.23, and later
 @pytest.mark.parametrize("counts", [True, False])
-def test_positions_inside_packed_sequences(counts: bool, device: str) -> None:
+def test_positions_inside_packed_sequences(counts: bool, segments_first: bool, device: str) -> None:
     """A window over positions that count up inside each sequence is one over tokens; over others it is not."""
     positions = torch.cat([torch.arange(n, device=device) for n in (9, 1, 13)])[None].expand(2, -1).clone()
     if not counts:
         positions[1, -1] += 4
-    segments = (positions == 0).cumsum(1)
-    packed = masks.packed_sequence_compatibility_function(
-        masks.sliding_window_causal_mask_function(4), positions, segments
-    )
+    parts = [
+        masks.packed_sequence_mask_function((positions == 0).cumsum(1)),
+        masks.remap_positions_for_packed_sequence(masks.sliding_window_causal_mask_function(4), positions),
+    ]
+    packed = masks.and_masks(*(parts if segments_first else parts[::-1]))
     where = {"batch_size": 2, "q_length": 23, "kv_length": 23, "allow_is_causal_skip": False}
     if counts:
         mask, ours, exact = visible(device, packed, **where)

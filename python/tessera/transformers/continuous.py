@@ -13,10 +13,12 @@ Layers with a window keep its keys in a ring. One new token takes the place of a
 take that of one that is still needed, so then it is gathering, before they are written.
 
 transformers knows its own implementations by name. `allow` has it take Tessera's, and treat it as it does those that
-need no mask.
+need no mask. Until 5.23 a layer is handed the cache; later its model has `cache.update` write and gather before the layer
+is asked, so that has to leave both to the layer.
 """
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -278,6 +280,9 @@ def _watch() -> None:
         if asked is not None:
             setattr(users, asked.__name__, _without_mask(asked))
 
+    if "kwargs" in inspect.signature(PagedAttentionCache.update).parameters:
+        setattr(PagedAttentionCache, "update", _handed_on(PagedAttentionCache.update))
+
     # Whether steps of one token a request may come with tables of blocks.
     ensure = getattr(cb_initialization, "ensure_decode_fast_path_is_available", None)
     if ensure is not None:
@@ -290,6 +295,22 @@ def _without_mask(asked: Any) -> Any:
         return _is_ours(getattr(config, "_attn_implementation", None)) or bool(asked(config, *args, **more))
 
     return is_flash_attention_requested
+
+
+def _handed_on(update: Any) -> Any:
+    """The cache goes to the layer, with the lists and tables of all layers; keys and values stay the new ones."""
+
+    @functools.wraps(update)
+    def handed_on(
+        self: Any, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        if not _is_ours(self.config._attn_implementation):
+            updated: tuple[Tensor, Tensor] = update(self, key_states, value_states, layer_idx, kwargs=kwargs)
+            return updated
+        kwargs["cache"] = self
+        return key_states, value_states
+
+    return handed_on
 
 
 def _with_tables(ensure: Any) -> Any:
