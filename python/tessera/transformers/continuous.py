@@ -13,8 +13,8 @@ Layers with a window keep its keys in a ring. One new token takes the place of a
 take that of one that is still needed, so then it is gathering, before they are written.
 
 transformers knows its own implementations by name. `allow` has it take Tessera's, and treat it as it does those that
-need no mask. Until 5.23 a layer is handed the cache; later its model has `cache.update` write and gather before the layer
-is asked, so that has to leave both to the layer.
+need no mask. Until 5.23 a layer is handed the cache; later its model has `cache.update` write and gather before the
+layer is asked, so that has to leave both to the layer.
 """
 
 import functools
@@ -280,8 +280,9 @@ def _watch() -> None:
         if asked is not None:
             setattr(users, asked.__name__, _without_mask(asked))
 
-    if "kwargs" in inspect.signature(PagedAttentionCache.update).parameters:
-        setattr(PagedAttentionCache, "update", _handed_on(PagedAttentionCache.update))
+    update = PagedAttentionCache.update
+    if "kwargs" in inspect.signature(update).parameters:
+        setattr(PagedAttentionCache, update.__name__, _handed_on(update))
 
     # Whether steps of one token a request may come with tables of blocks.
     ensure = getattr(cb_initialization, "ensure_decode_fast_path_is_available", None)
