@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 /// The tensors that the pass uses, q first.
-std::array<Given, 23> given_of(const Problem& p, const Tensors& t) {
+std::array<Given, 28> given_of(const Problem& p, const Tensors& t) {
   const bool rows_q = p.rows_q() > 0, rows_k = p.rows_k() > 0, backward = p.pass == Pass::backward;
   const auto given = [](const char* name, const void* data, bool used) {
     return Given{name, used ? data : nullptr};
@@ -34,6 +34,11 @@ std::array<Given, 23> given_of(const Problem& p, const Tensors& t) {
       given("cache.index", t.cache.index, p.cache.has_value()),
       given("cache.leftpad", t.cache.leftpad, p.cache.has_value()),
       given("tree_mask", t.tree_mask, p.tree && rows_q),
+      given("q_scale", t.q_scale.data, rows_q && rows_k),
+      given("k_scale", t.k_scale.data, rows_q && rows_k),
+      given("v_scale", t.v_scale.data, rows_q && rows_k),
+      given("score_shift", t.score_shift.data, rows_q && rows_k),
+      given("v_shift", t.v_shift.data, rows_q && rows_k),
       given("dout", t.dout.data, backward && rows_q),
       given("dsoftmax_lse", t.dsoftmax_lse, backward && rows_q),
       given("dq", t.dq.data, backward && rows_q),

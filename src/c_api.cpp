@@ -22,7 +22,8 @@ using tessera::Status;
 using tessera::c::to_cpp;  // beside those below
 
 static_assert(static_cast<int>(Code::device) == TESSERA_DEVICE);
-static_assert(static_cast<int>(tessera::Dtype::f16) == TESSERA_F16);
+static_assert(static_cast<int>(tessera::Dtype::i8) == TESSERA_I8);
+static_assert(static_cast<int>(tessera::Scaling::channel) == TESSERA_SCALE_CHANNEL);
 static_assert(static_cast<int>(tessera::PerHead::batch_heads) == TESSERA_PER_HEAD_BATCH_HEADS);
 static_assert(static_cast<int>(tessera::Lengths::before) ==
               TESSERA_CACHE_BEFORE - TESSERA_CACHE_FULL);
@@ -30,7 +31,22 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, tree) + sizeof(tessera_problem::tree));
+              offsetof(tessera_problem, v_shift) + sizeof(tessera_problem::v_shift));
+
+/// What 8 bits need.
+Status read_scales(const tessera_problem& c, tessera::Problem& p) {
+  const auto last = tessera::Scaling::channel;
+  if (Status s = read_enum("scale_q", c.scale_q, last, p.scales.q); !s) return s;
+  if (Status s = read_enum("scale_k", c.scale_k, last, p.scales.k); !s) return s;
+  if (Status s = read_enum("scale_v", c.scale_v, last, p.scales.v); !s) return s;
+  if (Status s = read_enum("score_shift", c.score_shift, true, p.scales.score_shift); !s) return s;
+  if (Status s = read_enum("v_shift", c.v_shift, true, p.scales.v_shift); !s) return s;
+  p.scales.block_k = c.scale_block_k;
+  p.scales.block_v = c.scale_block_v;
+  if (c.dtype_v == -1) return {};
+  p.dtype_v = tessera::Dtype::f32;
+  return read_enum("dtype_v", c.dtype_v, tessera::Dtype::i8, *p.dtype_v);
+}
 
 Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   tessera_problem c;
@@ -48,7 +64,8 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("leftpad", c.leftpad, true, leftpad),
       read_enum("tree", c.tree, true, p.tree),
       read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
-      read_enum("dtype", c.dtype, tessera::Dtype::f16, p.dtype),
+      read_enum("dtype", c.dtype, tessera::Dtype::i8, p.dtype),
+      read_scales(c, p),
       read_enum("alignment", c.alignment, tessera::Alignment::top_left, p.alignment),
       read_enum("alibi", c.alibi, tessera::PerHead::batch_heads, p.alibi),
       read_enum("bias_dtype", c.bias_dtype, tessera::Dtype::f16, bias.dtype),
@@ -154,6 +171,18 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.sink_tokens = p.sink_tokens;
   c.leftpad = cache.leftpad ? 1 : 0;
   c.tree = p.tree ? 1 : 0;
+  c.dtype_v = p.dtype_v ? static_cast<std::int32_t>(*p.dtype_v) : -1;
+  c.scale_q = static_cast<std::int32_t>(p.scales.q);
+  c.scale_k = static_cast<std::int32_t>(p.scales.k);
+  c.scale_v = static_cast<std::int32_t>(p.scales.v);
+  c.scale_block_k = p.scales.block_k;
+  c.scale_block_v = p.scales.block_v;
+  c.score_shift = p.scales.score_shift ? 1 : 0;
+  c.v_shift = p.scales.v_shift ? 1 : 0;
+}
+
+tessera::ConstScales to_cpp(const tessera_const_scales& s) {
+  return {s.data, s.stride_batch, s.stride_head};
 }
 
 tessera::ConstBias to_cpp(const tessera_const_bias& b) {
@@ -181,6 +210,11 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   t.cu_seqlens_k = c.cu_seqlens_k;
   t.cache = to_cpp(c.cache);
   t.tree_mask = c.tree_mask;
+  t.q_scale = to_cpp(c.q_scale);
+  t.k_scale = to_cpp(c.k_scale);
+  t.v_scale = to_cpp(c.v_scale);
+  t.score_shift = to_cpp(c.score_shift);
+  t.v_shift = to_cpp(c.v_shift);
   t.philox_seed = c.philox_seed;
   t.philox_offset = c.philox_offset;
   t.dout = to_cpp(c.dout);

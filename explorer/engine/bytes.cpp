@@ -6,6 +6,7 @@
 #include "inputs.h"
 #include "memory/memory.h"
 #include "plan/plan.h"
+#include "plan/shape.h"
 
 namespace tessera::explorer {
 namespace {
@@ -67,8 +68,8 @@ Status write_cache(const Problem& p, Json& json) {
                sequence.first_k / page_size;
     }
   }
-  const double key_bytes = static_cast<double>(p.num_heads_k) *
-                           static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
+  const double key_bytes =
+      static_cast<double>(p.num_heads_k) * static_cast<double>(key_and_value_bytes(p));
   json.begin_object().field("keys", keys);
   json.field("used", static_cast<double>(keys) * key_bytes);
   json.field("bytes", static_cast<double>(p.rows_k()) * key_bytes);

@@ -99,6 +99,7 @@ Status Inputs::fill(const Problem& problem, const Request& request) {
   p.bias.reset();
   p.sink = false;
   p.alibi = PerHead::none;
+  p.scales = {};
   if (Status s = fill_packed(p, request); !s) return s;
   if (p.cache) {
     if (Status s = fill_cache(p, request); !s) return s;

@@ -44,11 +44,25 @@ struct CacheShape {
   friend bool operator==(const CacheShape&, const CacheShape&) = default;
 };
 
+/// The scales of 8-bit tensors, and what smoothing took off before they were rounded (S14).
+struct ScaleShape {
+  Scaling q = Scaling::none;  ///< tensor, head or token
+  Scaling k = Scaling::none;  ///< tensor, head or block
+  Scaling v = Scaling::none;  ///< tensor, head, block or channel; none where v is of 16 bits
+  std::int64_t block_k = 0;   ///< keys that share a scale of k, iff `block`
+  std::int64_t block_v = 0;   ///< keys that share a scale of v, iff `block`
+  bool score_shift = false;   ///< a number of each row of q is added to its q . k
+  bool v_shift = false;       ///< a number of each column is added to v
+
+  friend bool operator==(const ScaleShape&, const ScaleShape&) = default;
+};
+
 /// An attention problem: o = dropout(softmax(mask(softcap(softmax_scale * q k^T) + bias))) v, and
 /// its gradients (docs/semantics.md, rules S1-S14). Sizes are in elements.
 struct Problem {
   Pass pass = Pass::forward;  ///< o, or the gradients
   Dtype dtype = Dtype::f32;   ///< of q, k, v and their gradients, and of o without a dtype_o
+  ScaleShape scales;          ///< of q, k and v, iff they are of 8 bits
 
   std::int64_t batch = 1;        ///< sequences
   std::int64_t num_heads = 1;    ///< query heads
@@ -85,7 +99,10 @@ struct Problem {
   /// A GPU then reads them element by element, at a fraction of the speed; a CPU takes them all the
   /// same.
   bool unaligned = false;
-  std::optional<Dtype> dtype_o;  ///< of o and its gradient; none: dtype (S14)
+  /// Of o and its gradient; none: dtype, or where q is of 8 bits v's type of 16 bits, or bf16
+  /// (S14).
+  std::optional<Dtype> dtype_o;
+  std::optional<Dtype> dtype_v;  ///< of v; none: dtype. bf16 or f16 beside q and k of 8 bits (S14)
 
   /// Whether query i sees exactly the keys up to its own position.
   bool causal() const { return window_left < 0 && window_right == 0; }
@@ -93,8 +110,14 @@ struct Problem {
   std::int64_t group() const { return num_heads_k > 0 ? num_heads / num_heads_k : 0; }
   /// The scale in force.
   TESSERA_API float scale() const;
-  /// The type of o in force.
-  Dtype stored_o() const { return dtype_o.value_or(dtype); }
+  /// The types of o and v in force.
+  /// @{
+  Dtype stored_o() const {
+    const Dtype widest = is_scaled(dtype) ? stored_v() : dtype;
+    return dtype_o.value_or(is_scaled(widest) ? Dtype::bf16 : widest);
+  }
+  Dtype stored_v() const { return dtype_v.value_or(dtype); }
+  /// @}
   /// Rows of q (of all sequences together), the first dimension of a packed tensor.
   std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
   /// Rows of k and v: all slots of a cache.
@@ -102,6 +125,12 @@ struct Problem {
     if (cache && cache->paged()) return cache->num_pages * cache->page_size;
     if (cache) return (cache->rows > 0 ? cache->rows : batch) * seqlen_k;
     return packed ? total_k : batch * seqlen_k;
+  }
+  /// Scales of `block` keys that a key/value head has: dense of one sequence, packed of all.
+  /// Sequence b's first is number cu_seqlens_k[b] / block + b then.
+  std::int64_t scale_blocks(std::int64_t block) const {
+    if (block <= 0) return 0;
+    return packed_k() ? total_k / block + batch : (seqlen_k + block - 1) / block;
   }
   /// Whether k and v have no dimension of sequences.
   bool packed_k() const { return packed && !cache; }
@@ -122,6 +151,7 @@ TESSERA_API Status validate(const Problem& problem);
 
 TESSERA_API const char* to_string(Dtype dtype);
 TESSERA_API const char* to_string(Pass pass);
+TESSERA_API const char* to_string(Scaling scaling);
 
 /// Largest values a Problem may hold; positions stay far inside int32, offsets use int64.
 inline constexpr std::int64_t kMaxSeqlen = std::int64_t{1} << 29;

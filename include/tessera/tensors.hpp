@@ -61,6 +61,17 @@ struct Bias {
   /// @}
 };
 
+/// fp32 numbers of the shape that a Scaling has: (batch, heads, ..), or (heads, ..) where sequences
+/// are packed; the last dimension is contiguous.
+struct ConstScales {
+  const float* data = nullptr;  ///< the first number
+  /// From one number of a dimension to the next; ignored where there is no such dimension.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_head = 0;
+  /// @}
+};
+
 /// Where the sequences of a cache lie and how long they are (S13). What is null is so for none.
 struct CacheTensors {
   /// (batch), iff Problem has lengths. A negative one: the sequence is a no-op.
@@ -108,6 +119,14 @@ struct Tensors {
   /// (batch, seqlen_q) contiguous, packed (total_q), iff Problem::tree: bit j of a query's says
   /// that it may see key seqlen_k - seqlen_q + j.
   const std::uint64_t* tree_mask = nullptr;
+  /// Scales of q, k and v: each iff Problem::scales has them (S14).
+  /// @{
+  ConstScales q_scale;
+  ConstScales k_scale;
+  ConstScales v_scale;
+  /// @}
+  ConstScales score_shift;          ///< as of Scaling::token, iff ScaleShape::score_shift
+  ConstScales v_shift;              ///< as of Scaling::channel, iff ScaleShape::v_shift
   std::uint64_t philox_seed = 0;    ///< dropout only (S8)
   std::uint64_t philox_offset = 0;  ///< dropout only (S8)
 

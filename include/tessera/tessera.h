@@ -33,7 +33,23 @@ typedef enum tessera_code {
 
 typedef enum tessera_pass { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_pass;
 
-typedef enum tessera_dtype { TESSERA_F32 = 0, TESSERA_BF16 = 1, TESSERA_F16 = 2 } tessera_dtype;
+typedef enum tessera_dtype {
+  TESSERA_F32 = 0,
+  TESSERA_BF16 = 1,
+  TESSERA_F16 = 2,
+  TESSERA_E4M3 = 3, /**< 8 bits, with scales */
+  TESSERA_I8 = 4    /**< 8 bits, with scales */
+} tessera_dtype;
+
+/** Which elements of an 8-bit tensor share a scale; tessera::Scaling in types.hpp. */
+typedef enum tessera_scaling {
+  TESSERA_SCALE_NONE = 0,
+  TESSERA_SCALE_TENSOR = 1,
+  TESSERA_SCALE_HEAD = 2,
+  TESSERA_SCALE_TOKEN = 3,
+  TESSERA_SCALE_BLOCK = 4,
+  TESSERA_SCALE_CHANNEL = 5
+} tessera_scaling;
 
 typedef enum tessera_alignment {
   TESSERA_BOTTOM_RIGHT = 0, /**< query i sits at key position i + seqlen_k - seqlen_q */
@@ -105,6 +121,14 @@ typedef struct tessera_problem {
   int64_t sink_tokens;     /**< first keys that are seen whatever the window's left end is */
   int32_t leftpad;         /**< 0 or 1 */
   int32_t tree;            /**< 0 or 1 */
+  int32_t dtype_v;         /**< tessera_dtype of v; -1 (the initial value): the problem's dtype */
+  int32_t scale_q;         /**< tessera_scaling of q */
+  int32_t scale_k;         /**< tessera_scaling of k */
+  int32_t scale_v;         /**< tessera_scaling of v */
+  int64_t scale_block_k;   /**< keys that share a scale of k, iff by block */
+  int64_t scale_block_v;   /**< keys that share a scale of v, iff by block */
+  int32_t score_shift;     /**< 0 or 1 */
+  int32_t v_shift;         /**< 0 or 1 */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);
@@ -150,6 +174,16 @@ typedef struct tessera_bias {
   /** @} */
 } tessera_bias;
 
+/** Scales of an 8-bit tensor, or a shift: fp32 numbers of the shape that tessera_scaling has, the
+ * last dimension contiguous. */
+typedef struct tessera_const_scales {
+  const float* data; /**< the first number */
+  /** From one number of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_head;
+  /** @} */
+} tessera_const_scales;
+
 /** Where the sequences of a cache lie; tessera::CacheTensors in tensors.hpp describes each field.
  */
 typedef struct tessera_cache {
@@ -194,6 +228,11 @@ typedef struct tessera_tensors {
   float* dsink;
   tessera_cache cache;
   const uint64_t* tree_mask;
+  tessera_const_scales q_scale;
+  tessera_const_scales k_scale;
+  tessera_const_scales v_scale;
+  tessera_const_scales score_shift;
+  tessera_const_scales v_shift;
   /** @} */
 } tessera_tensors;
 

@@ -7,10 +7,31 @@
 namespace tessera {
 
 /// Storage type of a tensor. Arithmetic inside is always fp32 (S7).
-enum class Dtype : std::uint8_t { f32, bf16, f16 };
-/// How many there are. Code that tells two of them apart and takes the rest for the third asserts
-/// this number.
-inline constexpr int kDtypes = 3;
+enum class Dtype : std::uint8_t {
+  f32,
+  bf16,
+  f16,
+  e4m3,  ///< 8 bits: sign, 4 of exponent, 3 of fraction; up to 448, without infinities
+  i8,    ///< 8 bits: -128 to 127
+};
+/// How many there are.
+inline constexpr int kDtypes = 5;
+/// How many of them come first whose elements are the values. Code that tells two of these apart
+/// and takes the rest for the third asserts this number.
+inline constexpr int kPlainDtypes = 3;
+
+/// Whether a value is an element times a scale (S14): the types of 8 bits.
+constexpr bool is_scaled(Dtype dtype) { return static_cast<int>(dtype) >= kPlainDtypes; }
+
+/// Which elements of a tensor share a scale (S14).
+enum class Scaling : std::uint8_t {
+  none,     ///< it has none
+  tensor,   ///< all: one number
+  head,     ///< of a sequence and a key/value head, of q too: (batch, num_heads_k)
+  token,    ///< a row of q: (batch, num_heads, seqlen_q), packed (num_heads, total_q)
+  block,    ///< so many keys of k or v, from a sequence's first on: (batch, num_heads_k, blocks)
+  channel,  ///< a column of v: (batch, num_heads_k, head_dim_v)
+};
 
 enum class Pass : std::uint8_t { forward, backward };
 
@@ -58,12 +79,14 @@ constexpr bool runs(Arch device, Arch kernel) {
   return is_gpu(device) || is_gpu(kernel) ? device == kernel : device >= kernel;
 }
 
-/// Bytes of one element: 4 or 2.
+/// Bytes of one element.
 constexpr std::int64_t size_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32: return 4;
     case Dtype::bf16:
     case Dtype::f16: return 2;
+    case Dtype::e4m3:
+    case Dtype::i8: return 1;
   }
   return 0;
 }

@@ -6,14 +6,17 @@
 
 namespace tessera::core {
 
-static_assert(static_cast<int>(Dtype::f16) == kDtypes - 1);
+static_assert(static_cast<int>(Dtype::i8) == kDtypes - 1);
 
-/// Whose products are taken of a type's elements as they lie.
+/// Whose products are taken of a type's elements as they lie; of 8 bits none are so far, they are
+/// widened.
 TESSERA_HD constexpr Operand operand_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32: return Operand::f32;
     case Dtype::bf16: return Operand::bf16;
     case Dtype::f16: return Operand::f16;
+    case Dtype::e4m3:
+    case Dtype::i8: return Operand::f32;
   }
   return Operand::f32;
 }

@@ -12,13 +12,25 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// Calls body(T{}) with the storage type of dtype.
+/// Calls body(T{}) with the storage type of dtype, which is not one of 8 bits.
 template <class Body>
 TESSERA_INLINE void with_storage(Dtype dtype, const Body& body) {
   switch (dtype) {
     case Dtype::f32: return body(float{});
     case Dtype::bf16: return body(Bf16{});
     case Dtype::f16: return body(F16{});
+    case Dtype::e4m3:
+    case Dtype::i8: return;  // plan() refuses them
+  }
+}
+
+/// The same for any type.
+template <class Body>
+TESSERA_INLINE void with_any_storage(Dtype dtype, const Body& body) {
+  switch (dtype) {
+    case Dtype::e4m3: return body(E4m3{});
+    case Dtype::i8: return body(I8{});
+    default: with_storage(dtype, body);
   }
 }
 
@@ -32,6 +44,16 @@ TESSERA_INLINE void with_tensor_storage(Dtype dtype, const Body& body) {
   }
 }
 
+/// What a forward of tiles reads: of any type where rows multiply fp32.
+template <core::Kernel K, class Body>
+TESSERA_INLINE void with_widened_storage(Dtype dtype, const Body& body) {
+  if constexpr (K.operand == core::Operand::bf16) {
+    body(Bf16{});
+  } else {
+    with_any_storage(dtype, body);
+  }
+}
+
 /// Asks for a row, into the second-level cache.
 template <Access kAccess>
 TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
@@ -42,9 +64,10 @@ TESSERA_INLINE void prefetch_row(const std::byte* row, std::int64_t bytes) {
   }
 }
 
-/// out[j * stride + i] = row[i][j] * factor for j < n: kLanes rows become the lanes of n vectors.
+/// out[j * stride + i] = row[i][j] * factors[i] for j < n: kLanes rows become the lanes of n
+/// vectors.
 template <class T>
-TESSERA_INLINE void rows_to_vectors(const T* const* row, std::int64_t n, float factor, float* out,
+TESSERA_INLINE void rows_to_vectors(const T* const* row, std::int64_t n, F32 factors, float* out,
                                     std::int64_t stride) {
   for (std::int64_t j = 0; j < n; j += kLanes) {
     F32 x[kLanes];
@@ -57,7 +80,7 @@ TESSERA_INLINE void rows_to_vectors(const T* const* row, std::int64_t n, float f
     }
     transpose(x);
     float* target = out + j * stride;
-    for (std::int64_t i = 0; i < count; ++i) store(target + i * stride, x[i] * F32(factor));
+    for (std::int64_t i = 0; i < count; ++i) store(target + i * stride, x[i] * factors);
   }
 }
 
@@ -66,7 +89,16 @@ template <class T>
 [[gnu::noinline]] void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n, float factor,
                                      float* out) {
   for (int first = 0; first < kTile; first += kLanes) {
-    rows_to_vectors(row + first, n, factor, out + first, kTile);
+    rows_to_vectors(row + first, n, F32(factor), out + first, kTile);
+  }
+}
+
+/// The same with a factor for every row.
+template <class T>
+[[gnu::noinline]] void rows_to_lanes(const T* const (&row)[kTile], std::int64_t n,
+                                     const float (&factor)[kTile], float* out) {
+  for (int first = 0; first < kTile; first += kLanes) {
+    rows_to_vectors(row + first, n, load(factor + first), out + first, kTile);
   }
 }
 
@@ -132,6 +164,17 @@ TESSERA_INLINE void widen_rows(const T* in, std::int64_t in_stride, std::int64_t
     std::int64_t j = 0;
     for (; j + kLanes <= n; j += kLanes) store(target + j, load(source + j));
     if (j < n) store_n(target + j, load_n(source + j, n - j), n - j);
+  }
+}
+
+/// row[j] = row[j] * factor[j or 0] + shift[j]; shift: may be null.
+TESSERA_INLINE void scale_row(float* row, std::int64_t n, const float* factor, bool by_column,
+                              const float* shift) {
+  for (std::int64_t j = 0; j < n; j += kLanes) {
+    const std::int64_t left = n - j < kLanes ? n - j : kLanes;
+    const F32 f = by_column ? load_n(factor + j, left) : F32(*factor);
+    const F32 x = load_n(row + j, left) * f;
+    store_n(row + j, shift != nullptr ? x + load_n(shift + j, left) : x, left);
   }
 }
 

@@ -49,7 +49,7 @@ struct LaneRows {
                  strides.offset(map.batch, head[r + i], query[r + i], keys.begin);
       }
       if (strides.key == 1) {
-        rows_to_vectors(row, keys.size(), core::kLog2e, out, stride);
+        rows_to_vectors(row, keys.size(), F32(core::kLog2e), out, stride);
         return;
       }
       for (int key = 0; key < keys.size(); ++key, out += stride) {

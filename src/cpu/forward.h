@@ -176,11 +176,12 @@ class ForwardItem {
     const int last = last_only(t, keys);
     const Rows<Element> rows = key_rows_.from(keys.begin - block_.begin);
     const int count = keys.size() - last;
-    product(count, rows_.problem.head_dim, rows, rows_.queries(t), kTile, epilogue);
+    const std::int64_t columns = multiplied_columns(rows_.problem);
+    product(count, columns, rows, rows_.queries(t), kTile, epilogue);
     if (last == 0) return;
     using Wrapped = LastLanes<std::remove_reference_t<Epilogue>>;
-    product<1>(last, rows_.problem.head_dim, rows.from(count), rows_.queries(t) + kTile - kLanes,
-               kTile, Wrapped{epilogue, count});
+    product<1>(last, columns, rows.from(count), rows_.queries(t) + kTile - kLanes, kTile,
+               Wrapped{epilogue, count});
   }
 
   /// Epilogue of O^T.

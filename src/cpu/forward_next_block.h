@@ -21,18 +21,23 @@ class NextBlock {
   /// l2_bytes: of the second-level cache.
   NextBlock(const Problem& problem, const Tensors& tensors, const RowMap& map,
             const ForwardScratch& scratch, std::int64_t l2_bytes)
-      : dtype_(problem.dtype),
-        map_(map),
+      : map_(map),
         k_(tensors.k, map, problem.head_dim, problem.dtype),
-        v_(tensors.v, map, problem.head_dim_v, problem.dtype),
-        k_stride_(forward_key_stride(K, problem.head_dim)),
+        v_(tensors.v, map, problem.head_dim_v, problem.stored_v()),
+        k_stride_(forward_key_stride(K, multiplied_columns(problem))),
         v_stride_(forward_value_stride(problem.head_dim_v)),
         k_copies_(scratch.k),
         v_copies_(scratch.v) {
-    const bool widens = !kPairs && dtype_ != Dtype::f32;
     const bool paged = map.pages.table != nullptr;
-    copies_k_ = widens || paged || crowds_l2(k_, l2_bytes);
-    copies_v_ = widens || paged || crowds_l1(v_) || kPairs;
+    copies_k_ = widens(k_) || paged || crowds_l2(k_, l2_bytes);
+    copies_v_ = widens(v_) || paged || crowds_l1(v_) || kPairs;
+    if (is_scaled(problem.dtype)) {
+      const auto of = [&map](const core::Scales& scales) { return Adjustment(scales, map); };
+      k_scale_ = of(k_scales_of(problem, tensors));
+      v_scale_ = of(v_scales_of(problem, tensors));
+      v_shift_ = of(v_shift_of(problem, tensors));
+      shifts_scores_ = problem.scales.score_shift;
+    }
     const std::int64_t bytes = core::max<std::int64_t>(1, core::max(k_.bytes, v_.bytes));
     rows_ = static_cast<int>(core::max<std::int64_t>(1, kStepBytes / 2 / bytes)) * 2;
   }
@@ -92,15 +97,35 @@ class NextBlock {
     std::int64_t n;         ///< elements of a row
     std::int64_t bytes;     ///< of a row
     core::Strides strides;  ///< elements
+    Dtype dtype;
 
-    Source(const ConstTensor& tensor, const RowMap& map, std::int64_t head_dim, Dtype dtype)
+    Source(const ConstTensor& tensor, const RowMap& map, std::int64_t head_dim, Dtype type)
         : data(static_cast<const std::byte*>(tensor.data) +
-               (map.pages.table == nullptr ? map.key_offset(tensor) * size_of(dtype) : 0)),
-          stride(tensor.stride_seqlen * size_of(dtype)),
+               (map.pages.table == nullptr ? map.key_offset(tensor) * size_of(type) : 0)),
+          stride(tensor.stride_seqlen * size_of(type)),
           n(head_dim),
-          bytes(head_dim * size_of(dtype)),
-          strides(strides_of(tensor)) {}
+          bytes(head_dim * size_of(type)),
+          strides(strides_of(tensor)),
+          dtype(type) {}
   };
+
+  /// The scales, or the shift, of the map's sequence and head.
+  struct Adjustment {
+    core::Scales scales;
+    const float* numbers = nullptr;  ///< null: none
+
+    Adjustment() = default;
+    Adjustment(const core::Scales& of, const RowMap& map)
+        : scales(of), numbers(of ? of.of(map.sequence, map.head_k) : nullptr) {}
+
+    bool by_column() const { return scales.by == Scaling::channel; }
+    /// Of one key: a number, or one for every column.
+    const float* of_key(int key) const {
+      return by_column() ? numbers : numbers + scales.index_of(key);
+    }
+  };
+
+  static bool widens(const Source& source) { return !kPairs && source.dtype != Dtype::f32; }
 
   // Do a block's rows fall into so few cache sets that they would push each other out? Rows of K
   // are walked along, and need to stay near from one sub-tile to the next; rows of V are walked
@@ -123,7 +148,7 @@ class NextBlock {
     }
     const std::int64_t offset =
         core::slot_offset(map_.pages, map_.sequence, source.strides, key, map_.head_k);
-    return reinterpret_cast<const T*>(source.data + offset * size_of(dtype_));
+    return reinterpret_cast<const T*>(source.data + offset * size_of(source.dtype));
   }
   Key* k_copy(int row) const { return reinterpret_cast<Key*>(k_copies_[copy_]) + row * k_stride_; }
   /// Pairs: row must be even.
@@ -149,7 +174,7 @@ class NextBlock {
   void copy(int step) const {
     core::Range rows = rows_of(step);
     if (!(is_keys(step) ? copies_k_ : copies_v_)) return;
-    with_tensor_storage<K>(dtype_, [&](auto storage) {
+    with_widened_storage<K>((is_keys(step) ? k_ : v_).dtype, [&](auto storage) {
       using T = decltype(storage);
       // Rows in pages lie two and two at some distance from each other.
       const int count = map_.pages.table == nullptr ? rows.size() : 2;
@@ -178,6 +203,7 @@ class NextBlock {
       copy_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
     } else {
       widen_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+      if (k_scale_.numbers != nullptr) scale_keys(rows);
     }
   }
 
@@ -188,17 +214,35 @@ class NextBlock {
       pair_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
     } else {
       widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
+      if (v_scale_.numbers != nullptr || v_shift_.numbers != nullptr) scale_values(rows);
     }
   }
 
-  Dtype dtype_;
+  // Copies that are fp32 already become the values that 8 bits stand for (S14).
+  [[gnu::noinline]] void scale_keys(core::Range rows) const {
+    for (int r = rows.begin; r < rows.end; ++r) {
+      scale_row(k_copy(r), k_.n, k_scale_.of_key(block_.begin + r), false, nullptr);
+      if (shifts_scores_) k_copy(r)[k_.n] = 1.0F;
+    }
+  }
+  [[gnu::noinline]] void scale_values(core::Range rows) const {
+    static constexpr float kOne = 1.0F;
+    const bool scaled = v_scale_.numbers != nullptr;
+    for (int r = rows.begin; r < rows.end; ++r) {
+      scale_row(v_copy(r), v_.n, scaled ? v_scale_.of_key(block_.begin + r) : &kOne,
+                v_scale_.by_column(), v_shift_.numbers);
+    }
+  }
+
   const RowMap& map_;
   Source k_, v_;
   std::int64_t k_stride_, v_stride_;  ///< elements between rows of the copies
   std::byte* const* k_copies_;        ///< of this block and of the one before
   std::byte* const* v_copies_;
   bool copies_k_, copies_v_;  ///< or are they read where they lie?
-  int rows_;                  ///< of a step; even
+  Adjustment k_scale_, v_scale_, v_shift_;
+  bool shifts_scores_ = false;
+  int rows_;  ///< of a step; even
   core::Range block_;
   int copy_ = 0;  ///< where this block's are
   int steps_ = 0, asked_ = 0, done_ = 0;

@@ -141,7 +141,7 @@ class ForwardRows {
 
   /// fp32 queries are scaled on their way, bf16 ones would be rounded again.
   void load_queries(int t) const {
-    with_tensor_storage<K>(problem.dtype, [&](auto storage) {
+    with_widened_storage<K>(problem.dtype, [&](auto storage) {
       using T = decltype(storage);
       const T* rows[kTile];
       for (int i = 0; i < kTile; ++i) {
@@ -149,12 +149,19 @@ class ForwardRows {
         rows[i] = static_cast<const T*>(tensors.q.data) +
                   map.offset(tensors.q, scratch.query[r], scratch.head[r]);
       }
-      if constexpr (!kPairs) {
-        rows_to_lanes(rows, problem.head_dim, plan.score.pre, queries(t));
-      } else {
+      if constexpr (kPairs) {
         rows_to_lane_pairs(rows, problem.head_dim, queries(t));
+      } else if (is_scaled(problem.dtype)) {
+        float factor[kTile];
+        query_factors(t, factor);
+        rows_to_lanes(rows, problem.head_dim, factor, queries(t));
+      } else {
+        rows_to_lanes(rows, problem.head_dim, plan.score.pre, queries(t));
       }
     });
+    if constexpr (!kPairs) {
+      if (problem.scales.score_shift) load_shifts(t, queries(t) + problem.head_dim * kTile);
+    }
   }
 
   // ---- results out ----
@@ -235,7 +242,27 @@ class ForwardRows {
 
   /// Vectors of a transposed query: one an element, or one a pair.
   std::int64_t query_steps() const {
-    return kPairs ? core::ceil_div<std::int64_t>(problem.head_dim, 2) : problem.head_dim;
+    const std::int64_t columns = multiplied_columns(problem);
+    return kPairs ? core::ceil_div<std::int64_t>(columns, 2) : columns;
+  }
+
+  /// What each row's elements are multiplied by: the scale of scores, times their own (S14).
+  void query_factors(int t, float (&factor)[kTile]) const {
+    const core::Scales scales = q_scales_of(problem, tensors);
+    for (int i = 0; i < kTile; ++i) {
+      const int r = tiles[t].first + i;
+      const int head = scales.by == Scaling::token ? scratch.head[r] : map.head_k;
+      factor[i] = plan.score.pre * scales.of(map.sequence, head)[scales.index_of(scratch.query[r])];
+    }
+  }
+
+  /// The column that meets the keys' 1: a row's shift.
+  void load_shifts(int t, float* column) const {
+    const core::Scales shift = score_shift_of(problem, tensors);
+    for (int i = 0; i < kTile; ++i) {
+      const int r = tiles[t].first + i;
+      column[i] = plan.score.pre * shift.of(map.sequence, scratch.head[r])[scratch.query[r]];
+    }
   }
 
   template <class T>

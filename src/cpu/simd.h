@@ -32,6 +32,13 @@ struct Bf16 {
 struct F16 {
   std::uint16_t bits;
 };
+/// The same of 8 bits; vectors of them are loaded to F32, and stored from it saturated.
+struct E4m3 {
+  std::uint8_t bits;
+};
+struct I8 {
+  std::int8_t value;
+};
 
 }  // namespace tessera::cpu
 
@@ -155,6 +162,7 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   load_n/store_n(p, .., n)      the same for the first n elements (0 <= n <= kLanes): no access
 //   past
 //                                 them, missing lanes are zero
+//   load_u8(p)                    kLanes bytes to U32
 //   load_pairs(row0, row1)        U32 of 16-bit elements (row0[i], row1[i]), the first in the low
 //   half;
 //                                 load_pairs_n for n of them, load_pairs_n(row0, n): row1 = zeros
@@ -192,6 +200,30 @@ TESSERA_INLINE U32 load_pairs_n(const Bf16* row0, const Bf16* row1, std::int64_t
   return load_u16_n(row0, n) | (load_u16_n(row1, n) << 16);
 }
 TESSERA_INLINE U32 load_pairs_n(const Bf16* row0, std::int64_t n) { return load_u16_n(row0, n); }
+
+/// The first n bytes; missing lanes are zero.
+TESSERA_INLINE U32 load_u8_n(const void* p, std::int64_t n) {
+  std::uint8_t part[kLanes] = {};
+  __builtin_memcpy(part, p, static_cast<std::size_t>(n));
+  return load_u8(part);
+}
+
+/// Bytes of e4m3 to f32, by integers and one subtraction, so that no step has a number that is
+/// subnormal in f32. 0x7F and 0xFF are NaN.
+TESSERA_INLINE F32 widen_e4m3(U32 x) {
+  const U32 magnitude = x & U32(0x7FU), shifted = magnitude << 20;
+  const F32 normal = f32_from_bits(shifted + U32(120U << 23));
+  const F32 subnormal = f32_from_bits(shifted + U32(121U << 23)) - F32(0x1p-6F);
+  const F32 finite = select(magnitude < U32(8U), subnormal, normal);
+  const F32 value = select(magnitude == U32(0x7FU), f32_from_bits(U32(0x7FC00000U)), finite);
+  return f32_from_bits(bits(value) | ((x & U32(0x80U)) << 24));
+}
+TESSERA_INLINE F32 load(const E4m3* p) { return widen_e4m3(load_u8(p)); }
+TESSERA_INLINE F32 load_n(const E4m3* p, std::int64_t n) { return widen_e4m3(load_u8_n(p, n)); }
+
+TESSERA_INLINE F32 widen_i8(U32 x) { return to_f32(i32_from_bits(x << 24) >> 24); }
+TESSERA_INLINE F32 load(const I8* p) { return widen_i8(load_u8(p)); }
+TESSERA_INLINE F32 load_n(const I8* p, std::int64_t n) { return widen_i8(load_u8_n(p, n)); }
 
 #if TESSERA_ISA_CODE != 3
 /// Nearest even by integer arithmetic, in the high half of each lane; NaN stays a (quiet) NaN.

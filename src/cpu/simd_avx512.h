@@ -192,6 +192,9 @@ TESSERA_INLINE void store_half_vector(void* p, __m256i a) {
 TESSERA_INLINE void store_half_vector_n(void* p, __m256i a, std::int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n).v, a);
 }
+TESSERA_INLINE U32 load_u8(const void* p) {
+  return u32(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
 TESSERA_INLINE U32 load_u16(const void* p) {
   return u32(_mm512_cvtepu16_epi32(load_half_vector(p)));
 }

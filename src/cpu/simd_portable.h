@@ -128,6 +128,12 @@ TESSERA_PARTS(I32, std::int32_t)
 
 // ---- 16-bit elements ----
 using HalfVector __attribute__((vector_size(kVectorBytes / 2))) = std::uint16_t;
+TESSERA_INLINE U32 load_u8(const void* p) {
+  using Bytes __attribute__((vector_size(kLanes))) = std::uint8_t;
+  Bytes x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return U32(__builtin_convertvector(x, NativeVector<std::uint32_t>));
+}
 TESSERA_INLINE U32 load_u16(const void* p) {
   HalfVector x;
   __builtin_memcpy(&x, p, sizeof x);

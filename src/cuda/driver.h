@@ -33,7 +33,7 @@ inline constexpr int kPointerMemoryType = 2, kPointerIsManaged = 8, kPointerOrdi
 // CUmemorytype. Managed memory is a device's; what the driver does not know has none.
 inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
 // CUtensorMap's enumerations.
-inline constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
+inline constexpr int kMapUint8 = 0, kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
 inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
                      kMapFillZero = 0;
 

@@ -18,6 +18,8 @@ int map_type(Dtype dtype) {
     case Dtype::f32: return kMapFloat32;
     case Dtype::bf16: return kMapBfloat16;
     case Dtype::f16: return kMapFloat16;
+    case Dtype::e4m3:
+    case Dtype::i8: return kMapUint8;
   }
   return -1;
 }

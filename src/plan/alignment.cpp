@@ -63,7 +63,7 @@ bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
   };
   const Dtype in = p.dtype, out = p.stored_o();
   const bool forward = fits(t.q, in, true, true) && fits(t.k, in, false, true) &&
-                       fits(t.v, in, false, true) && fits(t.saved_o, out, true, false);
+                       fits(t.v, p.stored_v(), false, true) && fits(t.saved_o, out, true, false);
   if (!forward || p.pass == Pass::forward) return !forward;
   return !(fits(t.dout, out, true, true) && fits(t.dq, in, true, false) &&
            fits(t.dk, in, false, false) && fits(t.dv, in, false, false));

@@ -21,7 +21,7 @@ Status check_rotary_shape(const AppendShape& shape) {
     const char* name;
     std::int64_t value, low, high;
   } ranges[] = {
-      {"rotary.dtype", static_cast<int>(rotary.dtype), 0, kDtypes - 1},
+      {"rotary.dtype", static_cast<int>(rotary.dtype), 0, kPlainDtypes - 1},
       {"rotary.position_type", static_cast<int>(rotary.position_type), 0,
        static_cast<int>(PositionType::i64)},
       {"rotary.dim", rotary.dim, 2, shape.head_dim},
@@ -72,7 +72,7 @@ Status check_shape(const AppendShape& s) {
     const char* name;
     std::int64_t value, low, high;
   } ranges[] = {
-      {"dtype", static_cast<int>(s.dtype), 0, kDtypes - 1},
+      {"dtype", static_cast<int>(s.dtype), 0, kPlainDtypes - 1},
       {"batch", s.batch, 0, kMaxBatch},
       {"num_heads", s.num_heads, 0, kMaxHeads},
       {"num_heads_k", s.num_heads_k, 1, kMaxHeads},

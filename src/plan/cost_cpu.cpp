@@ -13,7 +13,7 @@ double cpu_piece_cost(const PlanData& plan, double rows, double keys) {
   const double products = row.pass == Pass::forward ? 1.0 : 2.5;
   // Bytes a core reads from memory in a cycle, when all cores read at once.
   constexpr double kBytesPerCycle = 8.0;
-  const double kv_bytes = dims * static_cast<double>(size_of(p.dtype));
+  const double kv_bytes = static_cast<double>(key_and_value_bytes(p));
   const auto padded_to = [rows](int multiple) {
     return static_cast<double>(
         core::round_up<std::int64_t>(static_cast<std::int64_t>(rows), multiple));

@@ -31,10 +31,16 @@ TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int6
                                                : forward_value_stride(n);
 }
 
+/// Columns that a product of queries and keys multiplies. A shift of scores is one more, where
+/// every key has a 1.
+TESSERA_HD std::int64_t multiplied_columns(const Problem& problem) {
+  return problem.head_dim + (problem.scales.score_shift ? 1 : 0);
+}
+
 /// Scratch of one worker of the forward tile kernel. L = tile_m lanes, M = block_m / L sub-tiles of
 /// the work's block_m.
 struct ForwardScratch {
-  std::byte* q = nullptr;             ///< [M][head_dim][L] operands: Q transposed, bf16 in pairs
+  std::byte* q = nullptr;             ///< [M][columns][L] operands: Q transposed, bf16 in pairs
   float* o = nullptr;                 ///< [M][head_dim_v][L] accumulators: O transposed
   float* max = nullptr;               ///< [M][L] what is subtracted from a row's scores
   float* sum = nullptr;               ///< [M][L] running sum
@@ -56,7 +62,8 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   const core::Kernel& kernel = plan.kernel;
   const bool pairs = kernel.operand == core::Operand::bf16;
   const std::int64_t m = plan.work.block_m, n = kernel.block_n, l = kernel.tile_m;
-  const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(p.head_dim, 2) : p.head_dim;
+  const std::int64_t columns = multiplied_columns(p);
+  const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(columns, 2) : columns;
   ForwardScratch s;
   s.q = workspace.take<std::byte>("q", m * q_steps * 4);
   s.o = workspace.take<float>("o", m * p.head_dim_v);
@@ -70,7 +77,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   s.scores = workspace.take<float>("scores", n * l);
   s.waiting = workspace.take<float>("waiting", 16 * l);
   s.bias = workspace.take<float>("bias", p.bias ? n * l : 0);
-  const std::int64_t key_bytes = forward_key_stride(kernel, p.head_dim) * (pairs ? 2 : 4);
+  const std::int64_t key_bytes = forward_key_stride(kernel, columns) * (pairs ? 2 : 4);
   const std::int64_t value_bytes = forward_value_stride(p.head_dim_v) * 4;
   for (int i = 0; i < 2; ++i) {
     s.k[i] = workspace.take<std::byte>("k", n * key_bytes);

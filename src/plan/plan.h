@@ -7,6 +7,7 @@
 
 #include "core/kernel.h"
 #include "core/pages.h"
+#include "core/scales.h"
 #include "core/score.h"
 #include "core/sequences.h"
 #include "core/spans.h"
@@ -88,6 +89,28 @@ TESSERA_HD core::BiasStrides strides_of(const BiasShape& shape, const AnyBias& b
   return {shape.batch ? bias.stride_batch : 0, shape.heads ? bias.stride_head : 0,
           shape.queries ? bias.stride_query : 0, shape.keys ? bias.stride_key : 0};
 }
+/// Scales and shifts, as the problem says that they are (S14).
+/// @{
+TESSERA_HD core::Scales scales_of(const ConstScales& numbers, Scaling by, std::int64_t block = 0) {
+  return {numbers.data, numbers.stride_batch, numbers.stride_head, by, static_cast<int>(block)};
+}
+TESSERA_HD core::Scales q_scales_of(const Problem& problem, const Tensors& tensors) {
+  return scales_of(tensors.q_scale, problem.scales.q);
+}
+TESSERA_HD core::Scales k_scales_of(const Problem& problem, const Tensors& tensors) {
+  return scales_of(tensors.k_scale, problem.scales.k, problem.scales.block_k);
+}
+TESSERA_HD core::Scales v_scales_of(const Problem& problem, const Tensors& tensors) {
+  return scales_of(tensors.v_scale, problem.scales.v, problem.scales.block_v);
+}
+TESSERA_HD core::Scales score_shift_of(const Problem& problem, const Tensors& tensors) {
+  return scales_of(tensors.score_shift,
+                   problem.scales.score_shift ? Scaling::token : Scaling::none);
+}
+TESSERA_HD core::Scales v_shift_of(const Problem& problem, const Tensors& tensors) {
+  return scales_of(tensors.v_shift, problem.scales.v_shift ? Scaling::channel : Scaling::none);
+}
+/// @}
 /// What a problem's scores need besides scale and mask; the least of the catalog's words for it.
 TESSERA_HD core::Extra extra_of(const Problem& problem) {
   if (problem.bias || problem.alibi != PerHead::none || problem.dropout_p > 0.0F) {

@@ -19,6 +19,20 @@ const char* to_string(Dtype dtype) {
     case Dtype::f32: return "f32";
     case Dtype::bf16: return "bf16";
     case Dtype::f16: return "f16";
+    case Dtype::e4m3: return "e4m3";
+    case Dtype::i8: return "i8";
+  }
+  return "?";
+}
+
+const char* to_string(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::none: return "none";
+    case Scaling::tensor: return "tensor";
+    case Scaling::head: return "head";
+    case Scaling::token: return "token";
+    case Scaling::block: return "block";
+    case Scaling::channel: return "channel";
   }
   return "?";
 }
@@ -67,13 +81,36 @@ bool read_pair(std::string_view text, char separator, bool single, std::int64_t&
 }
 
 bool read_dtype(std::string_view text, Dtype& dtype) {
-  for (const Dtype candidate : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+  for (const Dtype candidate : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::i8}) {
     if (text == to_string(candidate)) {
       dtype = candidate;
       return true;
     }
   }
   return false;
+}
+
+std::string scaling_text(Scaling scaling, std::int64_t block) {
+  const std::string text = to_string(scaling);
+  return scaling == Scaling::block || block != 0 ? text + ":" + std::to_string(block) : text;
+}
+
+bool read_scaling(std::string_view text, Scaling& scaling, std::int64_t& block) {
+  const std::string_view name = cut(text, ':');
+  for (const Scaling candidate : {Scaling::none, Scaling::tensor, Scaling::head, Scaling::token,
+                                  Scaling::block, Scaling::channel}) {
+    if (name != to_string(candidate)) continue;
+    scaling = candidate;
+    return text.empty() ? candidate != Scaling::block : read_int(text, block);
+  }
+  return false;
+}
+
+bool read_scales(std::string_view text, ScaleShape& scales) {
+  std::int64_t block_q = 0;
+  return read_scaling(cut(text, '/'), scales.q, block_q) && block_q == 0 &&
+         read_scaling(cut(text, '/'), scales.k, scales.block_k) &&
+         read_scaling(text, scales.v, scales.block_v);
 }
 
 bool read_bias(std::string_view text, std::optional<BiasShape>& bias) {
@@ -181,6 +218,19 @@ constexpr Word kFlags[] = {
        p.dtype = Dtype::f16;
        return true;
      }},
+    {"e4m3", "e4m3",
+     [](Problem& p, std::string_view) {
+       p.dtype = Dtype::e4m3;
+       return true;
+     }},
+    {"i8", "i8",
+     [](Problem& p, std::string_view) {
+       p.dtype = Dtype::i8;
+       return true;
+     }},
+    {"score_shift", "score_shift",
+     [](Problem& p, std::string_view) { return p.scales.score_shift = true; }},
+    {"v_shift", "v_shift", [](Problem& p, std::string_view) { return p.scales.v_shift = true; }},
     {"causal", "causal",
      [](Problem& p, std::string_view) {
        p.window_right = 0;
@@ -248,6 +298,16 @@ constexpr Word kValues[] = {
        p.dtype_o = Dtype::f32;
        return read_dtype(v, *p.dtype_o);
      }},
+    {"v", "v=bf16 or v=f16",
+     [](Problem& p, std::string_view v) {
+       p.dtype_v = Dtype::f32;
+       return read_dtype(v, *p.dtype_v);
+     }},
+    {"scales",
+     "scales=Q/K/V, Q one of tensor, head, token; K of tensor, head, block:KEYS; V of tensor, "
+     "head, "
+     "block:KEYS, channel, none",
+     [](Problem& p, std::string_view v) { return read_scales(v, p.scales); }},
 };
 
 std::string all_words() {
@@ -260,7 +320,9 @@ std::string all_words() {
 /// What a word decides; two that decide the same contradict each other.
 std::string_view subject_of(std::string_view name) {
   if (name == "fwd" || name == "bwd") return "fwd, bwd";
-  if (name == "f32" || name == "bf16" || name == "f16") return "f32, bf16, f16";
+  constexpr std::string_view kTypes = "f32, bf16, f16, e4m3, i8";
+  Dtype dtype = Dtype::f32;
+  if (read_dtype(name, dtype)) return kTypes;
   return name;
 }
 
@@ -305,6 +367,14 @@ std::string to_string(const Problem& p) {
   if (p.batch_invariant) add("batch_invariant");
   if (p.unaligned) add("unaligned");
   if (p.dtype_o) add(std::string("o=") + to_string(*p.dtype_o));
+  if (p.dtype_v) add(std::string("v=") + to_string(*p.dtype_v));
+  const ScaleShape& s = p.scales;
+  if (s != ScaleShape{.score_shift = s.score_shift, .v_shift = s.v_shift}) {
+    add("scales=" + scaling_text(s.q, 0) + "/" + scaling_text(s.k, s.block_k) + "/" +
+        scaling_text(s.v, s.block_v));
+  }
+  if (s.score_shift) add("score_shift");
+  if (s.v_shift) add("v_shift");
   return text;
 }
 
@@ -378,11 +448,15 @@ std::size_t std::hash<tessera::Problem>::operator()(
       p.head_dim_v, p.packed, p.total_q, p.total_k, p.window_left, p.window_right, p.alignment,
       p.chunk, p.sink_tokens, p.tree, p.alibi, p.sink, p.deterministic, p.batch_invariant,
       p.unaligned, p.cache.has_value(), p.softmax_scale.has_value(), p.bias.has_value(),
-      p.dtype_o.has_value());
+      p.dtype_o.has_value(), p.dtype_v.has_value());
   add_real(p.softcap);
   add_real(p.dropout_p);
   if (p.softmax_scale) add_real(*p.softmax_scale);
   if (p.dtype_o) add(*p.dtype_o);
+  if (p.dtype_v) add(*p.dtype_v);
+  if (const auto& s = p.scales; s != tessera::ScaleShape{}) {
+    add(s.q, s.k, s.v, s.block_k, s.block_v, s.score_shift, s.v_shift);
+  }
   if (p.bias) add(p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys, p.bias->dtype);
   if (const auto& c = p.cache) {
     add(c->lengths, c->seqlen_new, c->page_size, c->num_pages, c->page_ids, c->rows, c->leftpad);

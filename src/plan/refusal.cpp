@@ -53,6 +53,13 @@ std::string refused_cache(const Problem& problem) {
   return {};
 }
 
+/// A row that knows of no scales.
+std::string refused_scales(const Problem& problem) {
+  if (!is_scaled(problem.dtype)) return {};
+  return std::string("takes no tensors of 8 bits and their scales; the problem is ") +
+         to_string(problem.dtype);
+}
+
 /// A row whose o has the type of its inputs.
 std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
   if (problem.stored_o() == problem.dtype) return {};
@@ -63,6 +70,7 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
+  if (std::string other = refused_scales(problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
@@ -147,6 +155,9 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
   if (is_gpu(row.arch)) return gpu_refusal(row, problem);
   if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
     return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
+  }
+  if (row.pass == Pass::backward || row.form == core::Form::decode) {
+    if (std::string other = refused_scales(problem); !other.empty()) return other;
   }
   if (row.pass == Pass::backward) {
     std::string other = refused_mask(problem);

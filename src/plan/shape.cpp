@@ -45,8 +45,8 @@ std::int64_t longest_keys(const Problem& p, std::int64_t queries) {
 std::int64_t bytes_of_keys(const Problem& p, std::int64_t longest) {
   double keys = static_cast<double>(p.batch) * static_cast<double>(longest);
   if (p.packed_k()) keys = core::min(keys, static_cast<double>(p.total_k));
-  const double bytes = keys * static_cast<double>(p.num_heads_k) *
-                       static_cast<double>((p.head_dim + p.head_dim_v) * size_of(p.dtype));
+  const double bytes =
+      keys * static_cast<double>(p.num_heads_k) * static_cast<double>(key_and_value_bytes(p));
   return static_cast<std::int64_t>(core::min(bytes, 9e18));
 }
 
@@ -122,7 +122,7 @@ std::int64_t section_of(const PlanData& plan) {
   const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
   const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
   // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
-  const std::int64_t dims = (p.head_dim + p.head_dim_v) * size_of(p.dtype);
+  const std::int64_t dims = key_and_value_bytes(p);
   const std::int64_t head_bytes = p.pass == Pass::forward
                                       ? p.seqlen_k * dims / (p.group() / plan.row_heads)
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group();

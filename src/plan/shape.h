@@ -11,4 +11,10 @@ std::int64_t rows_per_head_k(const Problem& problem);
 /// Visible (query, key) pairs of the longest sequence, from at most 64 sampled queries.
 std::int64_t visible_pairs(const Problem& problem);
 
+/// Bytes of a key and its value, of one head.
+inline std::int64_t key_and_value_bytes(const Problem& problem) {
+  return problem.head_dim * size_of(problem.dtype) +
+         problem.head_dim_v * size_of(problem.stored_v());
+}
+
 }  // namespace tessera

@@ -20,10 +20,14 @@ Status check_enumerators(const Problem& p) {
   } values[] = {
       {"pass", static_cast<int>(p.pass), static_cast<int>(Pass::backward)},
       {"dtype", static_cast<int>(p.dtype), kDtypes - 1},
-      {"dtype_o", static_cast<int>(p.stored_o()), kDtypes - 1},
+      {"dtype_o", static_cast<int>(p.stored_o()), kPlainDtypes - 1},
+      {"dtype_v", static_cast<int>(p.stored_v()), kDtypes - 1},
+      {"scales.q", static_cast<int>(p.scales.q), static_cast<int>(Scaling::channel)},
+      {"scales.k", static_cast<int>(p.scales.k), static_cast<int>(Scaling::channel)},
+      {"scales.v", static_cast<int>(p.scales.v), static_cast<int>(Scaling::channel)},
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
-      {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kDtypes - 1},
+      {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kPlainDtypes - 1},
   };
   for (const auto& v : values) {
     if (Status s = check_range(v.name, v.value, 0, v.last); !s) return s;
@@ -124,15 +128,74 @@ Status check_score(const Problem& p) {
         refused("dropout_p", p.dropout_p, "must be 0, or lie in [2^-16, 1 - 2^-16]"));
   }
   if (p.bias && p.bias->dtype != Dtype::f32 && p.bias->dtype != p.dtype) {
-    return Status::invalid(std::string("bias dtype = ") + to_string(p.bias->dtype) +
-                           ": must be f32 or the problem's dtype, " + to_string(p.dtype));
+    return Status::invalid(
+        std::string("bias dtype = ") + to_string(p.bias->dtype) + ": must be f32" +
+        (is_scaled(p.dtype) ? std::string()
+                            : " or the problem's dtype, " + std::string(to_string(p.dtype))));
   }
   return {};
+}
+
+/// v has q's type, or is of 16 bits beside q and k of 8.
+Status check_value_type(const Problem& p) {
+  const Dtype v = p.stored_v();
+  if (v == p.dtype || (is_scaled(p.dtype) && (v == Dtype::bf16 || v == Dtype::f16))) return {};
+  return Status::invalid(
+      std::string("dtype_v = ") + to_string(v) + ": must be the problem's dtype, " +
+      to_string(p.dtype) +
+      (is_scaled(p.dtype) ? ", bf16 or f16" : "; another one takes q and k of 8 bits"));
+}
+
+/// One tensor's scaling must be among those that such a tensor may have, and its block there iff
+/// its scaling is by blocks.
+Status check_scaling(const char* name, Scaling scaling, std::int64_t block, const Problem& p,
+                     std::initializer_list<Scaling> accepted) {
+  const std::string field = std::string("scales.") + name;
+  bool among = false;
+  std::string list;
+  for (const Scaling one : accepted) {
+    among = among || one == scaling;
+    list += (list.empty() ? "" : ", ") + std::string(to_string(one));
+  }
+  if (!among) {
+    return Status::invalid(field + " = " + to_string(scaling) + ": accepted for " +
+                           to_string(p.dtype) + ": " + list);
+  }
+  const std::string block_name = std::string("scales.block_") + name;
+  if (scaling != Scaling::block) return check_range(block_name.c_str(), block, 0, 0);
+  if (p.cache) {
+    return Status::invalid(field + " = block: keys of a cache have scales by tensor or head");
+  }
+  return check_range(block_name.c_str(), block, 1, kMaxSeqlen);
+}
+
+/// Scales are there exactly where 8 bits need them (S14): without one nobody knows the values.
+Status check_scales(const Problem& p) {
+  const ScaleShape& s = p.scales;
+  if (!is_scaled(p.dtype)) {
+    if (s == ScaleShape{}) return {};
+    return Status::invalid(std::string("scales: only tensors of 8 bits have them, dtype is ") +
+                           to_string(p.dtype));
+  }
+  using enum Scaling;
+  if (Status e = check_scaling("q", s.q, 0, p, {tensor, head, token}); !e) return e;
+  if (Status e = check_scaling("k", s.k, s.block_k, p, {tensor, head, block}); !e) return e;
+  if (is_scaled(p.stored_v())) {
+    return check_scaling("v", s.v, s.block_v, p, {tensor, head, block, channel});
+  }
+  if (s.v == none && s.block_v == 0) return {};
+  return Status::invalid(std::string("scales.v = ") + to_string(s.v) + ": must be none, v is " +
+                         to_string(p.stored_v()));
 }
 
 /// o may be wider than the inputs or narrower, but not another kind of 16 bits.
 Status check_output_type(const Problem& p) {
   const Dtype o = p.stored_o();
+  if (is_scaled(p.dtype)) {
+    if (is_scaled(p.stored_v()) || o == p.stored_v() || o == Dtype::f32) return {};
+    return Status::invalid(std::string("dtype_o = ") + to_string(o) + ": must be f32 or v's, " +
+                           to_string(p.stored_v()));
+  }
   if (o == p.dtype || o == Dtype::f32 || p.dtype == Dtype::f32) return {};
   return Status::invalid(std::string("dtype_o = ") + to_string(o) +
                          ": must be f32 or the problem's dtype, " + to_string(p.dtype));
@@ -147,6 +210,43 @@ Status check_products(const Problem& p) {
                            " elements do not fit 64-bit offsets");
   }
   return {};
+}
+
+/// A tensor's scales, or a shift, of the shape that a Scaling has.
+Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
+                     const Problem& p, bool used) {
+  if (scaling == Scaling::none) {
+    if (numbers.data == nullptr) return {};
+    return Status::invalid(std::string(name) +
+                           ".data is given, but the problem has none; set Problem::scales");
+  }
+  if (numbers.data == nullptr) {
+    if (!used) return {};
+    return missing((std::string(name) + ".data").c_str(),
+                   "the problem has it; a scale that is missing is not 1");
+  }
+  if (scaling == Scaling::tensor) return {};
+  const bool packed =
+      (scaling == Scaling::token && p.packed) || (scaling == Scaling::block && p.packed_k());
+  const Axis axes[] = {{".stride_batch", numbers.stride_batch, packed ? 1 : p.batch},
+                       {".stride_head", numbers.stride_head,
+                        scaling == Scaling::token ? p.num_heads : p.num_heads_k}};
+  return check_strides(name, axes);
+}
+
+Status check_scale_tensors(const Problem& p, const Tensors& t) {
+  const ScaleShape& s = p.scales;
+  const bool queries = p.rows_q() > 0, keys = queries && p.rows_k() > 0;
+  const auto iff = [](bool there, Scaling scaling) { return there ? scaling : Scaling::none; };
+  if (Status e = check_numbers("q_scale", t.q_scale, s.q, p, keys); !e) return e;
+  if (Status e = check_numbers("k_scale", t.k_scale, s.k, p, keys); !e) return e;
+  if (Status e = check_numbers("v_scale", t.v_scale, s.v, p, keys); !e) return e;
+  if (Status e =
+          check_numbers("score_shift", t.score_shift, iff(s.score_shift, Scaling::token), p, keys);
+      !e) {
+    return e;
+  }
+  return check_numbers("v_shift", t.v_shift, iff(s.v_shift, Scaling::channel), p, keys);
 }
 
 /// ConstBias or Bias; only stored dimensions count.
@@ -305,6 +405,8 @@ Status validate(const Problem& problem) {
   if (Status s = check_cache(problem); !s) return s;
   if (Status s = check_mask(problem); !s) return s;
   if (Status s = check_score(problem); !s) return s;
+  if (Status s = check_value_type(problem); !s) return s;
+  if (Status s = check_scales(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);
 }
@@ -333,6 +435,7 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
     return s;
   }
   if (Status s = check_extras(p, t); !s) return s;
+  if (Status s = check_scale_tensors(p, t); !s) return s;
   if (Status s = check_cache_tensors(p, t.cache); !s) return s;
   if (p.cache && t.cu_seqlens_k != nullptr) {
     return Status::invalid("cu_seqlens_k is given, but a cache's keys are not packed");
@@ -363,8 +466,8 @@ Status validate(const PartialResults& r, const PartialTensors& t) {
     const char* name;
     std::int64_t value, low, high;
   } ranges[] = {
-      {"dtype", static_cast<int>(r.dtype), 0, kDtypes - 1},
-      {"dtype_o", static_cast<int>(r.dtype_o), 0, kDtypes - 1},
+      {"dtype", static_cast<int>(r.dtype), 0, kPlainDtypes - 1},
+      {"dtype_o", static_cast<int>(r.dtype_o), 0, kPlainDtypes - 1},
       {"num_splits", r.num_splits, 1, kMaxSplits},
       {"batch", r.batch, 0, kMaxBatch},
       {"seqlen_q", r.seqlen_q, 0, INT32_MAX},

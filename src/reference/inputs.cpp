@@ -39,7 +39,8 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
   };
   q_ = read(tensors.q, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim);
   k_ = read(tensors.k, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim);
-  v_ = read(tensors.v, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim_v);
+  v_ = read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim_v);
+  if (is_scaled(p.dtype)) adjust_all();
   if (p.pass == Pass::backward) {
     const auto read_o = [&](const ConstTensor& tensor) {
       return read(tensor, p.stored_o(), &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v);
@@ -97,6 +98,80 @@ Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, std::int64_t S
     }
   }
   return rows;
+}
+
+template <class Value>
+void Inputs::adjust(Rows& rows, std::int64_t Sequence::* length, const Value& value) const {
+  double* x = rows.data.data();
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    for (std::int64_t i = 0; i < sequence(b).*length; ++i) {
+      for (std::int64_t h = 0; h < rows.heads; ++h) {
+        for (std::int64_t c = 0; c < rows.dim; ++c, ++x) *x = value(*x, b, h, i, c);
+      }
+    }
+  }
+}
+
+void Inputs::adjust_all() {
+  q_elements_ = q_;
+  k_elements_ = k_;
+  v_elements_ = v_;
+  adjust(q_, &Sequence::seqlen_q,
+         [this](double x, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t) {
+           return x * q_scale(b, h, i);
+         });
+  adjust(k_, &Sequence::seqlen_k,
+         [this](double x, std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t) {
+           return x * k_scale(b, h, j);
+         });
+  adjust(v_, &Sequence::seqlen_k,
+         [this](double x, std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t c) {
+           return x * v_scale(b, h, j, c) + v_shift(b, h, c);
+         });
+}
+
+double Inputs::q_scale(std::int64_t b, std::int64_t head, std::int64_t query) const {
+  const Scaling by = problem_.scales.q;
+  return scale(tensors_.q_scale, by, 0, b, by == Scaling::token ? head : head_k(head), query, 0);
+}
+
+double Inputs::k_scale(std::int64_t b, std::int64_t head_k, std::int64_t key) const {
+  return scale(tensors_.k_scale, problem_.scales.k, problem_.scales.block_k, b, head_k, key, 0);
+}
+
+double Inputs::v_scale(std::int64_t b, std::int64_t head_k, std::int64_t key,
+                       std::int64_t column) const {
+  return scale(tensors_.v_scale, problem_.scales.v, problem_.scales.block_v, b, head_k, key,
+               column);
+}
+
+double Inputs::scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t b,
+                     std::int64_t head, std::int64_t row, std::int64_t column) const {
+  std::int64_t at = head * scales.stride_head;
+  switch (by) {
+    case Scaling::none: return 1.0;
+    case Scaling::tensor: at = 0; break;
+    case Scaling::head: at += b * scales.stride_batch; break;
+    case Scaling::token:
+      at += problem_.packed ? sequence(b).first_q + row : b * scales.stride_batch + row;
+      break;
+    case Scaling::block:
+      at += problem_.packed ? tensors_.cu_seqlens_k[b] / block + b + row / block
+                            : b * scales.stride_batch + row / block;
+      break;
+    case Scaling::channel: at += b * scales.stride_batch + column; break;
+  }
+  return static_cast<double>(scales.data[at]);
+}
+
+double Inputs::score_shift(std::int64_t b, std::int64_t head, std::int64_t query) const {
+  if (!problem_.scales.score_shift) return 0.0;
+  return scale(tensors_.score_shift, Scaling::token, 0, b, head, query, 0);
+}
+
+double Inputs::v_shift(std::int64_t b, std::int64_t head_k, std::int64_t column) const {
+  if (!problem_.scales.v_shift) return 0.0;
+  return scale(tensors_.v_shift, Scaling::channel, 0, b, head_k, 0, column);
 }
 
 double Inputs::softmax_scale() const {

@@ -33,6 +33,10 @@ class Inputs {
   }
   double softmax_scale() const;
 
+  /// S14: what is added to q . k of a row, and to a column of v; 0 without.
+  double score_shift(std::int64_t batch, std::int64_t head, std::int64_t query) const;
+  double v_shift(std::int64_t batch, std::int64_t head_k, std::int64_t column) const;
+
   /// One row: head_dim (q, k) or head_dim_v (v, o, dout) numbers. Rows count over all sequences;
   /// a key that lies in the pages of two sequences is a row of each.
   const double* q(std::int64_t row, std::int64_t head) const { return at(q_, row, head); }
@@ -40,6 +44,24 @@ class Inputs {
   const double* v(std::int64_t row, std::int64_t head_k) const { return at(v_, row, head_k); }
   const double* o(std::int64_t row, std::int64_t head) const { return at(o_, row, head); }
   const double* dout(std::int64_t row, std::int64_t head) const { return at(dout_, row, head); }
+
+  /// Of 8 bits (S14): the elements of a row as they are stored, and the scales that make values of
+  /// them. Packed or not, rows count as above.
+  /// @{
+  const double* q_elements(std::int64_t row, std::int64_t head) const {
+    return at(q_elements_, row, head);
+  }
+  const double* k_elements(std::int64_t row, std::int64_t head_k) const {
+    return at(k_elements_, row, head_k);
+  }
+  const double* v_elements(std::int64_t row, std::int64_t head_k) const {
+    return at(v_elements_, row, head_k);
+  }
+  double q_scale(std::int64_t batch, std::int64_t head, std::int64_t query) const;
+  double k_scale(std::int64_t batch, std::int64_t head_k, std::int64_t key) const;
+  double v_scale(std::int64_t batch, std::int64_t head_k, std::int64_t key,
+                 std::int64_t column) const;
+  /// @}
 
   /// S2, S3.
   bool visible(const Sequence& sequence, std::int64_t query, std::int64_t key) const;
@@ -77,6 +99,12 @@ class Inputs {
   template <class Offset>
   Rows read(const ConstTensor& tensor, Dtype dtype, std::int64_t Sequence::* length,
             const Offset& offset, std::int64_t heads, std::int64_t dim) const;
+  /// S14: elements become values. value(x, batch, head, number, column): of element x.
+  template <class Value>
+  void adjust(Rows& rows, std::int64_t Sequence::* length, const Value& value) const;
+  void adjust_all();
+  double scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t batch,
+               std::int64_t head, std::int64_t row, std::int64_t column) const;
 
   /// S13: slots of a cache that hold a sequence's keys, or come before them; below 0: a no-op.
   std::int64_t filled_slots(std::int64_t batch) const;
@@ -89,6 +117,7 @@ class Inputs {
   Dropout dropout_;
   std::vector<Sequence> sequences_;
   Rows q_, k_, v_, o_, dout_;
+  Rows q_elements_, k_elements_, v_elements_;
 };
 
 }  // namespace tessera::reference

@@ -15,6 +15,9 @@ namespace {
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 float f32(double x) { return static_cast<float>(x); }
 
+/// What the arrays between the steps hold: values of 8 bits have been widened (S14).
+Dtype between(const Problem& p) { return is_scaled(p.dtype) ? Dtype::f32 : p.dtype; }
+
 float dot(const double* a, const double* b, std::int64_t n) {
   float sum = 0.0F;
   for (std::int64_t i = 0; i < n; ++i) sum += f32(a[i]) * f32(b[i]);
@@ -33,15 +36,15 @@ struct NaiveRow {
 NaiveRow naive_softmax(const Inputs& in, const Place& at) {
   const Problem& p = in.problem();
   const auto n = size(at.s.seqlen_k);
-  const auto round = [&p](float x) { return round_to(p.dtype, x); };
+  const auto round = [&p](float x) { return round_to(between(p), x); };
   const float scale = f32(in.softmax_scale()), sink = f32(in.sink(at.h));
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   NaiveRow row{std::vector<float>(n, -kInfinity), std::vector<float>(n), std::vector<float>(n)};
   float top = sink;
   for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
     if (!in.visible(at.s, at.i, j)) continue;
-    float x =
-        round(round(dot(in.q(at.row, at.h), in.k(at.s.first_k + j, at.hk), p.head_dim)) * scale);
+    const float qk = dot(in.q(at.row, at.h), in.k(at.s.first_k + j, at.hk), p.head_dim);
+    float x = round(round(qk + f32(in.score_shift(at.b, at.h, at.i))) * scale);
     row.slope[size(j)] = scale;
     if (p.softcap > 0.0F) {
       const float c = std::cosh(x / p.softcap);  // 1 - tanh^2 would cancel
@@ -103,7 +106,7 @@ Outputs naive(const Inputs& in) {
     double* o = &out.o[size((at.row * p.num_heads + at.h) * p.head_dim_v)];
     for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
       if (row.p[size(j)] == 0.0F) continue;
-      const float weight = round_to(p.dtype, row.p[size(j)] * row.keep[size(j)]);
+      const float weight = round_to(between(p), row.p[size(j)] * row.keep[size(j)]);
       add(weight, in.v(at.s.first_k + j, at.hk), p.head_dim_v, o);
     }
     if (p.pass == Pass::backward && !std::isinf(row.lse)) naive_backward_row(in, at, row, out);

@@ -28,6 +28,10 @@
 // Normalisation. In the forward, errors that all weights of a row share cancel: weight j moves o by
 // p_j (v_j - o). The sum of weights itself has roundings of its own, all terms positive.
 //
+// Values of 8 bits (S14): q is multiplied by one more rounded factor, k and v are rounded when they
+// are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
+// product.
+//
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
 // Verdict: the smaller of the worst case and 8 standard deviations (sums of bounded independent
@@ -79,7 +83,9 @@ struct Dot {
   Error error;
 };
 
-Dot dot(const double* a, const double* b, std::int64_t n) {
+/// `more`: a term that comes last; `roundings`: of each term's factors before they are multiplied.
+Dot dot(const double* a, const double* b, std::int64_t n, double more = 0.0,
+        double roundings = 0.0) {
   double sum = 0.0, path = 0.0, squares = 0.0, sizes = 0.0;
   for (std::int64_t i = 0; i < n; ++i) {
     const double t = a[i] * b[i];
@@ -88,9 +94,15 @@ Dot dot(const double* a, const double* b, std::int64_t n) {
     squares += t * t;
     sizes += std::fabs(t);
   }
+  if (more != 0.0) {
+    sum += more;
+    path += sum * sum;
+    squares += more * more;
+    sizes += std::fabs(more);
+  }
   const auto count = static_cast<double>(n);
-  const double all = path + 2.0 * squares + count * (sum * sum + squares) / 3.0;
-  return {sum, {square(kRoundoff) / 3.0 * all, kRoundoff * (count + 2.0) * sizes}};
+  const double all = path + (2.0 + roundings) * squares + count * (sum * sum + squares) / 3.0;
+  return {sum, {square(kRoundoff) / 3.0 * all, kRoundoff * (count + 2.0 + roundings) * sizes}};
 }
 
 /// Elements that are sums: what is known of each so far.
@@ -176,7 +188,8 @@ class Noise {
         dsink_(exact.dsink.size()),
         lse_(exact.lse.size()),
         lost_(exact.o.size()) {
-    if (p_.dtype != Dtype::f32) u_ = unit_roundoff(p_.dtype);
+    if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
+    if (is_scaled(p_.dtype)) scalings_ = 2.0;
     if (p_.stored_o() != Dtype::f32) u_o_ = unit_roundoff(p_.stored_o());
     if (p_.dtype == Dtype::bf16) exp2_ = kExp2Short;
     for_each_row(in_, [this](const Place& at) { add_row(at, softmax_row(in_, at)); });
@@ -221,8 +234,9 @@ class Noise {
     double size() const { return std::fabs(s) + std::fabs(bias) + std::fabs(alibi); }
   };
   Parts parts(const Place& at, std::int64_t j) const {
-    Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.head_dim), 0.0,
-            in_.bias(at.b, at.h, at.i, j), in_.alibi(at.b, at.h, at.i, j)};
+    Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.head_dim,
+                in_.score_shift(at.b, at.h, at.i), scalings_),
+            0.0, in_.bias(at.b, at.h, at.i, j), in_.alibi(at.b, at.h, at.i, j)};
     x.s = in_.softmax_scale() * x.qk.value;
     const auto cap = static_cast<double>(p_.softcap);
     if (cap > 0.0) x.s = cap * std::tanh(x.s / cap);
@@ -298,6 +312,7 @@ class Noise {
       const double* v = in_.v(at.s.first_k + j, at.hk);
       Error rounding;
       rounding.add(u_ * weight);
+      rounding.add(scalings_ * kRoundoff * weight);
       o_.add(first, v, columns, weight, rounding, u_ * weight, n, terms.next(v, columns, weight));
       const double one = std::sqrt(e.own.variance);
       for (std::int64_t c = 0; c < columns; ++c) {
@@ -307,6 +322,7 @@ class Noise {
         together[size(c)] += moves * one;
         lost_[first + size(c)] += kLost * std::fabs(row.keep[size(j)] * v[c]);
       }
+      add_shift(at, first, weight);
     }
     if (row.p_sink > 0.0) {
       Exponent e = exponent({}, 0.0, slack - std::log(row.p_sink), 0.0);
@@ -333,6 +349,17 @@ class Noise {
     lse_[size(in_.lse_index(at.b, at.h, at.i))] =
         std::min(lse.worst, kSigmas * std::sqrt(lse.variance + square(exponents)) + exp2_) +
         kRoundoff * largest;
+  }
+
+  /// A value that was shifted has an error of the shift's size.
+  void add_shift(const Place& at, std::size_t first, double weight) {
+    if (!p_.scales.v_shift) return;
+    for (std::int64_t c = 0; c < p_.head_dim_v; ++c) {
+      Error e;
+      e.round(weight * in_.v_shift(at.b, at.hk, c), 2);
+      o_.variance[first + size(c)] += e.variance;
+      o_.worst[first + size(c)] += e.worst;
+    }
   }
 
   /// Of o as it was stored.
@@ -480,8 +507,9 @@ class Noise {
   const Outputs& exact_;
   Sums o_, dq_, dk_, dv_, dbias_, dsink_;
   std::vector<double> lse_, lost_;
-  double u_ = 0.0;    ///< 0 for fp32: nothing is stored on the way
-  double u_o_ = 0.0;  ///< of o; 0 for fp32
+  double u_ = 0.0;         ///< 0 for fp32: nothing is stored on the way
+  double u_o_ = 0.0;       ///< of o; 0 for fp32
+  double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
   double exp2_ = kExp2;
 };
 

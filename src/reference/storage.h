@@ -1,6 +1,6 @@
-// Storage types as numbers: reads an element of f32, bf16 or f16 memory as double, and rounds a
-// number to what such an element can hold (nearest, ties to even). Used by the reference, the naive
-// computation and the checker; written without core so that it judges core.
+// Storage types as numbers: reads an element of memory as double, and rounds a number to what such
+// an element can hold (nearest, ties to even; 8 bits saturate: e4m3 at 448, i8 at 127). Used by the
+// reference, the naive computation and the checker; written without core so that it judges core.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ double load(Dtype dtype, const void* data, std::int64_t index);
 /// Writes the nearest value that `dtype` holds.
 void store(Dtype dtype, void* data, std::int64_t index, double value);
 
-/// The nearest value that `dtype` holds; overflow gives infinity, NaN stays NaN.
+/// The nearest value that `dtype` holds; overflow gives infinity, of 8 bits the largest value; NaN
+/// stays NaN, where the type has one.
 float round_to(Dtype dtype, float value);
 
 /// Largest relative error of one rounding: half a unit in the last place.

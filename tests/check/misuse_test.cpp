@@ -17,6 +17,11 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
+/// Of 8 bits; `words`: its scales, and more.
+Problem scaled(const std::string& words) {
+  return parse("fwd e4m3 b=2 h=4/2 q=4 k=5 d=8 scales=" + words);
+}
+
 struct WrongProblem {
   const char* names;  ///< what the text must contain
   void (*spoil)(Problem& p);
@@ -72,6 +77,30 @@ const WrongProblem kWrongProblems[] = {
     {"dtype", [](Problem& p) { p.dtype = static_cast<Dtype>(7); }},
     {"dtype_o", [](Problem& p) { p.dtype_o = Dtype::f16; }},
     {"dtype_o", [](Problem& p) { p.dtype_o = static_cast<Dtype>(7); }},
+    {"dtype_o", [](Problem& p) { p.dtype_o = Dtype::e4m3; }},
+    {"dtype_v", [](Problem& p) { p.dtype_v = Dtype::f16; }},
+    {"dtype_v", [](Problem& p) { p.dtype_v = static_cast<Dtype>(5); }},
+    {"scales", [](Problem& p) { p.scales.q = Scaling::tensor; }},
+    {"scales", [](Problem& p) { p.scales.score_shift = true; }},
+    {"scales.q", [](Problem& p) { p.dtype = Dtype::e4m3; }},
+    {"scales.q", [](Problem& p) { p = scaled("channel/head/head"); }},
+    {"scales.q", [](Problem& p) { p.scales.q = static_cast<Scaling>(6); }},
+    {"scales.k", [](Problem& p) { p = scaled("head/token/head"); }},
+    {"scales.k", [](Problem& p) { p = scaled("head/none/head"); }},
+    {"scales.v", [](Problem& p) { p = scaled("head/head/token"); }},
+    {"scales.v", [](Problem& p) { p = scaled("head/head/none"); }},
+    {"scales.v", [](Problem& p) { p = scaled("head/head/head v=bf16"); }},
+    {"scales.block_k", [](Problem& p) { p = scaled("head/block:0/head"); }},
+    {"scales.block_k", [](Problem& p) { p = scaled("head/head:5/head"); }},
+    {"scales.block_v", [](Problem& p) { p = scaled("head/head/block:-5"); }},
+    {"scales.k", [](Problem& p) { p = scaled("head/block:5/head cache=full"); }},
+    {"dtype_o", [](Problem& p) { p = scaled("head/head/none v=bf16 o=f16"); }},
+    {"dtype_v", [](Problem& p) { p = scaled("head/head/head v=f32"); }},
+    {"bias",
+     [](Problem& p) {
+       p = scaled("head/head/head");
+       p.bias = BiasShape{true, true, true, true, Dtype::e4m3};
+     }},
     {"pass", [](Problem& p) { p.pass = static_cast<Pass>(2); }},
     {"alignment", [](Problem& p) { p.alignment = static_cast<Alignment>(2); }},
     {"alibi", [](Problem& p) { p.alibi = static_cast<PerHead>(3); }},
@@ -189,6 +218,9 @@ constexpr const char* kFull = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=full";
 constexpr const char* kPackedCache = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 packed=7 cache=before:2";
 constexpr const char* kPages =
     "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=before:2 pages=9x2 rows=3 leftpad";
+constexpr const char* kScaled =
+    "fwd e4m3 b=2 h=4/2 q=4 k=5 d=8 scales=token/block:2/channel score_shift v_shift";
+constexpr const char* kWideValues = "fwd i8 b=2 h=4/2 q=4 k=5 d=8 scales=tensor/head/none v=f16";
 constexpr std::int32_t kNumbers[8] = {};
 
 const WrongTensors kWrongTensors[] = {
@@ -210,6 +242,17 @@ const WrongTensors kWrongTensors[] = {
      [](Tensors& t) { t.cu_seqlens_q = reinterpret_cast<std::int32_t*>(t.softmax_lse); }},
     {kForward, "cu_seqlens",
      [](Tensors& t) { t.cu_seqlens_k = reinterpret_cast<std::int32_t*>(t.softmax_lse); }},
+    {kForward, "q_scale", [](Tensors& t) { t.q_scale.data = t.softmax_lse; }},
+    {kForward, "v_shift", [](Tensors& t) { t.v_shift.data = t.softmax_lse; }},
+    {kScaled, "q_scale.data", [](Tensors& t) { t.q_scale.data = nullptr; }},
+    {kScaled, "k_scale.data", [](Tensors& t) { t.k_scale.data = nullptr; }},
+    {kScaled, "v_scale.data", [](Tensors& t) { t.v_scale.data = nullptr; }},
+    {kScaled, "score_shift.data", [](Tensors& t) { t.score_shift.data = nullptr; }},
+    {kScaled, "v_shift.data", [](Tensors& t) { t.v_shift.data = nullptr; }},
+    {kScaled, "k_scale.stride_batch", [](Tensors& t) { t.k_scale.stride_batch = kMost; }},
+    {kScaled, "q_scale.stride_head", [](Tensors& t) { t.q_scale.stride_head = -kMost; }},
+    {kWideValues, "v_scale", [](Tensors& t) { t.v_scale.data = t.q_scale.data; }},
+    {kWideValues, "score_shift", [](Tensors& t) { t.score_shift.data = t.q_scale.data; }},
     {kExtras, "bias", [](Tensors& t) { t.bias.data = nullptr; }},
     {kExtras, "alibi_slopes", [](Tensors& t) { t.alibi_slopes = nullptr; }},
     {kExtras, "sink", [](Tensors& t) { t.sink = nullptr; }},

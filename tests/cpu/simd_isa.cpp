@@ -53,6 +53,12 @@ void probe_widen_f16(const std::uint16_t* x, float* y, std::int64_t n) {
 void probe_narrow_f16(const float* x, std::uint16_t* y, std::int64_t n) {
   map(x, reinterpret_cast<F16*>(y), n, [](F32 v) { return v; });
 }
+void probe_widen_e4m3(const std::uint8_t* x, float* y, std::int64_t n) {
+  map(reinterpret_cast<const E4m3*>(x), y, n, [](F32 v) { return v; });
+}
+void probe_widen_i8(const std::int8_t* x, float* y, std::int64_t n) {
+  map(reinterpret_cast<const I8*>(x), y, n, [](F32 v) { return v; });
+}
 void probe_round_to_int(const float* x, std::int32_t* y, std::int64_t n) {
   map(x, y, n, [](F32 v) { return round_to_i32(v); });
 }
@@ -194,6 +200,8 @@ SimdProbe simd_probe() {
       .narrow_bf16 = probe_narrow_bf16,
       .widen_f16 = probe_widen_f16,
       .narrow_f16 = probe_narrow_f16,
+      .widen_e4m3 = probe_widen_e4m3,
+      .widen_i8 = probe_widen_i8,
       .round_to_int = probe_round_to_int,
       .pair_bf16 = probe_pair_bf16,
       .load_pairs = probe_load_pairs,

@@ -22,6 +22,8 @@ struct SimdProbe {
   void (*narrow_bf16)(const float* x, std::uint16_t* y, std::int64_t n);
   void (*widen_f16)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*narrow_f16)(const float* x, std::uint16_t* y, std::int64_t n);
+  void (*widen_e4m3)(const std::uint8_t* x, float* y, std::int64_t n);
+  void (*widen_i8)(const std::int8_t* x, float* y, std::int64_t n);
   void (*round_to_int)(const float* x, std::int32_t* y, std::int64_t n);
   void (*pair_bf16)(const float* low, const float* high, std::uint32_t* pair, std::int64_t n);
   void (*load_pairs)(const std::uint16_t* low, const std::uint16_t* high, std::uint32_t* pair,

@@ -189,6 +189,29 @@ TEST_P(Simd, WidensEvery16BitNumber) {
   }
 }
 
+/// Every number of 8 bits; e4m3 by its definition: sign, 4 bits of exponent, 3 of fraction.
+TEST_P(Simd, WidensEightBits) {
+  std::vector<std::uint8_t> x(256);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::uint8_t>(i);
+  std::vector<float> y(x.size());
+  simd().widen_e4m3(x.data(), y.data(), 256);
+  for (int i = 0; i < 256; ++i) {
+    const int exponent = i >> 3 & 15, fraction = i & 7;
+    const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                     : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    const float found = y[static_cast<std::size_t>(i)];
+    if ((i & 0x7F) == 0x7F) {
+      ASSERT_TRUE(std::isnan(found)) << i;
+    } else {
+      ASSERT_EQ(to_bits(found), to_bits(i < 128 ? size : -size)) << i;
+    }
+  }
+  simd().widen_i8(reinterpret_cast<const std::int8_t*>(x.data()), y.data(), 256);
+  for (int i = 0; i < 256; ++i) {
+    ASSERT_EQ(y[static_cast<std::size_t>(i)], static_cast<float>(i < 128 ? i : i - 256));
+  }
+}
+
 TEST_P(Simd, NarrowsToNearestEven) {
   std::vector<float> x;
   for (std::uint32_t i = 0; i < 65536; ++i) {  // every bf16, its neighbours, halfway and beside it
@@ -249,6 +272,14 @@ TEST_P(Simd, PartsStayInsideTheirArrays) {
     simd().narrow_f16(x.data(), h2.data(), size);
     simd().widen_f16(h2.data(), y.data(), size);
     for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(x[i], y[i]) << n;
+    GuardedArray<std::uint8_t> bytes(n);
+    for (std::size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::uint8_t>(i % 120);
+    simd().widen_i8(reinterpret_cast<const std::int8_t*>(bytes.data()), y.data(), size);
+    for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(y[i], static_cast<float>(i % 120));
+    simd().widen_e4m3(bytes.data(), y.data(), size);
+    if (n > 1) {
+      EXPECT_EQ(y[1], 0x1p-9F);
+    }
     GuardedArray<std::int32_t> r(n);
     simd().round_to_int(x.data(), r.data(), size);
     for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(r[i], static_cast<std::int32_t>(x[i]));

@@ -26,6 +26,7 @@ void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype) {
       case Dtype::f32: return cuda::aux::append<Dtype::f32>(p);
       case Dtype::bf16: return cuda::aux::append<Dtype::bf16>(p);
       case Dtype::f16: return cuda::aux::append<Dtype::f16>(p);
+      default: FAIL() << to_string(dtype);
     }
   });
 }

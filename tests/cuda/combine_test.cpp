@@ -24,6 +24,7 @@ void combine_on_host(const cuda::aux::CombineParams& p, Dtype parts, unsigned mo
       case Dtype::f32: return cuda::aux::combine<Dtype::f32>(p);
       case Dtype::bf16: return cuda::aux::combine<Dtype::bf16>(p);
       case Dtype::f16: return cuda::aux::combine<Dtype::f16>(p);
+      default: FAIL() << to_string(parts);
     }
   });
 }

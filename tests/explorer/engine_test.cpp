@@ -161,7 +161,7 @@ class Piece {
 // Each visible pair of each head is in one piece of work.
 TEST(Order, ComputesEveryVisiblePairOnce) {
   std::map<std::string, int> dealings;
-  for_each_planned(150, 3, [&](const Problem& problem, const std::string& device, auto&) {
+  for_each_planned(600, 3, [&](const Problem& problem, const std::string& device, auto&) {
     const json order = ask("order", problem, device);
     ASSERT_FALSE(order.contains("error")) << order.dump();
     ++dealings[order["dealing"].get<std::string>() + (device == "h200" ? " GPU" : " CPU")];

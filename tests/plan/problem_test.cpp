@@ -19,7 +19,7 @@ Problem random_problem(std::mt19937& random) {
   const auto coin = [&random] { return random() % 2 == 0; };
   Problem p;
   p.pass = coin() ? Pass::forward : Pass::backward;
-  p.dtype = static_cast<Dtype>(number(3));
+  p.dtype = static_cast<Dtype>(number(kDtypes));
   p.batch = number(100);
   p.num_heads_k = 1 + number(8);
   p.num_heads = p.num_heads_k * (1 + number(8));
@@ -57,7 +57,14 @@ Problem random_problem(std::mt19937& random) {
   p.deterministic = coin();
   p.batch_invariant = coin();
   p.unaligned = coin();
-  if (coin()) p.dtype_o = static_cast<Dtype>(number(3));
+  if (coin()) p.dtype_o = static_cast<Dtype>(number(kDtypes));
+  if (coin()) p.dtype_v = static_cast<Dtype>(number(kDtypes));
+  if (coin()) {
+    const auto scaling = [&] { return static_cast<Scaling>(number(6)); };
+    p.scales = {scaling(), scaling(), scaling(), 0, 0, coin(), coin()};
+    if (p.scales.k == Scaling::block || coin()) p.scales.block_k = number(200);
+    if (p.scales.v == Scaling::block || coin()) p.scales.block_v = number(200);
+  }
   return p;
 }
 
@@ -126,6 +133,21 @@ TEST(ProblemText, CachesAsDocumented_S13) {
   EXPECT_EQ(slots->cache->lengths, Lengths::after);
 }
 
+TEST(ProblemText, ScalesAsDocumented_S14) {
+  const auto text =
+      "fwd e4m3 b=2 h=8/2 q=5 k=7 d=64 o=f16 scales=token/block:64/channel score_shift v_shift";
+  const Result<Problem> parsed = parse_problem(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().text;
+  EXPECT_EQ(to_string(*parsed), text);
+  EXPECT_EQ(parsed->dtype, Dtype::e4m3);
+  EXPECT_EQ(parsed->scales.block_k, 64);
+  EXPECT_EQ(parsed->scales.v, Scaling::channel);
+  const Result<Problem> wide = parse_problem("i8 q=5 k=7 d=64 scales=head/tensor/none v=f16");
+  ASSERT_TRUE(wide.ok()) << wide.status().text;
+  EXPECT_EQ(wide->stored_v(), Dtype::f16);
+  EXPECT_EQ(wide->stored_o(), Dtype::f16);
+}
+
 /// A window beside causal: the order of the words means nothing.
 TEST(ProblemText, CausalWithAWindowToTheLeft) {
   for (const char* text : {"causal window=128,-1", "window=128,-1 causal", "causal window=128,0",
@@ -170,6 +192,14 @@ TEST(ProblemText, WhatCannotBeReadIsNamed) {
       {"q=1 q=2", "once"},
       {"fwd bwd", "one of fwd, bwd"},
       {"f32 causal bf16", "one of f32, bf16, f16"},
+      {"e4m3 bf16", "one of f32, bf16, f16, e4m3, i8"},
+      {"v=f64", "v=bf16 or v=f16"},
+      {"scales=head", "scales=Q/K/V"},
+      {"scales=head/head", "scales=Q/K/V"},
+      {"scales=head/block/head", "scales=Q/K/V"},
+      {"scales=head/block:x/head", "scales=Q/K/V"},
+      {"scales=token:5/head/head", "scales=Q/K/V"},
+      {"scales=head/head/rows", "scales=Q/K/V"},
       {"causal window=128,64", "beside causal"},
       {"window=128,64 causal", "beside causal"},
       {"causal window=4,-2", "beside causal"},

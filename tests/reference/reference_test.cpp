@@ -258,6 +258,50 @@ TEST(Storage, EverySixteenBitPatternReadsBack) {
   }
 }
 
+TEST(Storage, EveryEightBitPatternReadsBack_S14) {
+  for (const Dtype dtype : {Dtype::e4m3, Dtype::i8}) {
+    for (int bits = 0; bits < 256; ++bits) {
+      const auto in = static_cast<std::uint8_t>(bits);
+      const double value = reference::load(dtype, &in, 0);
+      std::uint8_t out = 0;
+      reference::store(dtype, &out, 0, value);
+      if (std::isnan(value)) {
+        EXPECT_EQ(in & 0x7F, 0x7F);
+        EXPECT_EQ(out & 0x7F, 0x7F);
+      } else if (dtype == Dtype::i8 && bits == 128) {
+        EXPECT_EQ(value, -128.0);  // read, but not made
+        EXPECT_EQ(static_cast<std::int8_t>(out), -127);
+      } else {
+        EXPECT_EQ(in, out) << to_string(dtype) << " " << value;
+      }
+    }
+  }
+}
+
+TEST(Storage, EightBitsRoundToNearestEvenAndSaturate_S14) {
+  const auto e4m3 = [](float x) { return reference::round_to(Dtype::e4m3, x); };
+  for (unsigned bits = 0; bits < 0x7E; ++bits) {
+    const auto low = static_cast<std::uint8_t>(bits), high = static_cast<std::uint8_t>(bits + 1);
+    const double a = reference::load(Dtype::e4m3, &low, 0),
+                 b = reference::load(Dtype::e4m3, &high, 0);
+    const auto middle = static_cast<float>((a + b) / 2);
+    const double even = bits % 2 == 0 ? a : b;
+    ASSERT_EQ(static_cast<double>(e4m3(middle)), even) << bits;
+    ASSERT_EQ(static_cast<double>(e4m3(-middle)), -even) << bits;
+    ASSERT_EQ(static_cast<double>(e4m3(std::nextafter(middle, HUGE_VALF))), b) << bits;
+    ASSERT_EQ(static_cast<double>(e4m3(std::nextafter(middle, 0.0F))), a) << bits;
+  }
+  for (const float x : {448.0F, 449.0F, 464.0F, 465.0F, 1e30F, HUGE_VALF}) {
+    EXPECT_EQ(e4m3(x), 448.0F) << x;
+    EXPECT_EQ(e4m3(-x), -448.0F) << x;
+  }
+  EXPECT_TRUE(std::isnan(e4m3(std::nanf(""))));
+  EXPECT_EQ(reference::round_to(Dtype::i8, 2.5F), 2.0F);
+  EXPECT_EQ(reference::round_to(Dtype::i8, -3.5F), -4.0F);
+  EXPECT_EQ(reference::round_to(Dtype::i8, 127.6F), 127.0F);
+  EXPECT_EQ(reference::round_to(Dtype::i8, -1e9F), -127.0F);
+}
+
 /// Halfway between two neighbours: the even one; anything else: the nearer one.
 TEST(Storage, RoundsToNearestEven) {
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {

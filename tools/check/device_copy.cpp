@@ -82,6 +82,9 @@ void DeviceCopy::move_all() {
   Tensors& t = tensors_;
   for (ConstTensor* tensor : {&t.q, &t.k, &t.v, &t.dout}) move(tensor->data);
   for (Tensor* tensor : {&t.o, &t.dq, &t.dk, &t.dv}) move(tensor->data);
+  for (ConstScales* numbers : {&t.q_scale, &t.k_scale, &t.v_scale, &t.score_shift, &t.v_shift}) {
+    move(numbers->data);
+  }
   move(t.softmax_lse);
   move(t.bias.data);
   move(t.alibi_slopes);

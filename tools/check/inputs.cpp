@@ -73,6 +73,7 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   }
   t.q = add_rows("q", Role::input, true, p.head_dim);
   add_keys();
+  if (is_scaled(p.dtype)) add_scales();
   if (p.cache) add_cache();
   if (p.tree) t.tree_mask = add_tree();
   if (p.bias) {
@@ -202,7 +203,8 @@ const T* RunMemory::add_integers(const std::string& name, const std::vector<T>& 
 void RunMemory::add_keys() {
   const Problem& p = problem_;
   Tensors& t = tensors_;
-  if (!p.cache || !variation_.strided || random_.next_between(0, 1) == 0) {
+  const bool one_type = p.stored_v() == p.dtype;
+  if (!p.cache || !one_type || !variation_.strided || random_.next_between(0, 1) == 0) {
     t.k = add_rows("k", Role::input, false, p.head_dim);
     t.v = add_rows("v", Role::input, false, p.head_dim_v);
     return;
@@ -274,13 +276,43 @@ Tensor RunMemory::add_rows(const std::string& name, Role role, bool queries, std
   const Sizes of_queries = p.packed ? Sizes{1, p.total_q, p.num_heads, dim}
                                     : Sizes{p.batch, p.seqlen_q, p.num_heads, dim};
   const Sizes shape = queries ? of_queries : shape_of_keys(dim);
-  const bool of_o = name == "o" || name == "dout";
-  Block& block = add(name, role, of_o ? p.stored_o() : p.dtype, shape, true);
+  const bool of_o = name == "o" || name == "dout", of_v = name == "v" || name == "dv";
+  const Dtype dtype = of_o ? p.stored_o() : of_v ? p.stored_v() : p.dtype;
+  Block& block = add(name, role, dtype, shape, true);
   return {block.buffer.data(), block.stride[0], block.stride[1], block.stride[2]};
 }
 
 float* RunMemory::add_numbers(const std::string& name, Role role, const Sizes& shape) {
   return reinterpret_cast<float*>(add(name, role, Dtype::f32, shape, false).buffer.data());
+}
+
+/// Scales and shifts of the problem's 8-bit tensors (S14).
+void RunMemory::add_scales() {
+  const ScaleShape& s = problem_.scales;
+  Tensors& t = tensors_;
+  t.q_scale = add_scale("q_scale", s.q);
+  t.k_scale = add_scale("k_scale", s.k, s.block_k);
+  t.v_scale = add_scale("v_scale", s.v, s.block_v);
+  if (s.score_shift) t.score_shift = add_scale("score_shift", Scaling::token);
+  if (s.v_shift) t.v_shift = add_scale("v_shift", Scaling::channel);
+}
+
+ConstScales RunMemory::add_scale(const std::string& name, Scaling by, std::int64_t block) {
+  const Problem& p = problem_;
+  Sizes shape = {1, 1, 1};  // sequences, heads, numbers
+  switch (by) {
+    case Scaling::none: return {};
+    case Scaling::tensor: break;
+    case Scaling::head: shape = {p.batch, p.num_heads_k, 1}; break;
+    case Scaling::token: shape = {p.batch, p.num_heads, p.seqlen_q}; break;
+    case Scaling::block: shape = {p.batch, p.num_heads_k, p.scale_blocks(block)}; break;
+    case Scaling::channel: shape = {p.batch, p.num_heads_k, p.head_dim_v}; break;
+  }
+  if (by == Scaling::token && p.packed) shape = {1, p.num_heads, p.total_q};
+  if (by == Scaling::block && p.packed_k()) shape[0] = 1;
+  const Block& numbers = add(name, Role::input, Dtype::f32, shape, true);
+  return {reinterpret_cast<const float*>(numbers.buffer.data()), numbers.stride[0],
+          numbers.stride[1]};
 }
 
 Bias RunMemory::add_bias(const std::string& name, Role role) {
@@ -326,6 +358,17 @@ void RunMemory::fill(Block& block) const {
     });
     return;
   }
+  // Scales are far from 1, and of i8 such that values are about as large as of other types.
+  const bool is_scale = name.ends_with("_scale");
+  const double step = problem_.dtype == Dtype::i8 ? 24.0 : 1.0;
+  if (is_scale) {
+    block.for_each([&](std::int64_t index, std::int64_t offset) {
+      store(offset,
+            std::exp2(4.0 * numbers.uniform(static_cast<std::uint64_t>(index)) - 2.0) / step);
+    });
+    return;
+  }
+  const double unit = block.dtype == Dtype::i8 ? step : 1.0;
   const bool both = name == "kv", has_k = name == "k" || both;
   const bool large = variation_.values == Values::large;
   const bool equal_scores = variation_.values == Values::equal_scores;
@@ -338,18 +381,18 @@ void RunMemory::fill(Block& block) const {
     const auto index = static_cast<std::uint64_t>(at);
     const bool is_k = has_k && !(both && index / (row * keys) % 2 == 1);
     const bool equal_keys = is_k && equal_scores;
-    double factor = 1.0;
-    if (large && name == "q") factor = 16.0;
-    if (large && (name == "v" || (both && !is_k))) factor = 20.0;
+    double factor = unit;
+    if (large && name == "q") factor *= 16.0;
+    if (large && (name == "v" || (both && !is_k))) factor *= 20.0;
     // Small keys first: the softmax's maximum rises late, by any amount.
-    if (large && is_k && index / row % keys >= keys / 2) factor = 16.0;
+    if (large && is_k && index / row % keys >= keys / 2) factor *= 16.0;
     if (outliers) {
       const double chance = numbers.uniform(~index);
       if (is_bias && chance < 1.0 / 8) {
         store(offset, -std::numeric_limits<double>::infinity());
         return;
       }
-      if (chance < 1.0 / 32) factor = 12.0;
+      if (chance < 1.0 / 32) factor = 12.0 * unit;
     }
     store(offset, factor * numbers.normal(equal_keys ? index % row : index));
   });

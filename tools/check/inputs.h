@@ -100,6 +100,8 @@ class RunMemory {
   void add_cache();
   Tensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
   float* add_numbers(const std::string& name, Role role, const Sizes& shape);
+  void add_scales();
+  ConstScales add_scale(const std::string& name, Scaling by, std::int64_t block = 0);
   const std::int32_t* add_cu_seqlens(const std::string& name, std::int64_t total,
                                      std::int64_t longest);
   const std::uint64_t* add_tree();

@@ -28,14 +28,14 @@ void forbid([[maybe_unused]] std::byte* start, [[maybe_unused]] std::size_t byte
 
 void poison(std::byte* start, std::size_t bytes) {
   for (std::size_t i = 0; i + 1 < bytes; i += 2) std::memcpy(start + i, &kPoison, 2);
-  if (bytes % 2 != 0) std::memcpy(start + bytes - 1, &kPoison, 1);
+  if (bytes % 2 != 0) start[bytes - 1] = kLastPoison;
 }
 
 bool all_poison(const std::byte* start, std::size_t bytes) {
   for (std::size_t i = 0; i + 1 < bytes; i += 2) {
     if (std::memcmp(start + i, &kPoison, 2) != 0) return false;
   }
-  return bytes % 2 == 0 || std::memcmp(start + bytes - 1, &kPoison, 1) == 0;
+  return bytes % 2 == 0 || start[bytes - 1] == kLastPoison;
 }
 
 GuardedBuffer::GuardedBuffer(std::size_t bytes, std::size_t shift)
@@ -43,7 +43,9 @@ GuardedBuffer::GuardedBuffer(std::size_t bytes, std::size_t shift)
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data() + kGuard);
   const std::size_t up = (kAlignment - address % kAlignment) % kAlignment;
   start_ = storage_.data() + kGuard + up + shift;
-  poison(start_ - kGuard, bytes + 2 * kGuard);
+  poison(start_ - kGuard, kGuard);
+  poison(start_, bytes);
+  poison(start_ + bytes, kGuard);
   forbid_guards(true);
 }
 

@@ -9,8 +9,9 @@
 
 namespace tessera::tools {
 
-/// 16 bits that are NaN as bf16 and f16, and as f32 when repeated.
+/// 16 bits that are NaN as bf16 and f16, and as f32 when repeated; and 8 bits that are NaN as e4m3.
 inline constexpr std::uint16_t kPoison = 0x7FC5;
+inline constexpr std::byte kLastPoison = std::byte{0x7F};  ///< where bytes are odd
 
 /// Bytes of a guard zone.
 inline constexpr std::size_t kGuard = 256;

@@ -140,6 +140,38 @@ Feature cache_field(const std::string& name, T CacheShape::* member, const std::
       });
 }
 
+/// How q, k and v are scaled. The first: they are not of 8 bits.
+const std::vector<std::string> kScales = {"none",
+                                          "tensor/tensor/tensor",
+                                          "head/head/head",
+                                          "token/block:64/channel",
+                                          "token/head/block:7",
+                                          "tensor/block:1/none",
+                                          "head/tensor/none"};
+
+Feature scales() {
+  std::vector<ScaleShape> values(1);
+  for (std::size_t i = 1; i < kScales.size(); ++i) {
+    values.push_back(parse_problem("scales=" + kScales[i])->scales);
+  }
+  return feature<ScaleShape>(
+      "scales", values, kScales,
+      [](const Case& c) {
+        ScaleShape shape = c.problem.scales;
+        shape.score_shift = shape.v_shift = false;
+        return shape;
+      },
+      [](Case& c, const ScaleShape& v) { c.problem.scales = v; });
+}
+
+/// After the scales.
+Feature shift(const std::string& name, bool ScaleShape::* member) {
+  return feature<bool>(
+      name, {false, true}, {"off", "on"},
+      [member](const Case& c) { return c.problem.scales.*member; },
+      [member](Case& c, bool value) { c.problem.scales.*member = value; });
+}
+
 /// Lengths around every power of two that a tile may have, and around the splits.
 const std::vector<std::int64_t> kSeqlensQ = {0,  1,  2,  3,   4,   5,   7,   8,   9,
                                              15, 16, 17, 24,  31,  32,  33,  48,  63,
@@ -157,8 +189,14 @@ std::vector<Feature> make_features() {
   using P = Problem;
   return {
       field<Pass>("pass", &P::pass, {Pass::forward, Pass::backward}, {"fwd", "bwd"}),
-      field<Dtype>("dtype", &P::dtype, {Dtype::f32, Dtype::bf16, Dtype::f16},
-                   {"f32", "bf16", "f16"}),
+      field<Dtype>("dtype", &P::dtype,
+                   {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::i8},
+                   {"f32", "bf16", "f16", "e4m3", "i8"}),
+      scales(),
+      field<std::optional<Dtype>>("v dtype", &P::dtype_v, {std::nullopt, Dtype::bf16, Dtype::f16},
+                                  {"q's", "bf16", "f16"}),
+      shift("score shift", &ScaleShape::score_shift),
+      shift("v shift", &ScaleShape::v_shift),
       field<std::optional<Dtype>>("o dtype", &P::dtype_o,
                                   {std::nullopt, Dtype::f32, Dtype::bf16, Dtype::f16},
                                   {"the inputs'", "f32", "bf16", "f16"}),
@@ -218,6 +256,13 @@ constexpr std::int64_t kUsualWork = 250000;     ///< of a random case
 constexpr std::int64_t kLongWork = 1000000;     ///< of a case with long sequences
 constexpr std::int64_t kLargestWork = 5000000;  ///< of a case that a pair demands
 
+/// A feature's number.
+std::size_t index_of(const char* name) {
+  const auto found = std::find_if(features().begin(), features().end(),
+                                  [name](const Feature& f) { return f.name == name; });
+  return static_cast<std::size_t>(found - features().begin());
+}
+
 /// Two values that cannot occur together.
 struct Contradiction {
   std::size_t a = 0;
@@ -241,12 +286,16 @@ std::vector<Contradiction> make_contradictions() {
       {"dlse", "on", "o dtype", "f32"},
       {"dlse", "on", "o dtype", "bf16"},
       {"dlse", "on", "o dtype", "f16"},
+      {"pass", "bwd", "dtype", "e4m3"},
+      {"pass", "bwd", "dtype", "i8"},
+      {"dtype", "e4m3", "dlse", "on"},
+      {"dtype", "i8", "dlse", "on"},
+      {"dtype", "e4m3", "bias dtype", "the problem's 16 bits"},
+      {"dtype", "i8", "bias dtype", "the problem's 16 bits"},
+      {"v dtype", "bf16", "o dtype", "f16"},
+      {"v dtype", "f16", "o dtype", "bf16"},
   };
-  const auto feature = [](const char* name) {
-    const auto found = std::find_if(features().begin(), features().end(),
-                                    [name](const Feature& f) { return f.name == name; });
-    return static_cast<std::size_t>(found - features().begin());
-  };
+  const auto feature = index_of;
   const auto value = [](std::size_t f, const char* name) {
     const std::vector<std::string>& values = features()[f].values;
     return static_cast<int>(std::find(values.begin(), values.end(), name) - values.begin());
@@ -270,6 +319,32 @@ std::vector<Contradiction> make_contradictions() {
   }
   for (const char* name : {"page size", "page numbers", "rows", "leftpad"}) {
     forbid(name, "cache", "none");
+  }
+  for (const char* type : {"f32", "bf16", "f16"}) {
+    for (const char* name : {"v dtype", "scales", "score shift", "v shift"}) {
+      forbid(name, "dtype", type);
+    }
+  }
+  for (const char* name : {"v dtype", "scales", "score shift", "v shift"}) {
+    forbid(name, "pass", "bwd");
+    forbid(name, "dlse", "on");
+    forbid(name, "bias dtype", "the problem's 16 bits");
+  }
+  for (const char* name : {"v dtype", "score shift", "v shift"}) forbid(name, "scales", "none");
+  for (const char* type : {"e4m3", "i8"}) {
+    found.push_back({feature("dtype"), value(feature("dtype"), type), feature("scales"), 0});
+  }
+  // v of 16 bits has no scales, of 8 it has some; blocks are counted from a sequence's first key.
+  for (std::size_t v = 1; v < kScales.size(); ++v) {
+    const std::size_t f = feature("scales"), i = feature("v dtype");
+    const int number = static_cast<int>(v);
+    const bool wide = kScales[v].ends_with("none");
+    if (wide) found.push_back({f, number, i, 0});
+    for (int type = 1; type < 3 && !wide; ++type) found.push_back({f, number, i, type});
+    if (kScales[v].find("block") == std::string::npos) continue;
+    for (const char* name : {"cache", "page size", "page numbers", "rows", "leftpad"}) {
+      forbid(name, "scales", kScales[v].c_str());
+    }
   }
   forbid("page numbers", "page size", "0");
   for (const std::int64_t seqlen_q : kSeqlensQ) {
@@ -327,21 +402,41 @@ bool is_of_cache(const std::string& feature) {
          feature == "rows" || feature == "leftpad";
 }
 
-/// What only a forward has. Of sixteen draws five have a cache and four a mask of more than a band;
-/// of the others half are a backward.
+bool is_of_scales(const std::string& feature) {
+  return feature == "v dtype" || feature == "scales" || feature == "score shift" ||
+         feature == "v shift";
+}
+
+/// What only a forward has. Of sixteen draws five have a cache, four a mask of more than a band and
+/// two tensors of 8 bits; of the others half are a backward.
 struct ForwardOnly {
-  bool cache = false, mask = false;
+  bool cache = false, mask = false, scales = false;
 
   explicit ForwardOnly(Random& random) {
     const std::int64_t kind = random.next_between(0, 15);
     cache = kind >= 11;
     mask = kind == 9 || kind == 10 || kind >= 14;
+    scales = random.next_between(0, 7) == 0;
+  }
+  /// What goes together: the first three types have no scales, the other two have; v of 16 bits has
+  /// none.
+  int fitting(const std::string& feature, int drawn, const Draft& draft) const {
+    if (feature == "dtype") return scales ? kPlainDtypes + drawn % 2 : drawn % kPlainDtypes;
+    if (feature == "scales" && scales) return drawn > 0 ? drawn : 1;
+    if (feature == "v dtype" && scales) {
+      const int chosen = draft.value[index_of("scales")];
+      return !kScales[static_cast<std::size_t>(chosen)].ends_with("none") ? 0
+             : drawn > 0                                                  ? drawn
+                                                                          : 1;
+    }
+    return drawn;
   }
   /// Whether a feature that need not stay keeps its first value.
   bool leaves_out(const std::string& feature) const {
     if (is_of_cache(feature)) return !cache;
     if (is_mask(feature)) return !mask;
-    return (cache || mask) && (feature == "pass" || feature == "dlse");
+    if (is_of_scales(feature)) return !scales;
+    return (cache || mask || scales) && (feature == "pass" || feature == "dlse");
   }
 };
 
@@ -356,6 +451,7 @@ Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, b
       const std::string& name = features()[f].name;
       if (draft.kept(f)) continue;
       draw(draft, random, f, best);
+      draft.value[f] = forward.fitting(name, draft.value[f], draft);
       if ((plain && is_extra(name)) || forward.leaves_out(name)) draft.value[f] = 0;
     }
   } while (!consistent(draft));

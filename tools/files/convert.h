@@ -11,12 +11,14 @@
 
 namespace tessera::tools {
 
-/// The element type that stores a dtype.
+/// The element type that stores a dtype; files of 8-bit tensors and their scales are not read.
 constexpr Element element_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32: return Element::f32;
     case Dtype::bf16: return Element::bf16;
     case Dtype::f16: return Element::f16;
+    case Dtype::e4m3:
+    case Dtype::i8: break;
   }
   return Element::f32;
 }

@@ -62,7 +62,7 @@ struct alignas(sizeof(Element) * kCount) Neighbours {
 template <int kCount>
 __device__ __forceinline__ void load_table(const void* table, Dtype dtype, std::int64_t at,
                                            float* x) {
-  static_assert(kDtypes == 3);
+  static_assert(kPlainDtypes == 3);
   if (dtype == Dtype::f32) {
     const auto loaded =
         *reinterpret_cast<const Neighbours<float, kCount>*>(static_cast<const float*>(table) + at);

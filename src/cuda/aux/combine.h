@@ -46,7 +46,7 @@ __device__ __forceinline__ float load_column(const void* parts, std::int64_t at)
 /// Four neighbouring elements of o, of which `left` exist. `at`: elements from the first one.
 __device__ __forceinline__ void store_columns(const CombineParams& p, std::int64_t at, int left,
                                               const float* x) {
-  static_assert(kDtypes == 3);
+  static_assert(kPlainDtypes == 3);
   if (!p.o_aligned || left < 4) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

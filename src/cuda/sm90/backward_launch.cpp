@@ -136,7 +136,9 @@ Status launch(const Queue& queue, Dtype dtype, AuxiliaryKernel bf16, AuxiliaryKe
   switch (dtype) {
     case Dtype::bf16: return launch(queue, bf16, blocks, params);
     case Dtype::f16: return launch(queue, f16, blocks, params);
-    case Dtype::f32: break;
+    case Dtype::f32:
+    case Dtype::e4m3:
+    case Dtype::i8: break;
   }
   return Status::device("the rows of this type have no kernels");
 }

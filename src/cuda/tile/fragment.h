@@ -25,12 +25,12 @@ __device__ __forceinline__ void clear_rows(std::uint32_t data, int chunks, int v
 /// An element of a tensor of any type; a 16-bit one comes as its bits.
 __device__ __forceinline__ float to_float(float x, Dtype) { return x; }
 __device__ __forceinline__ float to_float(std::uint16_t bits, Dtype dtype) {
-  static_assert(kDtypes == 3);
+  static_assert(kPlainDtypes == 3);
   return dtype == Dtype::bf16 ? ptx::widen<Dtype::bf16>(bits) : ptx::widen<Dtype::f16>(bits);
 }
 /// Element `at` becomes x.
 __device__ __forceinline__ void store_float(void* tensor, Dtype dtype, std::int64_t at, float x) {
-  static_assert(kDtypes == 3);
+  static_assert(kPlainDtypes == 3);
   if (dtype == Dtype::f32) {
     static_cast<float*>(tensor)[at] = x;
   } else {

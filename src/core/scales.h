@@ -1,0 +1,35 @@
+// Where the scales of 8-bit tensors lie (S14), and the numbers that smoothing took off: the one
+// place that knows their shapes.
+#pragma once
+
+#include "core/sequences.h"
+
+namespace tessera::core {
+
+/// fp32 numbers of the shape of a Scaling. Elements from one to the next of a dimension.
+struct Scales {
+  const float* data = nullptr;  ///< null: none
+  std::int64_t stride_batch = 0, stride_head = 0;
+  Scaling by = Scaling::none;
+  int block = 0;  ///< keys, of Scaling::block
+
+  TESSERA_HD constexpr explicit operator bool() const { return data != nullptr; }
+
+  /// The numbers of a sequence's head; head: of the query heads for `token`, else of the key/value
+  /// heads.
+  TESSERA_HD constexpr const float* of(const Sequence& sequence, int head) const {
+    if (by == Scaling::tensor) return data;
+    const bool packed = sequence.packed && (by == Scaling::token || by == Scaling::block);
+    std::int64_t first = 0;
+    if (packed) {
+      first = by == Scaling::token ? sequence.first_q : sequence.first_k / block + sequence.batch;
+    }
+    return data + (packed ? 0 : sequence.batch * stride_batch) + head * stride_head + first;
+  }
+  /// Which of them row `row` of the sequence has: a query or a key; not of `channel`.
+  TESSERA_HD constexpr int index_of(int row) const {
+    return by == Scaling::token ? row : by == Scaling::block ? row / block : 0;
+  }
+};
+
+}  // namespace tessera::core
