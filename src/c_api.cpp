@@ -31,7 +31,7 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, v_shift) + sizeof(tessera_problem::v_shift));
+              offsetof(tessera_problem, v_tiles) + sizeof(tessera_problem::v_tiles));
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
@@ -41,6 +41,7 @@ Status read_scales(const tessera_problem& c, tessera::Problem& p) {
   if (Status s = read_enum("scale_v", c.scale_v, last, p.scales.v); !s) return s;
   if (Status s = read_enum("score_shift", c.score_shift, true, p.scales.score_shift); !s) return s;
   if (Status s = read_enum("v_shift", c.v_shift, true, p.scales.v_shift); !s) return s;
+  if (Status s = read_enum("v_tiles", c.v_tiles, true, p.v_tiles); !s) return s;
   p.scales.block_k = c.scale_block_k;
   p.scales.block_v = c.scale_block_v;
   if (c.dtype_v == -1) return {};
@@ -179,6 +180,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.scale_block_v = p.scales.block_v;
   c.score_shift = p.scales.score_shift ? 1 : 0;
   c.v_shift = p.scales.v_shift ? 1 : 0;
+  c.v_tiles = p.v_tiles ? 1 : 0;
 }
 
 tessera::ConstScales to_cpp(const tessera_const_scales& s) {

@@ -51,7 +51,7 @@ Status read_struct(const char* name, const Struct* from, Struct& to) {
 
 /// An enumerator or flag in [0, last].
 template <class Enum>
-Status read_enum(const char* name, std::int32_t value, Enum last, Enum& out) {
+Status read_enum(const char* name, std::int64_t value, Enum last, Enum& out) {
   const auto high = static_cast<std::int32_t>(last);
   if (value < 0 || value > high) {
     return Status::invalid(std::string(name) + " = " + std::to_string(value) +

@@ -100,6 +100,7 @@ Status Inputs::fill(const Problem& problem, const Request& request) {
   p.sink = false;
   p.alibi = PerHead::none;
   p.scales = {};
+  p.v_tiles = false;
   if (Status s = fill_packed(p, request); !s) return s;
   if (p.cache) {
     if (Status s = fill_cache(p, request); !s) return s;

@@ -103,6 +103,9 @@ struct Problem {
   /// (S14).
   std::optional<Dtype> dtype_o;
   std::optional<Dtype> dtype_v;  ///< of v; none: dtype. bf16 or f16 beside q and k of 8 bits (S14)
+  /// v, of e4m3, lies in tiles as quantize() makes them for a GPU's tensor cores, not in rows
+  /// (S14).
+  bool v_tiles = false;
 
   /// Whether query i sees exactly the keys up to its own position.
   bool causal() const { return window_left < 0 && window_right == 0; }
@@ -132,6 +135,9 @@ struct Problem {
     if (block <= 0) return 0;
     return packed_k() ? total_k / block + batch : (seqlen_k + block - 1) / block;
   }
+  /// Bytes of one head's tiles of v where it lies in them: of a sequence, packed of all. They begin
+  /// at multiples of 16.
+  TESSERA_API std::int64_t value_tile_bytes() const;
   /// Whether k and v have no dimension of sequences.
   bool packed_k() const { return packed && !cache; }
 

@@ -129,6 +129,7 @@ typedef struct tessera_problem {
   int64_t scale_block_v;   /**< keys that share a scale of v, iff by block */
   int32_t score_shift;     /**< 0 or 1 */
   int32_t v_shift;         /**< 0 or 1 */
+  int64_t v_tiles;         /**< 0 or 1: v, of e4m3, lies in tiles, as quantising makes them */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);

@@ -30,7 +30,12 @@ class NextBlock {
         v_copies_(scratch.v) {
     const bool paged = map.pages.table != nullptr;
     copies_k_ = widens(k_) || paged || crowds_l2(k_, l2_bytes);
-    copies_v_ = widens(v_) || paged || crowds_l1(v_) || kPairs;
+    copies_v_ = widens(v_) || paged || crowds_l1(v_) || kPairs;  // and what lies in tiles
+    if (problem.v_tiles) {
+      tiles_ = value_tiles_of(problem);
+      v_.data = static_cast<const std::byte*>(tensors.v.data) +
+                value_tiles_offset(tiles_, tensors.v, map.sequence, map.head_k);
+    }
     if (is_scaled(problem.dtype)) {
       const auto of = [&map](const core::Scales& scales) { return Adjustment(scales, map); };
       k_scale_ = of(k_scales_of(problem, tensors));
@@ -164,6 +169,7 @@ class NextBlock {
   }
 
   void ask(int step) const {
+    if (!is_keys(step) && tiles_.columns > 0) return;
     const Source& source = is_keys(step) ? k_ : v_;
     const core::Range rows = rows_of(step);
     for (int r = rows.begin; r < rows.end; ++r) {
@@ -213,9 +219,24 @@ class NextBlock {
     if constexpr (kPairs) {
       pair_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
     } else {
+      if constexpr (std::is_same_v<T, E4m3>) {
+        if (tiles_.columns > 0) return copy_tiled(rows);
+      }
       widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
       if (v_scale_.numbers != nullptr || v_shift_.numbers != nullptr) scale_values(rows);
     }
+  }
+
+  /// Values that lie in tiles: a row at a time is put together.
+  [[gnu::noinline]] void copy_tiled(core::Range rows) const {
+    E4m3 row[256];
+    for (int r = rows.begin; r < rows.end; ++r) {
+      for (int c = 0; c < v_.n; ++c) {
+        row[c] = reinterpret_cast<const E4m3*>(v_.data)[tiles_.offset(block_.begin + r, c)];
+      }
+      widen_rows(row, v_.n, 1, v_.n, v_copy(r), v_stride_);
+    }
+    if (v_scale_.numbers != nullptr || v_shift_.numbers != nullptr) scale_values(rows);
   }
 
   // Copies that are fp32 already become the values that 8 bits stand for (S14).
@@ -240,6 +261,7 @@ class NextBlock {
   std::byte* const* k_copies_;        ///< of this block and of the one before
   std::byte* const* v_copies_;
   bool copies_k_, copies_v_;  ///< or are they read where they lie?
+  core::ValueTiles tiles_;    ///< of V; no columns: it lies in rows
   Adjustment k_scale_, v_scale_, v_shift_;
   bool shifts_scores_ = false;
   int rows_;  ///< of a step; even

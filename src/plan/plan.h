@@ -11,6 +11,7 @@
 #include "core/score.h"
 #include "core/sequences.h"
 #include "core/spans.h"
+#include "core/value_tiles.h"
 #include "core/work.h"
 #include "tessera/tessera.hpp"
 
@@ -109,6 +110,17 @@ TESSERA_HD core::Scales score_shift_of(const Problem& problem, const Tensors& te
 }
 TESSERA_HD core::Scales v_shift_of(const Problem& problem, const Tensors& tensors) {
   return scales_of(tensors.v_shift, problem.scales.v_shift ? Scaling::channel : Scaling::none);
+}
+/// @}
+/// How v lies in tiles, and bytes from its start to a sequence's first one of a key/value head.
+/// @{
+TESSERA_HD core::ValueTiles value_tiles_of(const Problem& problem) {
+  return {core::ValueTiles::padded(static_cast<int>(problem.head_dim_v))};
+}
+TESSERA_HD std::int64_t value_tiles_offset(const core::ValueTiles& tiles, const ConstTensor& v,
+                                           const core::Sequence& sequence, int head_k) {
+  return sequence.entry_k * v.stride_batch + head_k * v.stride_head +
+         core::ValueTiles::first_of(sequence) * tiles.tile_bytes();
 }
 /// @}
 /// What a problem's scores need besides scale and mask; the least of the catalog's words for it.

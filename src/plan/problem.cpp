@@ -6,12 +6,20 @@
 #include <cmath>
 #include <vector>
 
+#include "core/value_tiles.h"
 #include "plan/text.h"
 
 namespace tessera {
 
 float Problem::scale() const {
   return softmax_scale ? *softmax_scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+}
+
+std::int64_t Problem::value_tile_bytes() const {
+  using core::ValueTiles;
+  const ValueTiles tiles = {ValueTiles::padded(static_cast<int>(head_dim_v))};
+  return tiles.tile_bytes() *
+         (packed_k() ? ValueTiles::count_packed(total_k, batch) : ValueTiles::count(seqlen_k));
 }
 
 const char* to_string(Dtype dtype) {
@@ -231,6 +239,7 @@ constexpr Word kFlags[] = {
     {"score_shift", "score_shift",
      [](Problem& p, std::string_view) { return p.scales.score_shift = true; }},
     {"v_shift", "v_shift", [](Problem& p, std::string_view) { return p.scales.v_shift = true; }},
+    {"v_tiles", "v_tiles", set_flag<&Problem::v_tiles>},
     {"causal", "causal",
      [](Problem& p, std::string_view) {
        p.window_right = 0;
@@ -305,8 +314,7 @@ constexpr Word kValues[] = {
      }},
     {"scales",
      "scales=Q/K/V, Q one of tensor, head, token; K of tensor, head, block:KEYS; V of tensor, "
-     "head, "
-     "block:KEYS, channel, none",
+     "head, block:KEYS, channel, none",
      [](Problem& p, std::string_view v) { return read_scales(v, p.scales); }},
 };
 
@@ -375,6 +383,7 @@ std::string to_string(const Problem& p) {
   }
   if (s.score_shift) add("score_shift");
   if (s.v_shift) add("v_shift");
+  if (p.v_tiles) add("v_tiles");
   return text;
 }
 
@@ -448,7 +457,7 @@ std::size_t std::hash<tessera::Problem>::operator()(
       p.head_dim_v, p.packed, p.total_q, p.total_k, p.window_left, p.window_right, p.alignment,
       p.chunk, p.sink_tokens, p.tree, p.alibi, p.sink, p.deterministic, p.batch_invariant,
       p.unaligned, p.cache.has_value(), p.softmax_scale.has_value(), p.bias.has_value(),
-      p.dtype_o.has_value(), p.dtype_v.has_value());
+      p.dtype_o.has_value(), p.dtype_v.has_value(), p.v_tiles);
   add_real(p.softcap);
   add_real(p.dropout_p);
   if (p.softmax_scale) add_real(*p.softmax_scale);

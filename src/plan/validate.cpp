@@ -169,6 +169,19 @@ Status check_scaling(const char* name, Scaling scaling, std::int64_t block, cons
   return check_range(block_name.c_str(), block, 1, kMaxSeqlen);
 }
 
+/// Only what tensor cores multiply as 8 bits lies as they want it.
+Status check_value_tiles(const Problem& p) {
+  if (!p.v_tiles) return {};
+  const std::string text = "v_tiles: ";
+  if (p.stored_v() != Dtype::e4m3) {
+    return Status::invalid(text + "v must be e4m3, it is " + to_string(p.stored_v()));
+  }
+  if (p.cache) return Status::invalid(text + "a cache has its values in rows");
+  constexpr std::int64_t kMost = 256;
+  if (p.head_dim_v <= kMost) return {};
+  return Status::invalid(refused("head_dim_v", p.head_dim_v, "v_tiles have up to 256 columns"));
+}
+
 /// Scales are there exactly where 8 bits need them (S14): without one nobody knows the values.
 Status check_scales(const Problem& p) {
   const ScaleShape& s = p.scales;
@@ -406,6 +419,7 @@ Status validate(const Problem& problem) {
   if (Status s = check_mask(problem); !s) return s;
   if (Status s = check_score(problem); !s) return s;
   if (Status s = check_value_type(problem); !s) return s;
+  if (Status s = check_value_tiles(problem); !s) return s;
   if (Status s = check_scales(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);
@@ -428,7 +442,10 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
   const Shape o{p.batch, rows_q, p.num_heads, p.head_dim_v};
   if (Status s = check_tensor("q", t.q, q, p.packed); !s) return s;
   if (Status s = check_tensor("k", t.k, k, p.packed_k()); !s) return s;
-  if (Status s = check_tensor("v", t.v, v, p.packed_k()); !s) return s;
+  // Tiles have no rows, and thus no stride between them.
+  ConstTensor values = t.v;
+  if (p.v_tiles) values.stride_seqlen = 0;
+  if (Status s = check_tensor("v", values, v, p.packed_k()); !s) return s;
   if (Status s = p.pass == Pass::forward ? check_output("o", t.o, o, p.packed)
                                          : check_tensor("o", t.saved_o, o, p.packed);
       !s) {

@@ -39,7 +39,9 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
   };
   q_ = read(tensors.q, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim);
   k_ = read(tensors.k, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim);
-  v_ = read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim_v);
+  v_ = p.v_tiles ? read_value_tiles()
+                 : read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k,
+                        p.head_dim_v);
   if (is_scaled(p.dtype)) adjust_all();
   if (p.pass == Pass::backward) {
     const auto read_o = [&](const ConstTensor& tensor) {
@@ -93,6 +95,44 @@ Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, std::int64_t S
         const std::int64_t start = offset(tensor, b, i) + h * tensor.stride_head;
         for (std::int64_t x = 0; x < dim; ++x) {
           rows.data.push_back(load(dtype, tensor.data, start + x));
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+Inputs::Rows Inputs::read_value_tiles() const {
+  const Problem& p = problem_;
+  // The key that stands in each place of 16.
+  constexpr std::int64_t kKeys[] = {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15};
+  std::int64_t rows_of_panel = 8;
+  for (const std::int64_t columns : {64, 96, 128, 192, 256}) {
+    if (p.head_dim_v > columns) continue;
+    rows_of_panel += columns;
+    break;
+  }
+  Rows rows{{}, p.num_heads_k, p.head_dim_v};
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t n = sequence(b).seqlen_k;
+    const std::int64_t first_tile = p.packed ? tensors_.cu_seqlens_k[b] / 128 + b : 0;
+    const std::size_t first = rows.data.size();
+    rows.data.resize(first + static_cast<std::size_t>(n * p.num_heads_k * p.head_dim_v));
+    for (std::int64_t h = 0; h < p.num_heads_k; ++h) {
+      const std::int64_t start = (p.packed ? 0 : b * tensors_.v.stride_batch) +
+                                 h * tensors_.v.stride_head + first_tile * 128 * rows_of_panel;
+      for (std::int64_t half = 0; half * 16 < n; ++half) {
+        for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+          const bool swapped = c / 4 % 2 != 0;
+          const std::int64_t place = (half % 2 != 0) != swapped ? 16 : 0;
+          const std::int64_t line = start + (half / 2 * rows_of_panel + c) * 32 + place;
+          for (std::int64_t i = 0; i < 16; ++i) {
+            const std::int64_t key = half * 16 + kKeys[i];
+            if (key >= n) continue;
+            const std::int64_t at = (key * p.num_heads_k + h) * p.head_dim_v + c;
+            rows.data[first + static_cast<std::size_t>(at)] =
+                load(Dtype::e4m3, tensors_.v.data, line + i);
+          }
         }
       }
     }

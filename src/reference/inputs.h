@@ -99,6 +99,8 @@ class Inputs {
   template <class Offset>
   Rows read(const ConstTensor& tensor, Dtype dtype, std::int64_t Sequence::* length,
             const Offset& offset, std::int64_t heads, std::int64_t dim) const;
+  /// S14: v where it lies in tiles.
+  Rows read_value_tiles() const;
   /// S14: elements become values. value(x, batch, head, number, column): of element x.
   template <class Value>
   void adjust(Rows& rows, std::int64_t Sequence::* length, const Value& value) const;

@@ -83,6 +83,14 @@ const WrongProblem kWrongProblems[] = {
     {"scales", [](Problem& p) { p.scales.q = Scaling::tensor; }},
     {"scales", [](Problem& p) { p.scales.score_shift = true; }},
     {"scales.q", [](Problem& p) { p.dtype = Dtype::e4m3; }},
+    {"v_tiles", [](Problem& p) { p.v_tiles = true; }},
+    {"v_tiles", [](Problem& p) { p = scaled("tensor/tensor/none v=bf16 v_tiles"); }},
+    {"v_tiles", [](Problem& p) { p = scaled("tensor/tensor/tensor cache=full v_tiles"); }},
+    {"head_dim_v",
+     [](Problem& p) {
+       p = scaled("tensor/tensor/tensor v_tiles");
+       p.head_dim_v = 257;
+     }},
     {"scales.q", [](Problem& p) { p = scaled("channel/head/head"); }},
     {"scales.q", [](Problem& p) { p.scales.q = static_cast<Scaling>(6); }},
     {"scales.k", [](Problem& p) { p = scaled("head/token/head"); }},

@@ -135,7 +135,8 @@ TEST(ProblemText, CachesAsDocumented_S13) {
 
 TEST(ProblemText, ScalesAsDocumented_S14) {
   const auto text =
-      "fwd e4m3 b=2 h=8/2 q=5 k=7 d=64 o=f16 scales=token/block:64/channel score_shift v_shift";
+      "fwd e4m3 b=2 h=8/2 q=5 k=7 d=64 o=f16 scales=token/block:64/channel score_shift v_shift "
+      "v_tiles";
   const Result<Problem> parsed = parse_problem(text);
   ASSERT_TRUE(parsed.ok()) << parsed.status().text;
   EXPECT_EQ(to_string(*parsed), text);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/value_tiles.h"
 #include "reference/storage.h"
 
 namespace tessera::tools {
@@ -206,7 +207,7 @@ void RunMemory::add_keys() {
   const bool one_type = p.stored_v() == p.dtype;
   if (!p.cache || !one_type || !variation_.strided || random_.next_between(0, 1) == 0) {
     t.k = add_rows("k", Role::input, false, p.head_dim);
-    t.v = add_rows("v", Role::input, false, p.head_dim_v);
+    t.v = p.v_tiles ? add_value_tiles() : add_rows("v", Role::input, false, p.head_dim_v);
     return;
   }
   const Sizes rows = shape_of_keys(p.head_dim);
@@ -216,6 +217,55 @@ void RunMemory::add_keys() {
   t.k = {block.buffer.data(), block.stride[0], block.stride[2], block.stride[3]};
   t.v = t.k;
   t.v.data = block.at(extent(block.shape, block.stride) == 0 ? 0 : block.stride[1]);
+}
+
+/// v in tiles (S14): the values that it would have in rows, zeros where there is no key or column,
+/// and ones behind.
+Tensor RunMemory::add_value_tiles() {
+  const Problem& p = problem_;
+  Block rows;
+  rows.name = "v";
+  rows.dtype = Dtype::e4m3;
+  rows.shape = shape_of_keys(p.head_dim_v);
+  rows.stride = {rows.shape[1] * rows.shape[2] * rows.shape[3], rows.shape[2] * rows.shape[3],
+                 rows.shape[3], 1};
+  rows.buffer = GuardedBuffer(size(extent(rows.shape, rows.stride)), 0);
+  fill(rows);
+
+  constexpr std::int64_t kAligned = 16;
+  const auto gap = [this] { return variation_.strided ? 16 * random_.next_between(0, 5) : 0; };
+  Block block;
+  block.name = rows.name;
+  block.dtype = rows.dtype;
+  block.shape = {rows.shape[0], p.num_heads_k, p.value_tile_bytes()};
+  const std::int64_t head = block.shape[2] + gap();
+  block.stride = {p.num_heads_k * head + gap(), head, 1};
+  block.input = true;
+  Block& placed = place(std::move(block), kAligned);
+  const core::ValueTiles tiles = {core::ValueTiles::padded(static_cast<int>(p.head_dim_v))};
+  placed.for_each([&](std::int64_t index, std::int64_t offset) {
+    const std::int64_t in_head = index % p.value_tile_bytes();
+    const bool one = in_head % tiles.panel_bytes() >= tiles.columns * core::ValueTiles::kPanelKeys;
+    reference::store(Dtype::e4m3, placed.buffer.data(), offset, one ? 1.0 : 0.0);
+  });
+  rows.for_each([&](std::int64_t index, std::int64_t offset) {
+    const std::int64_t column = index % rows.shape[3],
+                       head_k = index / rows.shape[3] % rows.shape[2];
+    const std::int64_t row = index / (rows.shape[3] * rows.shape[2]);
+    std::int64_t key = row % rows.shape[1], first = 0;
+    if (p.packed) {
+      const std::int32_t* const cu = tensors_.cu_seqlens_k;
+      int b = 0;
+      while (cu[b + 1] <= row) ++b;
+      key = row - cu[b];
+      first = (cu[b] / core::ValueTiles::kKeys + b) * tiles.tile_bytes();
+    }
+    const std::int64_t at = row / rows.shape[1] * placed.stride[0] + head_k * placed.stride[1] +
+                            first + tiles.offset(static_cast<int>(key), static_cast<int>(column));
+    *placed.at(at) = *rows.at(offset);
+  });
+  placed.keep();
+  return {placed.buffer.data(), placed.stride[0], 0, placed.stride[1]};
 }
 
 /// The rest of a cache. Slots of k and v that hold no sequence's key are poisoned.

@@ -97,6 +97,7 @@ class RunMemory {
   template <class T>
   const T* add_integers(const std::string& name, const std::vector<T>& numbers);
   void add_keys();
+  Tensor add_value_tiles();
   void add_cache();
   Tensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
   float* add_numbers(const std::string& name, Role role, const Sizes& shape);

@@ -149,6 +149,9 @@ const std::vector<std::string> kScales = {"none",
                                           "tensor/block:1/none",
                                           "head/tensor/none"};
 
+/// What only tensors of 8 bits have.
+constexpr const char* kOfScales[] = {"v dtype", "scales", "score shift", "v shift", "v tiles"};
+
 Feature scales() {
   std::vector<ScaleShape> values(1);
   for (std::size_t i = 1; i < kScales.size(); ++i) {
@@ -197,6 +200,7 @@ std::vector<Feature> make_features() {
                                   {"q's", "bf16", "f16"}),
       shift("score shift", &ScaleShape::score_shift),
       shift("v shift", &ScaleShape::v_shift),
+      field<bool>("v tiles", &P::v_tiles, {false, true}, {"off", "on"}),
       field<std::optional<Dtype>>("o dtype", &P::dtype_o,
                                   {std::nullopt, Dtype::f32, Dtype::bf16, Dtype::f16},
                                   {"the inputs'", "f32", "bf16", "f16"}),
@@ -321,16 +325,19 @@ std::vector<Contradiction> make_contradictions() {
     forbid(name, "cache", "none");
   }
   for (const char* type : {"f32", "bf16", "f16"}) {
-    for (const char* name : {"v dtype", "scales", "score shift", "v shift"}) {
-      forbid(name, "dtype", type);
-    }
+    for (const char* name : kOfScales) forbid(name, "dtype", type);
   }
-  for (const char* name : {"v dtype", "scales", "score shift", "v shift"}) {
+  for (const char* name : kOfScales) {
     forbid(name, "pass", "bwd");
     forbid(name, "dlse", "on");
     forbid(name, "bias dtype", "the problem's 16 bits");
+    if (std::string_view(name) != "scales") forbid(name, "scales", "none");
   }
-  for (const char* name : {"v dtype", "score shift", "v shift"}) forbid(name, "scales", "none");
+  forbid("v tiles", "dtype", "i8");
+  for (const char* type : {"bf16", "f16"}) forbid("v tiles", "v dtype", type);
+  for (const char* name : {"cache", "page size", "page numbers", "rows", "leftpad"}) {
+    forbid(name, "v tiles", "on");
+  }
   for (const char* type : {"e4m3", "i8"}) {
     found.push_back({feature("dtype"), value(feature("dtype"), type), feature("scales"), 0});
   }
@@ -339,12 +346,18 @@ std::vector<Contradiction> make_contradictions() {
     const std::size_t f = feature("scales"), i = feature("v dtype");
     const int number = static_cast<int>(v);
     const bool wide = kScales[v].ends_with("none");
-    if (wide) found.push_back({f, number, i, 0});
+    if (wide) {
+      found.push_back({f, number, i, 0});
+      forbid("v tiles", "scales", kScales[v].c_str());
+    }
     for (int type = 1; type < 3 && !wide; ++type) found.push_back({f, number, i, type});
     if (kScales[v].find("block") == std::string::npos) continue;
     for (const char* name : {"cache", "page size", "page numbers", "rows", "leftpad"}) {
       forbid(name, "scales", kScales[v].c_str());
     }
+  }
+  for (const std::int64_t dim : kHeadDims) {
+    if (dim > 256) forbid("v tiles", "head_dim_v", std::to_string(dim).c_str());
   }
   forbid("page numbers", "page size", "0");
   for (const std::int64_t seqlen_q : kSeqlensQ) {
@@ -403,8 +416,7 @@ bool is_of_cache(const std::string& feature) {
 }
 
 bool is_of_scales(const std::string& feature) {
-  return feature == "v dtype" || feature == "scales" || feature == "score shift" ||
-         feature == "v shift";
+  return std::find(std::begin(kOfScales), std::end(kOfScales), feature) != std::end(kOfScales);
 }
 
 /// What only a forward has. Of sixteen draws five have a cache, four a mask of more than a band and

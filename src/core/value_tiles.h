@@ -1,0 +1,65 @@
+// How values of 8 bits lie where a GPU's tensor cores multiply them by weights (S14): transposed,
+// as those instructions take both operands along the keys that they sum over and none can be turned
+// on its way. The one place that knows the layout.
+#pragma once
+
+#include "core/sequences.h"
+
+namespace tessera::core {
+
+/// A tile of values of one key/value head: 128 keys in panels of 32, which one instruction sums
+/// over. A panel has a row of 32 bytes for every column of v, and behind them rows of ones: their
+/// product is the sum of the weights as they were rounded. Tiles count from a sequence's first key;
+/// keys behind its last one are zeros.
+///
+/// In a row keys stand in the order in which a thread's weights become an operand without moving
+/// between threads: of 16 neighbours 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. The two halves of a
+/// row change places in every other group of four rows, so that eight rows meet no bank of shared
+/// memory twice (the 32-byte swizzle of wgmma's descriptors).
+struct ValueTiles {
+  static constexpr int kKeys = 128;
+  static constexpr int kPanelKeys = 32;
+  static constexpr int kOnes = 8;  ///< rows of ones
+
+  int columns = 0;  ///< of v, with those that padding adds: padded()
+
+  /// The columns that tiles have for head_dim_v: those of the kernels' rows, which take up to 256.
+  TESSERA_HD static constexpr int padded(int head_dim_v) {
+    constexpr int kSizes[] = {64, 96, 128, 192};
+    for (const int size : kSizes) {
+      if (head_dim_v <= size) return size;
+    }
+    return 256;
+  }
+
+  TESSERA_HD constexpr int rows() const { return columns + kOnes; }
+  TESSERA_HD constexpr int panel_bytes() const { return rows() * kPanelKeys; }
+  TESSERA_HD constexpr int tile_bytes() const { return kKeys / kPanelKeys * panel_bytes(); }
+
+  /// Tiles of one head: of a sequence of that many keys, or of all packed ones.
+  /// @{
+  TESSERA_HD static constexpr std::int64_t count(std::int64_t seqlen_k) {
+    return ceil_div<std::int64_t>(seqlen_k, kKeys);
+  }
+  TESSERA_HD static constexpr std::int64_t count_packed(std::int64_t total_k, std::int64_t batch) {
+    return total_k / kKeys + batch;
+  }
+  /// @}
+  /// The first of a sequence; dense ones have a dimension of their own.
+  TESSERA_HD static constexpr std::int64_t first_of(const Sequence& sequence) {
+    return sequence.packed ? sequence.first_k / kKeys + sequence.batch : 0;
+  }
+
+  /// Where one of 16 neighbouring keys stands.
+  TESSERA_HD static constexpr int place_of(int key) {
+    return (key & 1) | (key & 6) << 1 | (key & 8) >> 2;
+  }
+  /// Bytes from a sequence's first tile to an element; columns from `columns` on are ones.
+  TESSERA_HD constexpr std::int64_t offset(int key, int column) const {
+    const int half = (key / 16 ^ column / 4) & 1;
+    return std::int64_t{key / kPanelKeys} * panel_bytes() + column * kPanelKeys + half * 16 +
+           place_of(key % 16);
+  }
+};
+
+}  // namespace tessera::core
