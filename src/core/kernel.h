@@ -20,6 +20,7 @@ enum class Operand : std::uint8_t {
   f32,   ///< fp32 FMA; 16-bit tensors are widened tile by tile
   bf16,  ///< bf16 into fp32 (VDPBF16PS, wgmma)
   f16,   ///< fp16 into fp32 (wgmma)
+  e4m3,  ///< 8 bits into 22 or so (wgmma): sums are promoted to fp32 in time
 };
 
 /// What a GPU row does between a product and its weight besides scale and mask. All of it in one

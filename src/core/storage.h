@@ -8,14 +8,13 @@ namespace tessera::core {
 
 static_assert(static_cast<int>(Dtype::i8) == kDtypes - 1);
 
-/// Whose products are taken of a type's elements as they lie; of 8 bits none are so far, they are
-/// widened.
+/// Whose products are taken of a type's elements as they lie. A CPU widens those of 8 bits.
 TESSERA_HD constexpr Operand operand_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::f32: return Operand::f32;
     case Dtype::bf16: return Operand::bf16;
     case Dtype::f16: return Operand::f16;
-    case Dtype::e4m3:
+    case Dtype::e4m3: return Operand::e4m3;
     case Dtype::i8: return Operand::f32;
   }
   return Operand::f32;
@@ -27,6 +26,7 @@ TESSERA_HD constexpr Dtype dtype_of(Operand operand) {
     case Operand::f32: return Dtype::f32;
     case Operand::bf16: return Dtype::bf16;
     case Operand::f16: return Dtype::f16;
+    case Operand::e4m3: return Dtype::e4m3;
   }
   return Dtype::f32;
 }

@@ -47,8 +47,9 @@ RowSizes row_sizes(const Problem& p, bool queries) {
   return {p.cache && p.cache->rows > 0 ? p.cache->rows : p.batch, p.seqlen_k, heads};
 }
 
-Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
-  return check(name, tensor, p, p.dtype, queries, false);
+Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, Dtype dtype,
+                     bool queries) {
+  return check(name, tensor, p, dtype, queries, false);
 }
 
 Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {

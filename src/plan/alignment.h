@@ -21,9 +21,10 @@ RowSizes row_sizes(const Problem& p, bool queries);
 /// Bytes; addresses and strides must be multiples.
 inline constexpr std::int64_t kRowAlignment = 16;
 
-/// Errors: invalid, unless every row of the tensor begins at a multiple of 16 bytes. The text names
-/// what does not.
-Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
+/// Errors: invalid, unless every row of the tensor, of that type, begins at a multiple of 16 bytes.
+/// The text names what does not.
+Status check_aligned(const char* name, const ConstTensor& tensor, const Problem& p, Dtype dtype,
+                     bool queries);
 
 /// The same for the copy engine, whose strides are positive, and below 2^40 bytes.
 Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);

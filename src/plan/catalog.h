@@ -63,6 +63,23 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
 };
+
+// Each of these is one row.
+inline constexpr core::Kernel kEightBitRows[] = {
+  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      96,        96,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     96,      0,    0,      96,        96,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     64,      0,    0,     128,       128,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     96,      0,    0,     192,       128,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     192,       192,    128,       1, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::softcap},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::softcap},
+};
 // clang-format on
 
 /// All rows, in the order of the tables.
@@ -70,8 +87,9 @@ struct Catalog {
   using value_type = core::Kernel;
   static constexpr unsigned kCpu = sizeof kCpuRows / sizeof kCpuRows[0];
   static constexpr unsigned kGpu = sizeof kGpuRows / sizeof kGpuRows[0];
+  static constexpr unsigned kEightBit = sizeof kEightBitRows / sizeof kEightBitRows[0];
 
-  core::Kernel rows[kCpu + 2 * kGpu] = {};
+  core::Kernel rows[kCpu + 2 * kGpu + kEightBit] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -82,10 +100,11 @@ struct Catalog {
         row++->operand = operand;
       }
     }
+    for (const core::Kernel& one : kEightBitRows) *row++ = one;
   }
   constexpr const core::Kernel* begin() const { return rows; }
   constexpr const core::Kernel* end() const { return rows + size(); }
-  constexpr unsigned size() const { return kCpu + 2 * kGpu; }
+  constexpr unsigned size() const { return kCpu + 2 * kGpu + kEightBit; }
   constexpr const core::Kernel& operator[](unsigned i) const { return rows[i]; }
 };
 inline constexpr Catalog kCatalog;

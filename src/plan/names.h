@@ -13,6 +13,7 @@ inline const char* to_string(core::Operand operand) {
     case core::Operand::f32: return "f32";
     case core::Operand::bf16: return "bf16";
     case core::Operand::f16: return "f16";
+    case core::Operand::e4m3: return "e4m3";
   }
   return "?";
 }

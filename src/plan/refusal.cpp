@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/storage.h"
+#include "core/value_tiles.h"
 #include "plan/gpu_facts.h"
 #include "plan/names.h"
 #include "plan/select.h"
@@ -60,6 +61,34 @@ std::string refused_scales(const Problem& problem) {
          to_string(problem.dtype);
 }
 
+/// What a GPU row of 8 bits asks of them.
+std::string refused_eight_bits(const core::Kernel& row, const Problem& problem) {
+  if (problem.dtype != Dtype::e4m3 || problem.stored_v() != Dtype::e4m3) {
+    return std::string("takes q, k and v of e4m3; they are ") + to_string(problem.dtype) + " and " +
+           to_string(problem.stored_v());
+  }
+  if (!problem.v_tiles) return "takes v in tiles (v_tiles), as quantize() makes them";
+  if (problem.cache) return "takes no cache";
+  const int columns = core::ValueTiles::padded(static_cast<int>(problem.head_dim_v));
+  if (columns != row.head_dim_v) {
+    return "takes tiles of " + std::to_string(row.head_dim_v) +
+           " columns; head_dim_v = " + std::to_string(problem.head_dim_v) + " has " +
+           std::to_string(columns);
+  }
+  const ScaleShape& scales = problem.scales;
+  const std::int64_t keys = core::ValueTiles::kPanelKeys;
+  if (scales.k == Scaling::block && scales.block_k % keys != 0) {
+    return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
+           "block_k = " + std::to_string(scales.block_k);
+  }
+  if (scales.v == Scaling::block && scales.block_v % row.block_n != 0) {
+    return "takes blocks of " + std::to_string(row.block_n) +
+           " keys, or a multiple, for scales of v; block_v = " + std::to_string(scales.block_v);
+  }
+  if (problem.stored_o() == Dtype::f32) return "writes o of 16 bits; the problem's o is f32";
+  return {};
+}
+
 /// A row whose o has the type of its inputs.
 std::string refused_output_type(const core::Kernel& row, const Problem& problem) {
   if (problem.stored_o() == problem.dtype) return {};
@@ -70,16 +99,23 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
-  if (std::string other = refused_scales(problem); !other.empty()) return other;
+  const bool eight_bits = row.operand == core::Operand::e4m3;
+  if (!eight_bits) {
+    if (std::string other = refused_scales(problem); !other.empty()) return other;
+  }
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
-  if (row.operand != core::operand_of(problem.dtype)) {
+  if (row.operand != core::operand_of(problem.dtype) && !(eight_bits && is_scaled(problem.dtype))) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
-  if (std::string other = refused_output_type(row, problem); !other.empty()) return other;
+  if (std::string other =
+          eight_bits ? refused_eight_bits(row, problem) : refused_output_type(row, problem);
+      !other.empty()) {
+    return other;
+  }
   if (row.form == core::Form::decode) {
     if (problem.dropout_p > 0.0F) return "takes no dropout";
     // What no other row does it does for any number of rows, block by block.

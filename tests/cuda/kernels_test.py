@@ -76,7 +76,8 @@ def instructions(nvdisasm, symbol):
 def block_loops(names, labels, branches):
     """Loops over blocks of keys or rows: they multiply, and no loop inside them does."""
     loops = [(labels[target], end) for end, target in branches if labels.get(target, end + 1) <= end]
-    loops = [loop for loop in loops if any(n.startswith(("HGMMA", "HMMA")) for n in names[loop[0]:loop[1] + 1])]
+    products = ("HGMMA", "QGMMA", "HMMA")
+    loops = [loop for loop in loops if any(n.startswith(products) for n in names[loop[0]:loop[1] + 1])]
     return [loop for loop in loops
             if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
 
@@ -98,6 +99,12 @@ def wanted_loop(row):
         products = {"S": row["head_dim"], "dP": row["head_dim_v"], "dV": row["block_m"], "dK": row["block_m"],
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
+    if row["eight_bits"]:
+        # The sums of weights are columns of O, of which one wgmma has at most 256. The compiler has made two
+        # copies of what weighs: the second, after references were raised, looks for no greatest weight. R2UR are
+        # where sums are promoted, every 512 keys.
+        return {"QGMMA": row["head_dim"] // 32 + row["block_n"] // 32 * ((row["head_dim_v"] + 8) // 257 + 1),
+                "MUFU": 2 * (row["block_n"] // 2 + 2), "VIMNMX3": row["block_n"] // 4, "SHFL": 4, "BAR": 2}
     return {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
             "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
             "VIMNMX3": 0, "SHFL": 4,  # the greatest score is only looked for where weights turn out too large

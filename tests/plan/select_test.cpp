@@ -82,6 +82,46 @@ TEST(Select, AnOutputTypeOfItsOwnIsForCpuForwards) {
             "cpu.avx512_bf16.forward.tile.bf16");
 }
 
+/// What a GPU multiplies as 8 bits, and why not what it does not.
+TEST(Select, EightBitsOnAGpu_S14) {
+  const std::string head = "fwd e4m3 h=16 q=4096 k=4096 d=128 scales=";
+  const auto row_of = [&](const std::string& rest) {
+    return chosen((head + rest).c_str(), Arch::sm90);
+  };
+  for (const char* rest : {"tensor/tensor/tensor v_tiles", "token/block:32/block:512 v_tiles",
+                           "head/head/channel v_tiles score_shift v_shift causal o=f16 sink"}) {
+    EXPECT_TRUE(row_of(rest).starts_with("sm90.forward.e4m3.d128.")) << rest << row_of(rest);
+  }
+  EXPECT_TRUE(row_of("tensor/tensor/tensor v_tiles softcap=30").ends_with(".softcap"));
+  const struct {
+    const char* problem;
+    const char* says;
+  } refused[] = {
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head", "takes v in tiles"},
+      {"fwd i8 q=9 k=9 d=64 scales=head/head/none v=bf16", "takes q, k and v of e4m3; they are i8"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/block:48/head v_tiles", "block_k = 48"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/block:100 v_tiles", "block_v = 100"},
+      {"fwd e4m3 q=9 k=9 d=128/64 scales=head/head/head v_tiles", "head_dim_v = 64 has 64"},
+      {"fwd e4m3 q=9 k=9 d=40 scales=head/head/head v_tiles", "multiples of 16"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head v_tiles o=f32", "writes o of 16 bits"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head v_tiles alibi=h", "takes no softcap, ALiBi"},
+  };
+  for (const auto& one : refused) {
+    const Problem p = problem_of(one.problem);
+    int said = 0;
+    for (const core::Kernel& row : kCatalog) {
+      if (row.operand != core::Operand::e4m3) continue;
+      const std::string why = refusal(row, p, device_of(Arch::sm90));
+      EXPECT_FALSE(why.empty()) << one.problem << name_of(row);
+      said += why.find(one.says) != std::string::npos ? 1 : 0;
+    }
+    EXPECT_GT(said, 0) << one.problem;
+  }
+  EXPECT_EQ(
+      chosen("fwd e4m3 h=2 q=300 k=300 d=64 scales=head/head/head v_tiles", Arch::avx512_bf16),
+      "cpu.avx512.forward.tile.f32");
+}
+
 TEST(Select, DecodeForFewRowsTileForMany) {
   for (const char* dtype : {"f32", "bf16", "f16"}) {
     const std::string head = std::string("fwd ") + dtype + " h=32/8 k=8192 d=128 ";

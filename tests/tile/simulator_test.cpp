@@ -219,8 +219,9 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const unsigned seed = std::random_device()();
   std::mt19937 random(seed);
   const bool decode = row.form == core::Form::decode;
-  // An f16 row has the tiling of its bf16 twin, and the numbers here are fp32 for both.
-  const bool few = kSanitized || row.operand == core::Operand::f16;
+  // An f16 row has the tiling of its bf16 twin, and the numbers here are fp32 for all.
+  const bool eight_bits = row.operand == core::Operand::e4m3;
+  const bool few = kSanitized || row.operand == core::Operand::f16 || eight_bits;
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
   int merged = 0, merged_units = 0, cached = 0, several_blocks = 0, high_boxes = 0;
@@ -232,7 +233,9 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.window_left = -1;
     }
     if (is_gpu(row.arch)) {
-      p.head_dim = p.head_dim_v = 8;
+      p.head_dim = p.head_dim_v = eight_bits ? 16 : 8;
+      // A row takes the columns that its tiles of values have.
+      if (eight_bits && row.head_dim_v > 64) p.head_dim_v = row.head_dim_v - 16;
       p.deterministic = row.pass == Pass::backward && random() % 2 == 0;
       if (p.bias && trial % 2 == 0) p.bias = BiasShape{true, true, true, true, Dtype::f32};
       device.threads = 1 + static_cast<int>(random() % 8);
@@ -272,10 +275,17 @@ TEST_P(EveryRow, TilesComputeAttention) {
     Data data = make_data(p, random);
     if (row.operand == core::Operand::bf16) p.dtype = Dtype::bf16;
     if (row.operand == core::Operand::f16) p.dtype = Dtype::f16;
+    if (eight_bits) {
+      p.dtype = Dtype::e4m3;
+      p.v_tiles = true;
+      p.scales = {Scaling::tensor, Scaling::tensor, Scaling::tensor};
+    }
     if (!refusal(row, p, device).empty()) continue;
     const PlanData plan = plan_row(row, p, device);
     Problem as_f32 = p;
     as_f32.dtype = Dtype::f32;
+    as_f32.v_tiles = false;
+    as_f32.scales = {};
     const reference::Inputs inputs(as_f32, data.tensors);
     const std::string what = to_string(p) + " seed " + std::to_string(seed);
     Simulated got;

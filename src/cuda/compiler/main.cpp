@@ -78,7 +78,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
   std::string text =
       "NVRTC " + nvrtc.version() +
       " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
-      " extra\n";
+      " extra eight_bits\n";
   for (const Program& program : list) {
     text += program.symbol;
     if (program.row != nullptr) {
@@ -86,7 +86,8 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
       for (const int value :
            {static_cast<int>(row.pass == Pass::backward), static_cast<int>(splits_roles(row)),
             program.architecture->threads(row), program.architecture->shared_bytes(row),
-            row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra)}) {
+            row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra),
+            static_cast<int>(row.operand == core::Operand::e4m3)}) {
         text += " " + std::to_string(value);
       }
     }

@@ -46,10 +46,10 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
 
 Status check_all(const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
-  Status status = check_aligned("q", t.q, p, true);
-  if (status) status = check_aligned("k", t.k, p, false);
-  if (status) status = check_aligned("v", t.v, p, false);
-  if (status) status = check_aligned("o", t.o, p, true);
+  Status status = check_aligned("q", t.q, p, p.dtype, true);
+  if (status) status = check_aligned("k", t.k, p, p.dtype, false);
+  if (status) status = check_aligned("v", t.v, p, p.dtype, false);
+  if (status) status = check_aligned("o", t.o, p, p.dtype, true);
   return status;
 }
 

@@ -59,4 +59,17 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return pair;
 }
 
+/// Four fp32 as e4m3, rounded to nearest even and no larger than 448; a in the lowest byte. NaN
+/// stays NaN.
+__device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  std::uint32_t four;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+}
+
 }  // namespace tessera::cuda::ptx

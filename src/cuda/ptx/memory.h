@@ -212,6 +212,16 @@ __device__ __forceinline__ float load_if(bool condition, const float* from) {
       : "r"(static_cast<int>(condition)), "l"(from));
   return x;
 }
+/// The same where there are no registers for many loads under way: they keep their order.
+__device__ __forceinline__ float load_in_order_if(bool condition, const float* from) {
+  float x;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.f32 %0, 0f00000000;\n"
+      "@p ld.global.nc.f32 %0, [%2];\n}\n"
+      : "=f"(x)
+      : "r"(static_cast<int>(condition)), "l"(from));
+  return x;
+}
 __device__ __forceinline__ std::uint16_t load_if(bool condition, const std::uint16_t* from) {
   std::uint16_t x;
   asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.b16 %0, 0;\n"

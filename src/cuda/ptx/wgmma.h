@@ -51,15 +51,27 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return low | kEightRows << 32 | kSwizzle128 << 62;
 }
 
+/// Low word, and all, of the descriptor of value tiles' panel (core/value_tiles.h): rows of 32 bytes
+/// along the summed dimension, eight of which are 256 bytes, in the 32-byte swizzle.
+__device__ __forceinline__ std::uint32_t descriptor_of_panel(std::uint32_t address) {
+  return address >> 4 | 1U << 16;
+}
+__device__ __forceinline__ std::uint64_t panel_descriptor(std::uint32_t low) {
+  constexpr std::uint64_t kEightRows = 256 >> 4, kSwizzle32 = 3;
+  return low | kEightRows << 32 | kSwizzle32 << 62;
+}
+
 /// D = A B, or D += A B if `add`. shared: A and B by descriptors, along; shared_across: both
 /// across, A's rows being those of the summed dimension, too; registers: A as four registers a
 /// thread (the layout of D, two neighbouring groups of columns in pairs), B along;
-/// registers_across: B across.
+/// registers_across: B across. Of e4m3 A is 64 x 32 and B 32 x N, both along; in registers the
+/// columns of 16 stand as core::ValueTiles::place_of() says.
 template <Dtype kType, int kN>
 struct Wgmma;
 
 // clang-format off
 #define TESSERA_R8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define TESSERA_R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TESSERA_R16(d) TESSERA_R8(d, 0), TESSERA_R8(d, 8)
 #define TESSERA_R32(d) TESSERA_R16(d), TESSERA_R8(d, 16), TESSERA_R8(d, 24)
 #define TESSERA_R40(d) TESSERA_R32(d), TESSERA_R8(d, 32)
@@ -114,6 +126,54 @@ TESSERA_WGMMA_BOTH(192, TESSERA_S96, TESSERA_R96, "%96", "%97", "%98", "%99", "%
 TESSERA_WGMMA_BOTH(256, TESSERA_S128, TESSERA_R128, "%128", "%129", "%130", "%131", "%132", "%133")
 #undef TESSERA_WGMMA_BOTH
 #undef TESSERA_WGMMA
+
+#define TESSERA_FIRST4(d) TESSERA_R4(d, 0)
+#define TESSERA_R36(d) TESSERA_R32(d), TESSERA_R4(d, 32)
+#define TESSERA_R52(d) TESSERA_R48(d), TESSERA_R4(d, 48)
+#define TESSERA_R68(d) TESSERA_R64(d), TESSERA_R4(d, 64)
+#define TESSERA_R100(d) TESSERA_R96(d), TESSERA_R4(d, 96)
+#define TESSERA_S4 "%0, %1, %2, %3"
+#define TESSERA_S36 TESSERA_S32 ", %32, %33, %34, %35"
+#define TESSERA_S52 TESSERA_S48 ", %48, %49, %50, %51"
+#define TESSERA_S68 TESSERA_S64 ", %64, %65, %66, %67"
+#define TESSERA_S100 TESSERA_S96 ", %96, %97, %98, %99"
+#define TESSERA_WGMMA_E4M3(N, LIST, OPERANDS, P0, P1, P2, P3, P4, P5) \
+  template <> \
+  struct Wgmma<Dtype::e4m3, N> { \
+    static __device__ __forceinline__ void shared(float* d, std::uint64_t a, std::uint64_t b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P2 ", 0;\n" \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" LIST "}, " P0 ", " P1 ", p, 1, 1;\n}\n" \
+                   : OPERANDS(d) \
+                   : "l"(a), "l"(b), "r"(add)); \
+    } \
+    static __device__ __forceinline__ void registers(float* d, const std::uint32_t* a, std::uint64_t b, int add) { \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P5 ", 0;\n" \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" LIST "}, {" P0 ", " P1 ", " P2 ", " P3 "}, " P4 ", p, 1, 1;\n}\n" \
+                   : OPERANDS(d) \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+    } \
+  };
+TESSERA_WGMMA_E4M3(8, TESSERA_S4, TESSERA_FIRST4, "%4", "%5", "%6", "%7", "%8", "%9")
+TESSERA_WGMMA_E4M3(64, TESSERA_S32, TESSERA_R32, "%32", "%33", "%34", "%35", "%36", "%37")
+TESSERA_WGMMA_E4M3(72, TESSERA_S36, TESSERA_R36, "%36", "%37", "%38", "%39", "%40", "%41")
+TESSERA_WGMMA_E4M3(96, TESSERA_S48, TESSERA_R48, "%48", "%49", "%50", "%51", "%52", "%53")
+TESSERA_WGMMA_E4M3(104, TESSERA_S52, TESSERA_R52, "%52", "%53", "%54", "%55", "%56", "%57")
+TESSERA_WGMMA_E4M3(128, TESSERA_S64, TESSERA_R64, "%64", "%65", "%66", "%67", "%68", "%69")
+TESSERA_WGMMA_E4M3(136, TESSERA_S68, TESSERA_R68, "%68", "%69", "%70", "%71", "%72", "%73")
+TESSERA_WGMMA_E4M3(200, TESSERA_S100, TESSERA_R100, "%100", "%101", "%102", "%103", "%104", "%105")
+TESSERA_WGMMA_E4M3(256, TESSERA_S128, TESSERA_R128, "%128", "%129", "%130", "%131", "%132", "%133")
+#undef TESSERA_WGMMA_E4M3
+#undef TESSERA_FIRST4
+#undef TESSERA_R4
+#undef TESSERA_R36
+#undef TESSERA_R52
+#undef TESSERA_R68
+#undef TESSERA_R100
+#undef TESSERA_S4
+#undef TESSERA_S36
+#undef TESSERA_S52
+#undef TESSERA_S68
+#undef TESSERA_S100
 #undef TESSERA_R8
 #undef TESSERA_R16
 #undef TESSERA_R32

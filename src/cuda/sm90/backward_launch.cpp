@@ -53,10 +53,10 @@ Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t)
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const std::int64_t d = p.head_dim, dv = p.head_dim_v;
-  Status status = check_aligned("o", t.saved_o, p, true);
-  if (status) status = check_aligned("dq", t.dq, p, true);
-  if (status) status = check_aligned("dk", t.dk, p, false);
-  if (status) status = check_aligned("dv", t.dv, p, false);
+  Status status = check_aligned("o", t.saved_o, p, p.dtype, true);
+  if (status) status = check_aligned("dq", t.dq, p, p.dtype, true);
+  if (status) status = check_aligned("dk", t.dk, p, p.dtype, false);
+  if (status) status = check_aligned("dv", t.dv, p, p.dtype, false);
   if (status) status = make_map(params.q, "q", t.q, p, true, d, row.block_m, 1);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
   if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);

@@ -13,11 +13,14 @@
 #include "core/softmax.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
+#include "cuda/sm90/forward_8bit.h"
 #include "cuda/sm90/forward_buffers.h"
 #include "cuda/sm90/forward_pages.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/forward_producer.h"
+#include "cuda/sm90/forward_rows.h"
 #include "cuda/sm90/products.h"
+#include "cuda/tile/dropout.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softcap.h"
@@ -26,10 +29,27 @@
 namespace tessera::cuda::sm90 {
 
 template <core::Kernel K>
-class ForwardConsumer {
+class ForwardConsumer : ForwardRows<K> {
+  using Base = ForwardRows<K>;
   using S = ForwardShape<K>;
+  using Base::buffers;
+  using Base::group_;
+  using Base::head_of;
+  using Base::lane_;
+  using Base::leads_;
+  using Base::next_tile;
+  using Base::output_of;
+  using Base::p;
+  using Base::q_descriptor_;
+  using Base::q_item_;
+  using Base::queries_;
+  using Base::query_of;
+  using Base::row_exists;
+  using Base::row_of;
+  using Base::store_lse;
+  using Base::warp_;
   using ScoreWgmma = ptx::Wgmma<S::kType, K.block_n>;
-  using OutputWgmma = ptx::Wgmma<S::kType, K.head_dim_v>;
+  static constexpr int kAccumulators = ConsumerState<K>::kAccumulators;
   static constexpr int kN = K.block_n;
   static constexpr bool kAll = K.extra == core::Extra::all;
   static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
@@ -41,13 +61,8 @@ class ForwardConsumer {
  public:
   __device__ __forceinline__ ForwardConsumer(const ForwardParams& params,
                                              const ForwardBuffers<K>& shared, int group)
-      : p(params),
-        buffers(shared),
-        group_(group),
-        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        leads_(threadIdx.x % 128 == 0),
-        q_item_(S::kShares == 1 ? ~0U : static_cast<std::uint32_t>(group - S::kShares)),
+      : Base(params, shared, group),
+        eight_(params, shared.promoted, group),
         w_(kAll       ? 1.0F
            : kSoftcap ? params.score.pre * params.score.post
                       : params.score.pre) {}
@@ -67,7 +82,13 @@ class ForwardConsumer {
         cross(next, own);
       }
       finish_output();
-      write(tile_, w_.reference, w_.sum);
+      if constexpr (S::kEightBit) {
+        float sum[2];
+        eight_.finish(tile_, o_, sum);
+        write(tile_, w_.reference, sum);
+      } else {
+        write(tile_, w_.reference, w_.sum);
+      }
     }
   }
 
@@ -86,7 +107,7 @@ class ForwardConsumer {
     const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < K.head_dim / 16; ++i) {
+    for (int i = 0; i < K.head_dim / S::kStepColumns; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
       const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
       if constexpr (S::kHoldsQueries) {
@@ -102,8 +123,14 @@ class ForwardConsumer {
 
   /// O += P V of the item whose weights are the operand.
   __device__ __forceinline__ void issue_output() {
-    add_across<OutputWgmma, kN>(o_, w_.operand,
-                                ptx::descriptor_across(buffers.v.buffer(weighed_), kN * 128));
+    const std::uint32_t v = buffers.v.buffer(weighed_);
+    if constexpr (S::kEightBit) {
+      add_panels<K.head_dim_v, S::kPanels>(o_, w_.operand, ptx::descriptor_of_panel(v),
+                                           eight_.begins());
+    } else {
+      add_across<ptx::Wgmma<S::kType, K.head_dim_v>, kN>(o_, w_.operand,
+                                                         ptx::descriptor_across(v, kN * 128));
+    }
   }
 
   /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
@@ -151,7 +178,7 @@ class ForwardConsumer {
   /// where anything may lie, become 0: their weights are 0, but that times infinity is not. Every
   /// warpgroup clears them for itself. Values beyond the end of a tensor are 0 as they come.
   __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own) const {
-    if constexpr (!K.any_layout) {
+    if constexpr (!K.any_layout && !S::kEightBit) {
       const int valid = t.band.seqlen_k - (own.seen.end - 1) * kN;
       if (agreed(!p.strangers || valid >= kN)) return;
       buffers.v.wait_full(weighed_);
@@ -172,8 +199,9 @@ class ForwardConsumer {
 
   /// S and P of its first block, with nothing beside them.
   __device__ __forceinline__ void start(const core::KeyBlocks& own) {
-    clear_output();
+    begin_output(own);
     w_.reset();
+    take_scales(tile_, own);
     const int skipped = tile_.blocks_end - own.seen.end;
     skip_keys(skipped);
     ++item_;
@@ -184,8 +212,12 @@ class ForwardConsumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
-    weigh(tile_, own.seen.end - 1, own);
-    make_operand();
+    if constexpr (S::kEightBit) {
+      weigh_eight_bit(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), [] {});
+    } else {
+      weigh(tile_, own.seen.end - 1, own);
+      make_operand();
+    }
     skip_values(skipped);
     clear_values(tile_, own);
   }
@@ -207,17 +239,29 @@ class ForwardConsumer {
   __device__ __forceinline__ void cross(const Tile& next, const core::KeyBlocks& own) {
     const int skipped = next.blocks_end - own.seen.end;
     skip_keys(skipped);
-    begin_step();
-    release_keys(own.seen.size() == 1);
     const float reference[2] = {w_.reference[0], w_.reference[1]};
-    float sum[2] = {w_.sum[0], w_.sum[1]};
-    w_.reset();
-    weigh(next, own.seen.end - 1, own);
-    finish_step();
+    float sum[2];
+    if constexpr (S::kEightBit) {
+      take_scales(next, own);
+      begin_step();
+      release_keys(own.seen.size() == 1);
+      take_output();
+      eight_.finish(tile_, o_, sum);
+      w_.reset();
+      weigh_eight_bit(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), [] {});
+    } else {
+      begin_step();
+      release_keys(own.seen.size() == 1);
+      sum[0] = w_.sum[0];
+      sum[1] = w_.sum[1];
+      w_.reset();
+      weigh(next, own.seen.end - 1, own);
+      finish_step();
+    }
     skip_values(skipped);
     clear_values(next, own);
     write(tile_, reference, sum);
-    clear_output();
+    begin_output(own);
     tile_ = next;
   }
 
@@ -309,15 +353,26 @@ class ForwardConsumer {
 
   template <bool kMasked>
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
+    if constexpr (S::kEightBit) eight_.ask(tile_, n, w_);
     begin_step();
     release_keys(last_of_tile);
-    if constexpr (!kSoftcap) {
+    if constexpr (S::kEightBit) {
+      take_output();
+      eight_.promote_after(tile_, n + 1, o_);
+      weigh_eight_bit(tile_, n, kMasked, [&] { rescale(); });
+    } else if constexpr (kSoftcap) {
+      soften<kMasked>(n);
+    } else {
       if constexpr (kMasked) mask(tile_, n);
       take_output();
       weighed_ = item_;
       w_.weigh_at_once([&] { rescale(); });
-      return;
     }
+  }
+
+  /// What is left of a step with a softcap.
+  template <bool kMasked>
+  __device__ __forceinline__ void soften(int n) {
     // Above head_dim 128 O takes so long that waiting for it first costs more than it saves.
     constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
     if constexpr (kNarrowFirst) {
@@ -341,14 +396,34 @@ class ForwardConsumer {
 
   __device__ __forceinline__ void rescale() {
 #pragma unroll
-    for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
+    for (int i = 0; i < kAccumulators; ++i) o_[i] *= w_.factor[i / 2 % 2];
+    if constexpr (S::kEightBit) eight_.rescale(w_.factor);
+  }
+
+  /// Of 8 bits: S of the n-th block of tile t becomes the operand. The O before it is done.
+  template <class Rescale>
+  __device__ __forceinline__ void weigh_eight_bit(const Tile& t, int n, bool masked,
+                                                  const Rescale& rescale) {
+    if constexpr (kSoftcap) w_.cap(p.score.post);
+    if (masked) mask(t, n);
+    weighed_ = item_;
+    w_.weigh_at_once(rescale);
+  }
+  /// Of 8 bits: the scales of a tile's rows, and of the keys of its first block.
+  __device__ __forceinline__ void take_scales(const Tile& t, const core::KeyBlocks& own) {
+    if constexpr (S::kEightBit) {
+      eight_.take_scales(
+          t, w_, [&](int half) { return query_of(t, half); },
+          [&](int half) { return head_of(t, half); });
+      eight_.ask(t, own.seen.end - 1, w_);
+    }
   }
 
   /// S of the n-th block, any of those of tile t, becomes P. True: O must be rescaled.
   __device__ __forceinline__ bool weigh(const Tile& t, int n, const core::KeyBlocks& own) {
     float top[2];
     const Uncapped raw = look(top);
-    if (agreed(n >= own.full.end || n < own.full.begin)) mask(t, n);
+    if (is_masked(own, n)) mask(t, n);
     greatest_or_zero(w_.s, top);
     return w_.soften(top, raw, p.series);
   }
@@ -360,21 +435,13 @@ class ForwardConsumer {
 
   // ---- scores to weights; score i of a thread: query row_of(i), key key_of(n, i) ----
 
-  __device__ __forceinline__ int row_in_tile(int half) const {
-    return group_ * kRows + warp_ * 16 + lane_ / 4 + 8 * half;
-  }
-  __device__ __forceinline__ int row_of(const Tile& t, int half) const {
-    return t.first_row + row_in_tile(half);
-  }
-
-  __device__ __forceinline__ int query_of(const Tile& t, int half) const {
-    return p.rows.query_of(row_of(t, half));
-  }
-
   __device__ __forceinline__ int key_of(int n, int i) const {
     return n * kN + i / 4 * 8 + lane_ % 4 * 2 + i % 2;
   }
 
+  __device__ __forceinline__ static bool is_masked(const core::KeyBlocks& own, int n) {
+    return agreed(n >= own.full.end || n < own.full.begin);
+  }
   __device__ __forceinline__ void mask(const Tile& t, int n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -407,149 +474,80 @@ class ForwardConsumer {
         w_.s);
   }
 
-  /// Dropout of P (S8); the sum has been taken. A quad's pairs of neighbouring keys share a call:
-  /// each of its lanes makes every fourth one, and they exchange words.
+  /// Dropout of P (S8); the sum has been taken.
   __device__ __forceinline__ void drop(const Tile& t, int n) {
     if (!p.dropout.active()) return;
-    static_assert(kN <= 64);
-    std::uint32_t kept = 0;  // bit i: of w_.s[i]
-#pragma unroll 2
-    for (int first = 0; first < kN / 4; first += 4) {
-      const int pair = first + lane_ % 4;
-      core::Philox4<std::uint32_t> random = core::dropout_bits<std::uint32_t>(
-          p.dropout, t.batch, t.head, row_of(t, pair % 2), n * kN / core::kPhiloxKeys + pair / 2);
-      transpose_in_quad(lane_, random.word);
-      std::uint32_t bits = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const std::uint32_t half = core::dropout_half(random.word[i], 2 * i + j);
-          if (core::dropout_keeps(p.dropout, half)) bits |= 1U << (2 * i + j);
-        }
-      }
-      kept |= bits << 2 * first;
-    }
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      w_.s[i] = (kept >> i & 1) != 0 ? w_.s[i] * p.dropout.keep_scale : 0.0F;
-    }
+    drop_weights(
+        p.dropout, t.batch, t.head, n * kN, lane_, [&](int half) { return row_of(t, half); }, w_.s);
   }
 
+  /// Of a tile's blocks the first comes next.
+  __device__ __forceinline__ void begin_output(const core::KeyBlocks& own) {
+    if constexpr (S::kEightBit) {
+      eight_.begin(own.seen.begin);
+    } else {
+      clear_output();
+    }
+  }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] = 0.0F;
   }
 
-  // ---- tiles and results ----
+  // ---- results ----
 
-  /// The next tile that sees a key, and the blocks that are this warpgroup's; those tiles on the
-  /// way that see none get their zeros. Its queries are there.
-  __device__ __forceinline__ bool next_tile(Tile& t, core::KeyBlocks& own) {
-    take_order(t, own);
-#pragma unroll 1
-    while (agreed(t.first_row >= 0 && own.seen.empty())) {
-      write_zeros(t);
-      ptx::barrier_sync(1 + S::kGroups + group_, 128);
-      if (leads_) buffers.q.release(q_item_);
-      take_order(t, own);
-    }
-    if (agreed(t.first_row < 0)) return false;
-    hold_queries();
-    return true;
-  }
-
-  __device__ __forceinline__ void take_order(Tile& t, core::KeyBlocks& own) {
-    q_item_ += S::kShares;
-    buffers.q.wait_full(q_item_);
-    const Order<K>& order = buffers.order(q_item_);
-    t = order.tile;
-    own = order.walks[group_].blocks;
-    // Also of a ring of one: descriptors kept from the start would take registers from the loops.
-    q_descriptor_ = ptx::opaque(ptx::descriptor_along(queries()));
-  }
-
-  /// This warpgroup's queries in shared memory.
-  __device__ __forceinline__ std::uint32_t queries() const {
-    return buffers.q.buffer(q_item_) + (S::kShares == 1 ? group_ * kRows * 128 : 0);
-  }
-
-  /// Every step's operand: 16 rows of a warp and 16 columns, in units of eight columns.
-  __device__ __forceinline__ void hold_queries() {
-    if constexpr (S::kHoldsQueries) {
-      const std::uint32_t row = warp_ * 16 + lane_ % 16, line = queries() + row * 128;
-#pragma unroll
-      for (int i = 0; i < K.head_dim / 16; ++i) {
-        const std::uint32_t unit = (i % 4 * 2 + lane_ / 16) ^ row % 8;
-        ptx::load_matrices(queries_ + 4 * i, line + i / 4 * K.q_rows * 128 + unit * 16);
-      }
-    }
-  }
-
-  /// Rows that see no key (S4); with a sink its logit is all the denominator.
-  __device__ __forceinline__ void write_zeros(const Tile& t) const {
-    const float lse = p.sink == nullptr ? -core::kInfinity : p.sink[t.head];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool exists = row_exists(t, half);
-      store_lse(t, half, exists, lse);
-      std::uint16_t* const to = output_of(t, half);
-      const int end = exists ? p.head_dim_v - store_column(lane_) : 0;
-      for (int c = 0; c < K.head_dim_v; c += 16) {
-        store_columns<K.any_layout>(c, end, to + c, 0, 0);
-      }
-    }
-  }
-
-  __device__ __forceinline__ bool row_exists(const Tile& t, int half) const {
-    return query_of(t, half) < t.band.seqlen_q;
-  }
-  /// The row's query head, counted from the tile's first one.
-  __device__ __forceinline__ int member_of(const Tile& t, int half) const {
-    return p.rows.member_of(row_of(t, half));
-  }
-  __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
-    ptx::store_if(
-        exists && p.softmax_lse != nullptr && lane_ % 4 == 0,
-        p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
-  }
-  __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
-    return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +
-           member_of(t, half) * p.o_strides.head + store_column(lane_);
-  }
-
+  /// A tile's rows: their softmax, and O.
   __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2],
-                                        float (&sum)[2]) const {
+                                        float (&sum)[2]) {
     const float sink = p.sink == nullptr ? 0.0F : p.sink[t.head];
+    const float scale = scale_values(t, sum);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sum[half] += __shfl_xor_sync(~0U, sum[half], 1);
-      sum[half] += __shfl_xor_sync(~0U, sum[half], 2);
-      const core::Softmax<float> row = {reference[half] * w_.to_base2, sum[half]};
+      const core::Softmax<float> row = row_state(t, half, reference[half], sum[half]);
       const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink);
       const bool exists = row_exists(t, half);
       store_lse(t, half, exists, core::lse_of(end.state));
-      store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, p.head_dim_v,
-                                        output_of(t, half));
+      std::uint16_t* const to = output_of(t, half);
+      if constexpr (S::kEightBit) {
+        // Not two ways to store: what they have in common would have no registers.
+        store_row<K.head_dim_v, false>(o_, half, end.factor * scale, exists, Base::lane_anew(),
+                                       p.head_dim_v, to, [&](float a, float b) {
+                                         const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
+                                         return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
+                                       });
+      } else {
+        store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, p.head_dim_v, to);
+      }
+    }
+  }
+  /// What o must be multiplied by besides.
+  __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2]) {
+    if constexpr (S::kEightBit) {
+      return eight_.scale_values(t, sum, o_);
+    } else {
+      return 1.0F;
+    }
+  }
+  /// Of a row, from what a thread has of it.
+  __device__ __forceinline__ core::Softmax<float> row_state(const Tile& t, int half,
+                                                            float reference, float& sum) const {
+    if constexpr (S::kEightBit) {
+      const float shift = eight_.row_shift(t, query_of(t, half), head_of(t, half));
+      return {reference - kEightBitOffset + shift, sum};
+    } else {
+      sum += __shfl_xor_sync(~0U, sum, 1);
+      sum += __shfl_xor_sync(~0U, sum, 2);
+      return {reference * w_.to_base2, sum};
     }
   }
 
-  const ForwardParams& p;
-  const ForwardBuffers<K>& buffers;
-  const int group_;  ///< of the consumers
-  const int warp_;   ///< of the warpgroup
-  const int lane_;
-  const bool leads_;  ///< arrives at barriers for its warpgroup
-
   Tile tile_;
-  std::uint32_t q_item_;        ///< in the ring of Q
-  std::uint32_t q_descriptor_;  ///< of this warpgroup's queries in it
-  std::uint32_t item_ = ~0U;    ///< in the ring of K: whose scores come next
+  std::uint32_t item_ = ~0U;  ///< in the ring of K: whose scores come next
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
-  std::uint32_t queries_[S::kHoldsQueries ? K.head_dim / 4 : 1];  ///< as operands, or unused
-  Weights<S::kType, kN> w_;                                       ///< S, then P; the rows' softmax
-  float o_[K.head_dim_v / 2];
+  EightBitRows<K> eight_;              ///< or unused
+  typename ConsumerState<K>::Type w_;  ///< S, then P; the rows' softmax
+  float o_[kAccumulators];
 };
 
 /// The kernel of a catalog row.
@@ -563,7 +561,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if constexpr (!K.any_layout) {
+    if constexpr (!K.any_layout && !S::kEightBit) {
       if (p.box_keys > 0) {
         fetch_pages(p, buffers);
         return;

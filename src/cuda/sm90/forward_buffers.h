@@ -14,23 +14,28 @@ template <core::Kernel K>
 struct ForwardShape {
   static constexpr int kGroups = consumers(K);
   static constexpr int kThreads = threads(K);
-  static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
-  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
+  static constexpr Dtype kType = core::dtype_of(K.operand);
+  /// Values come in tiles (core/value_tiles.h), and sums are promoted.
+  static constexpr bool kEightBit = is_eight_bit(K);
+  static constexpr int kChunkColumns = core::swizzled_columns(kType);
+  static constexpr int kStepColumns = core::multiplied_columns(kType);  ///< of one wgmma
+  static constexpr int kChunks = core::ceil_div(K.head_dim, kChunkColumns);
+  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kChunkColumns);
   static constexpr int kShares = K.block_m / K.q_rows;  ///< items of queries of a tile
   static constexpr bool kSparesQueries = kShares == 1 && K.q_stages > 1;  ///< a tile of them
   static constexpr bool kHoldsQueries = holds_queries(K);
-  static constexpr int kQBytes = buffer_bytes(K.head_dim, K.q_rows);
-  static constexpr int kKBytes = buffer_bytes(K.head_dim, K.block_n);
-  static constexpr int kVBytes = buffer_bytes(K.head_dim_v, K.block_n);
+  static constexpr int kQBytes = along_bytes(K, K.q_rows);
+  static constexpr int kKBytes = along_bytes(K, K.block_n);
+  static constexpr int kVBytes = value_bytes(K);
+  static constexpr int kPanels = K.block_n / core::ValueTiles::kPanelKeys;  ///< of values, in tiles
   static constexpr int kProducerRegisters = K.any_layout ? 40 : kGroups == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = K.any_layout ? 232 : kGroups == 2 ? 240 : 160;
   /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
-  static constexpr Dtype kType = core::dtype_of(K.operand);
 
   static_assert(kShares == 1 || (kShares == kGroups && K.q_rows == kRows));
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
-  static_assert(core::swizzled_columns(kType) == kColumns);
+  static_assert(kEightBit || kChunkColumns == kColumns);
   static_assert(K.block_n % core::multiplied_columns(kType) == 0 &&
                 K.head_dim % core::multiplied_columns(kType) == 0 && K.head_dim_v % 32 == 0);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
@@ -61,7 +66,8 @@ template <core::Kernel K>
 struct ForwardBuffers {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
-  char* orders;  ///< one beside each buffer of q
+  std::uint32_t promoted;  ///< sums of O in fp32: promoted_bytes
+  char* orders;            ///< one beside each buffer of q
 
   __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
     using S = ForwardShape<K>;
@@ -73,7 +79,8 @@ struct ForwardBuffers {
     q.bytes = S::kQBytes;
     k.bytes = S::kKBytes;
     v.bytes = S::kVBytes;
-    q.full = v.data + kStages * S::kVBytes;
+    promoted = v.data + kStages * S::kVBytes;
+    q.full = promoted + promoted_bytes(K);
     q.empty = q.full + 8 * K.q_stages;
     k.full = q.empty + 8 * K.q_stages;
     k.empty = k.full + 8 * kStages;

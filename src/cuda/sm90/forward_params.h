@@ -5,6 +5,7 @@
 #include "core/divisor.h"
 #include "core/pages.h"
 #include "core/philox.h"
+#include "core/scales.h"
 #include "core/score.h"
 #include "core/sequences.h"
 #include "core/work.h"
@@ -43,6 +44,14 @@ struct ForwardParams {
   /// copy rows; 0: there are no pages.
   int box_keys = 0;
   bool strangers = false;  ///< what lies beyond a sequence's keys may be anything
+
+  // Of 8 bits only (S14).
+  core::Scales q_scale, k_scale, v_scale, score_shift, v_shift;
+  core::Divisor k_scale_block, v_scale_block;  ///< keys
+  /// Blocks of keys after which sums are promoted, a power of two, less 1: where a block's number
+  /// has none of these bits.
+  int promotion = 0;
+  bool o_is_f16 = false;  ///< else bf16
 
   TESSERA_HD constexpr bool copies_rows() const { return box_keys == 1; }
 };

@@ -68,6 +68,7 @@ class ForwardProducer : TileProducer<K, false> {
         if (share == 0) load_values();
       }
       waiting_ = keys;
+      if constexpr (S::kEightBit) find_panels(found, n);
     }
   }
 
@@ -85,19 +86,54 @@ class ForwardProducer : TileProducer<K, false> {
       ptx::fence_proxy_async();
       ring.announce(item, 0);
     } else {
-      fill<false, K.block_n>(ring, item, map, source, dim, kChunks, keys);
+      fill<false, K.block_n, S::kChunkColumns>(ring, item, map, source, dim, kChunks, keys);
     }
+  }
+
+  /// Values of a block that lie in tiles: whole panels. Behind a sequence's last tile its last
+  /// panel comes again: what lay in the buffer before may be NaN, and times a weight of 0 it still
+  /// is.
+  __device__ __forceinline__ void fetch_panels(std::uint32_t item) const {
+    constexpr std::uint32_t kBytes = core::ValueTiles{K.head_dim_v}.panel_bytes();
+    buffers.v.claim(item);
+    const std::uint32_t full = buffers.v.announce(item, S::kVBytes), to = buffers.v.buffer(item);
+    if (panels_ >= S::kPanels) {
+      ptx::bulk_load(to, panel_, S::kVBytes, full);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < S::kPanels; ++i) {
+      ptx::bulk_load(to + i * kBytes, panel_ + core::min(i, panels_ - 1) * kBytes, kBytes, full);
+    }
+  }
+  /// Where a tile's n-th block has its panels, and how many its sequence has from there on.
+  __device__ __forceinline__ void find_panels(const typename Base::Found& found, int n) {
+    constexpr core::ValueTiles kTiles = {K.head_dim_v};
+    const core::Sequence& sequence = found.sequence;
+    panel_ = static_cast<const char*>(p.v_source.data) +
+             sequence.entry_k * p.v_source.strides.batch + found.head_k * p.v_source.strides.head +
+             core::ValueTiles::first_of(sequence) * kTiles.tile_bytes() +
+             n * (S::kPanels * kTiles.panel_bytes());
+    panels_ = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
+                  (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys) -
+              n * S::kPanels;
   }
 
   /// The values whose keys were asked for last, if any: they follow one block behind.
   __device__ __forceinline__ void load_values() {
     if (waiting_.row < 0) return;
-    fetch<S::kChunksV>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v, waiting_);
+    if constexpr (S::kEightBit) {
+      fetch_panels(item_ - 1);
+    } else {
+      fetch<S::kChunksV>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v, waiting_);
+    }
     waiting_.row = -1;
   }
 
   std::uint32_t item_ = 0;            ///< next in the ring of K
   LoadRows waiting_ = {-1, 0, 0, 0};  ///< keys whose values come next
+  const char* panel_ = nullptr;       ///< the same where they lie in tiles: the first
+  int panels_ = 0;                    ///< that there are from it on
 };
 
 }  // namespace tessera::cuda::sm90

@@ -97,8 +97,8 @@ class TileProducer {
       rows.row += before;
       rows.valid -= before;
       if (!kPaged || leads()) {
-        fill<K.any_layout, K.q_rows>(buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                                     rows, p.rows.shift > 0);
+        fill<K.any_layout, K.q_rows, S::kChunkColumns>(
+            buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks, rows, p.rows.shift > 0);
       }
     }
     ++q_item_;

@@ -49,10 +49,10 @@ __device__ __forceinline__ void copy_rows(std::uint32_t to, int dim, int chunks,
   }
 }
 
-/// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kColumns.
+/// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kChunkColumns.
 /// heads_first: in the order of a map whose rows are those of several heads. more: bytes that the
 /// caller asks the copy engine for besides, on the barrier that is returned.
-template <bool kAnyLayout, int kRows, class Ring>
+template <bool kAnyLayout, int kRows, int kChunkColumns = kColumns, class Ring>
 __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
                                               const ptx::TensorMap& map, const Source& source,
                                               int dim, int chunks, const LoadRows& rows,
@@ -71,7 +71,7 @@ __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
   } else {
     const std::uint32_t full = ring.announce(i, ring.bytes + more);
     for (int c = 0; c < chunks; ++c) {
-      ptx::tma_load(to + c * kRows * 128, map, full, c * kColumns,
+      ptx::tma_load(to + c * kRows * 128, map, full, c * kChunkColumns,
                     heads_first ? rows.head : rows.row, heads_first ? rows.row : rows.head,
                     rows.batch);
     }

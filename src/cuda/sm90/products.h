@@ -1,6 +1,7 @@
 // The products of the Hopper kernels, as loops over wgmma along the summed dimension.
 #pragma once
 
+#include "core/value_tiles.h"
 #include "cuda/ptx/wgmma.h"
 
 namespace tessera::cuda::sm90 {
@@ -28,6 +29,29 @@ __device__ __forceinline__ void add_across(float (&d)[kCount], const std::uint32
 #pragma unroll
   for (int i = 0; i < kRows / 16; ++i) {
     Wgmma::registers_across(d, a + 4 * i, ptx::descriptor(b + i * 16 * 128 / 16), 1);
+  }
+  ptx::wgmma_commit();
+}
+
+/// O and its sums of weights: += P V, or = P V if `begins`, over kPanels panels of value tiles of
+/// kColumns columns (core/value_tiles.h). A, e4m3, in registers; b: descriptor_of_panel.
+template <int kColumns, int kPanels, int kCount, int kOperand>
+__device__ __forceinline__ void add_panels(float (&d)[kCount], const std::uint32_t (&a)[kOperand],
+                                           std::uint32_t b, bool begins) {
+  constexpr std::uint32_t kPanel = core::ValueTiles{kColumns}.panel_bytes() / 16;
+  constexpr bool kApart = kColumns + core::ValueTiles::kOnes > 256;  // more than one wgmma takes
+  constexpr int kWide = kApart ? kColumns : kColumns + core::ValueTiles::kOnes;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i) {
+    const int add = i > 0 || !begins ? 1 : 0;
+    ptx::Wgmma<Dtype::e4m3, kWide>::registers(d, a + 4 * i, ptx::panel_descriptor(b + i * kPanel),
+                                              add);
+    if constexpr (kApart) {
+      constexpr std::uint32_t kOnes = kColumns * core::ValueTiles::kPanelKeys / 16;
+      ptx::Wgmma<Dtype::e4m3, core::ValueTiles::kOnes>::registers(
+          d + kColumns / 2, a + 4 * i, ptx::panel_descriptor(b + i * kPanel + kOnes), add);
+    }
   }
   ptx::wgmma_commit();
 }

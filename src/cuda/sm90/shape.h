@@ -3,17 +3,23 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/storage.h"
+#include "core/value_tiles.h"
 #include "cuda/mma/decode_params.h"
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kStages = 2;               ///< of the rings of keys and of values
-inline constexpr int kColumns = 64;             ///< of a chunk: 128 bytes, the swizzle's width
-inline constexpr int kRows = 64;                ///< query rows of a warpgroup
-inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
-inline constexpr int kPageWarps = 2;            ///< that fetch keys from pages; values as many
-inline constexpr int kLeastBox = 4;             ///< keys of a box that the copy engine is asked for
-inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
+inline constexpr int kStages = 2;    ///< of the rings of keys and of values
+inline constexpr int kColumns = 64;  ///< of 16 bits of a chunk: 128 bytes, the swizzle's width
+inline constexpr int kRows = 64;     ///< query rows of a warpgroup
+inline constexpr int kCopyingThreads = 128;  ///< of a producer without the copy engine
+inline constexpr int kPageWarps = 2;         ///< that fetch keys from pages; values as many
+inline constexpr int kLeastBox = 4;          ///< keys of a box that the copy engine is asked for
+inline constexpr int kOrderBytes = 128;      ///< room for what is said of a tile
+/// Of 8 bits: keys after which sums are promoted to fp32. After 512 they err by 0.35 % of a
+/// constant at most, and weights' sums by as much, so that a constant comes back
+/// (docs/correctness.md).
+inline constexpr int kPromotedKeys = 512;
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
 inline constexpr int kWordBytes = 288;  ///< room for what the backward's warps tell each other
@@ -41,6 +47,24 @@ TESSERA_HD constexpr int threads(const core::Kernel& row) {
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
   return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
 }
+/// The same of a forward row's queries or keys, and of its values.
+/// @{
+TESSERA_HD constexpr bool is_eight_bit(const core::Kernel& row) {
+  return row.operand == core::Operand::e4m3;
+}
+TESSERA_HD constexpr int along_bytes(const core::Kernel& row, int rows) {
+  return buffer_bytes(is_eight_bit(row) ? core::ceil_div(row.head_dim, 2) : row.head_dim, rows);
+}
+TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
+  if (!is_eight_bit(row)) return buffer_bytes(row.head_dim_v, row.block_n);
+  return row.block_n / core::ValueTiles::kPanelKeys *
+         core::ValueTiles{row.head_dim_v}.panel_bytes();
+}
+/// @}
+/// Bytes of a forward row's sums of O that have been promoted to fp32.
+TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
+  return is_eight_bit(row) ? row.block_m * row.head_dim_v * 4 : 0;
+}
 /// Forward: do the warpgroups read their queries into registers, once a tile, instead of from
 /// shared memory at every step? Where that is faster of what has registers for it.
 TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
@@ -53,9 +77,8 @@ TESSERA_HD constexpr int barriers(const core::Kernel& row) {
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
-  return row.q_stages * (buffer_bytes(row.head_dim, row.q_rows) + kOrderBytes) +
-         kStages *
-             (buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n)) +
+  return row.q_stages * (along_bytes(row, row.q_rows) + kOrderBytes) +
+         kStages * (along_bytes(row, row.block_n) + value_bytes(row)) + promoted_bytes(row) +
          8 * barriers(row) + 1024;
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with

@@ -117,21 +117,29 @@ __device__ __forceinline__ void store_columns(int column, int end, std::uint16_t
   }
 }
 
-/// The half-th row of accumulators, times `scale`, in the storage type. row: its address plus
-/// store_column; dim: its columns.
+/// kColumns of accumulators' half-th row, times `scale`, as 16-bit elements that pack(low, high)
+/// makes two of. row: its address plus store_column; dim: its columns.
+template <int kColumns, bool kAnyLayout, int kCount, class Pack>
+__device__ __forceinline__ void store_row(const float (&x)[kCount], int half, float scale,
+                                          bool exists, std::uint32_t lane, int dim,
+                                          std::uint16_t* row, const Pack& pack) {
+  const int end = exists ? dim - store_column(lane) : 0;  // of the columns from the lane's first on
+#pragma unroll
+  for (int c = 0; c < kColumns; c += 16) {
+    const int at = c / 2 + 2 * half;
+    std::uint32_t a = pack(x[at] * scale, x[at + 1] * scale);
+    std::uint32_t b = pack(x[at + 4] * scale, x[at + 5] * scale);
+    swap_in_pair(lane, a, b);
+    store_columns<kAnyLayout>(c, end, row + c, a, b);
+  }
+}
+/// All of them, in the storage type.
 template <Dtype kType, bool kAnyLayout, int kCount>
 __device__ __forceinline__ void store_row(const float (&x)[kCount], int half, float scale,
                                           bool exists, std::uint32_t lane, int dim,
                                           std::uint16_t* row) {
-  const int end = exists ? dim - store_column(lane) : 0;  // of the columns from the lane's first on
-#pragma unroll
-  for (int c = 0; c < kCount * 2; c += 16) {
-    const int at = c / 2 + 2 * half;
-    std::uint32_t a = ptx::pack<kType>(x[at] * scale, x[at + 1] * scale);
-    std::uint32_t b = ptx::pack<kType>(x[at + 4] * scale, x[at + 5] * scale);
-    swap_in_pair(lane, a, b);
-    store_columns<kAnyLayout>(c, end, row + c, a, b);
-  }
+  store_row<kCount * 2, kAnyLayout>(x, half, scale, exists, lane, dim, row,
+                                    [](float a, float b) { return ptx::pack<kType>(a, b); });
 }
 
 }  // namespace tessera::cuda

@@ -1,0 +1,228 @@
+// What a consumer of the Hopper forward kernel (forward.h) does besides where tensors have 8 bits
+// (S14): scales, and sums that are promoted.
+//
+// wgmma adds products of 8 bits to an accumulator that keeps 13 fraction bits of its greatest term,
+// so a sum of many keys loses the small ones (docs/correctness.md). After some blocks of keys the
+// accumulators are therefore added to fp32 sums in shared memory, where each thread has its own
+// elements, and begin again. What raised references ask of those sums waits until they are added to
+// next.
+#pragma once
+
+#include "cuda/ptx/memory.h"
+#include "cuda/sm90/forward_buffers.h"
+#include "cuda/sm90/forward_params.h"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/softmax.h"
+#include "cuda/tile/softmax_8bit.h"
+
+namespace tessera::cuda::sm90 {
+
+template <core::Kernel K>
+class EightBitRows {
+  using S = ForwardShape<K>;
+  static constexpr int kN = K.block_n;
+  static constexpr int kColumns = K.head_dim_v;  ///< of O; behind them its sums of weights
+  static constexpr bool kCapped = K.extra == core::Extra::softcap;
+
+ public:
+  using State = EightBitWeights<kN, kCapped>;
+  /// O, and two equal sums of weights of each of a thread's rows.
+  static constexpr int kAccumulators = (kColumns + core::ValueTiles::kOnes) / 2;
+
+  __device__ __forceinline__ EightBitRows(const ForwardParams& params, std::uint32_t promoted,
+                                          int group)
+      : p(params), promoted_(promoted + group * (kRows * kColumns * 4) + threadIdx.x % 128 * 16) {}
+
+  // ---- scales ----
+
+  /// Those of a tile's sequence and head, and of its rows: row_of(half) is a query, head_of(half)
+  /// its head.
+  template <class QueryOf, class HeadOf>
+  __device__ __forceinline__ void take_scales(const Tile& t, State& w, const QueryOf& query_of,
+                                              const HeadOf& head_of) {
+    const core::Sequence sequence = p.sequences.at(t.batch);
+    const int head_k = t.head / p.group;
+    k_scales_ = p.k_scale.of(sequence, head_k);
+#pragma unroll
+    for (int i = 0; i < kN / kScaledKeys; ++i) w.key_scale[i] = k_scales_[0];
+    const float factor = kCapped ? 2.0F * core::kLog2e * p.score.pre : p.score.pre;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Rows past the sequence's end go with its last one.
+      const int query = core::min(query_of(half), sequence.seqlen_q - 1), head = head_of(half);
+      const bool own = p.q_scale.by == Scaling::token;
+      const float* const scales = p.q_scale.of(sequence, own ? head : head_k);
+      w.row_scale[half] = factor * scales[p.q_scale.index_of(query)];
+      w.row_shift[half] =
+          kCapped && p.score_shift ? factor * p.score_shift.of(sequence, head)[query] : 0.0F;
+    }
+  }
+
+  /// Asks for the scales of the n-th block's keys, if it has its own. Keys past the end, which
+  /// nobody sees, have the last one's. A thread asks by a key of its own: of what is the same for
+  /// the whole warp the compiler would wait before the products are issued, to have it in uniform
+  /// registers.
+  __device__ __forceinline__ void ask(const Tile& t, int n, State& w) const {
+    if (agreed(p.k_scale.by != Scaling::block)) return;
+#pragma unroll
+    for (int i = 0; i < kN / kScaledKeys; ++i) {
+      const int own = n * kN + i * kScaledKeys + static_cast<int>(threadIdx.x) % 4 * 2;
+      const int key = core::min(own, t.band.seqlen_k - 1);
+      w.key_scale[i] = k_scales_[p.k_scale_block.quotient(key)];
+    }
+  }
+
+  /// What the accumulators of tile t's n-th block and those of its interval are multiplied by.
+  __device__ __forceinline__ float part_scale(const Tile& t, int n) const {
+    if (agreed(p.v_scale.by != Scaling::block)) return 1.0F;
+    const float* const scales = p.v_scale.of(p.sequences.at(t.batch), t.head / p.group);
+    return scales[p.v_scale_block.quotient(n * kN)];
+  }
+
+  // ---- sums ----
+
+  /// Of a tile whose last block will be the n-th, and of which nothing has been added so far.
+  __device__ __forceinline__ void begin(int n) {
+    last_block_ = n;
+    begins_ = true;
+    any_ = false;
+    pending_[0] = pending_[1] = 0.0F;
+    sum_[0] = sum_[1] = 0.0F;
+  }
+  /// Whether the next product begins the accumulators, of which it asks once.
+  __device__ __forceinline__ bool begins() {
+    const bool begins = begins_;
+    begins_ = false;
+    return begins;
+  }
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+    pending_[0] *= factor[0];
+    pending_[1] *= factor[1];
+  }
+  /// The n-th block has been added to o: it may be the last of its interval.
+  __device__ __forceinline__ void promote_after(const Tile& t, int n,
+                                                const float (&o)[kAccumulators]) {
+    if (agreed((n & p.promotion) != 0)) return;
+    const float scale = part_scale(t, n);
+    if (agreed(any_)) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        float a, b, c, d;
+        ptx::load_shared(slot(i), a, b, c, d);
+        ptx::store_shared(
+            slot(i), fmaf(a, pending_[0], o[i] * scale), fmaf(b, pending_[0], o[i + 1] * scale),
+            fmaf(c, pending_[1], o[i + 2] * scale), fmaf(d, pending_[1], o[i + 3] * scale));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        ptx::store_shared(slot(i), o[i] * scale, o[i + 1] * scale, o[i + 2] * scale,
+                          o[i + 3] * scale);
+      }
+    }
+    add_sums(o);
+    any_ = begins_ = true;
+    pending_[0] = pending_[1] = 1.0F;
+  }
+  /// o becomes the sum over all of tile t's blocks, and `sum` that of the weights.
+  __device__ __forceinline__ void finish(const Tile& t, float (&o)[kAccumulators],
+                                         float (&sum)[2]) {
+    const float scale = part_scale(t, last_block_);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) o[i] *= scale;
+    if (agreed(any_)) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; i += 4) {
+        float a, b, c, d;
+        ptx::load_shared(slot(i), a, b, c, d);
+        o[i] = fmaf(a, pending_[0], o[i]);
+        o[i + 1] = fmaf(b, pending_[0], o[i + 1]);
+        o[i + 2] = fmaf(c, pending_[1], o[i + 2]);
+        o[i + 3] = fmaf(d, pending_[1], o[i + 3]);
+      }
+    }
+    add_sums(o);
+    sum[0] = sum_[0];
+    sum[1] = sum_[1];
+  }
+
+  // ---- results ----
+
+  /// What is left of values' scales: a factor of all of o. Those by column, and shifts, are done to
+  /// o, whose rows' weights add up to `sum`.
+  __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2],
+                                                float (&o)[kAccumulators]) const {
+    const core::Sequence sequence = p.sequences.at(t.batch);
+    const int head_k = t.head / p.group, first = static_cast<int>(threadIdx.x) % 4 * 2;
+    const float* const scales = p.v_scale.of(sequence, head_k);
+    if (agreed(p.v_scale.by == Scaling::channel)) {
+      for_columns(scales, first, [&](int i, float scale) {
+        o[i] *= scale;
+        o[i + 2] *= scale;
+      });
+    }
+    const float scale =
+        p.v_scale.by == Scaling::tensor || p.v_scale.by == Scaling::head ? scales[0] : 1.0F;
+    if (agreed(!p.v_shift)) return scale;
+    for_columns(p.v_shift.of(sequence, head_k), first, [&](int i, float shift) {
+      o[i] = fmaf(sum[0], shift, o[i] * scale);
+      o[i + 2] = fmaf(sum[1], shift, o[i + 2] * scale);
+    });
+    return 1.0F;
+  }
+  /// What smoothing of keys took off the scores of a row, in base 2: of no account but in lse and
+  /// beside a sink. Capped scores have it already.
+  __device__ __forceinline__ float row_shift(const Tile& t, int query, int head) const {
+    if (kCapped || !p.score_shift) return 0.0F;
+    const core::Sequence sequence = p.sequences.at(t.batch);
+    const int at = core::min(query, sequence.seqlen_q - 1);
+    return p.score.pre * p.score_shift.of(sequence, head)[at];
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t slot(int i) const { return promoted_ + i / 4 * 2048; }
+  /// body(i, number): the number of the column that o[i] and o[i + 2] are in, for all of the
+  /// thread's.
+  template <class Body>
+  __device__ __forceinline__ void for_columns(const float* numbers, int first,
+                                              const Body& body) const {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int column = first + i * 2 + j;
+        body(i + j, ptx::load_in_order_if(column < p.head_dim_v, numbers + column));
+      }
+    }
+  }
+  /// Both rows' sums of the accumulators, of which each has two.
+  __device__ __forceinline__ void add_sums(const float (&o)[kAccumulators]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum_[half] = fmaf(sum_[half], pending_[half], o[kColumns / 2 + 2 * half]);
+    }
+  }
+
+  const ForwardParams& p;
+  const std::uint32_t promoted_;  ///< this thread's sums
+  const float* k_scales_ = nullptr;
+  int last_block_ = 0;  ///< of the tile, the leftmost
+  float pending_[2];    ///< what the promoted sums must still be multiplied by
+  float sum_[2];        ///< of weights, promoted
+  bool any_ = false;    ///< there are promoted sums
+  bool begins_ = true;
+};
+
+/// A consumer's softmax, and how many accumulators its O has.
+template <core::Kernel K, bool kEightBit = is_eight_bit(K)>
+struct ConsumerState {
+  using Type = Weights<core::dtype_of(K.operand), K.block_n>;
+  static constexpr int kAccumulators = K.head_dim_v / 2;
+};
+template <core::Kernel K>
+struct ConsumerState<K, true> {
+  using Type = typename EightBitRows<K>::State;
+  static constexpr int kAccumulators = EightBitRows<K>::kAccumulators;
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,117 @@
+// The online softmax of a warp's accumulators where weights go on as e4m3: as tile/softmax.h, which
+// has the layout and the lazy reference, but weights may not exceed what e4m3 holds. A row's
+// greatest one is 2^6 where its reference was taken from, and the reference is raised before one
+// exceeds 448.
+//
+// The sum of the weights is the product's: values have rows of ones behind them, so it is that of
+// the weights as they were rounded, and constant values come back as they are.
+#pragma once
+
+#include "core/softmax.h"
+#include "cuda/ptx/math.h"
+#include "cuda/tile/fragment.h"
+
+namespace tessera::cuda {
+
+/// log2 of the greatest weight of the block that a row's reference was taken from.
+inline constexpr float kEightBitOffset = 6.0F;
+/// The largest e4m3, as the bits of an fp32. Positive numbers, infinity and NaN among them, are in
+/// the order of their bits.
+inline constexpr int kMostWeight = 0x43E00000;
+/// Keys that may have a scale of their own: those of one panel of values.
+inline constexpr int kScaledKeys = 32;
+
+/// kCapped: a softcap makes base-2 scores of s first, and no scale is left.
+template <int kN, bool kCapped>
+struct EightBitWeights {
+  float s[kN / 2];                ///< of a block: products, or base-2 scores
+  std::uint32_t operand[kN / 8];  ///< the weights as the A operand of the next product
+  float reference[2];             ///< of the rows, base 2
+  float factor[2];                ///< what O must be multiplied by after raise()
+  float row_scale[2];             ///< what makes products scores, less the keys' scale
+  float row_shift[2];             ///< capped: what is added to them then
+  float key_scale[kN / kScaledKeys];
+
+  __device__ __forceinline__ explicit EightBitWeights(float /*to_base2*/) {}
+
+  __device__ __forceinline__ void reset() { reference[0] = reference[1] = -core::kInfinity; }
+
+  /// Scores become the operand at once. References are raised only if a weight turns out too large,
+  /// and then all are made anew. rescale(): O *= factor.
+  template <class Rescale>
+  __device__ __forceinline__ void weigh_at_once(const Rescale& rescale) {
+    float shift[2] = {reference[0] - kEightBitOffset, reference[1] - kEightBitOffset};
+#pragma unroll 1
+    for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
+      const int most = make_weights(shift);
+      if (!agreed(raised == 0 && most > kMostWeight)) return;
+      raise();
+      rescale();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shift[half] = core::shift_of(reference[half]) - kEightBitOffset;
+      }
+    }
+  }
+
+  /// s becomes tanh of the scores, times `post`: 1 - 2 / (1 + e^2x) errs by 2^-22, which is little
+  /// beside what 8 bits do to a score. row_scale and row_shift have the factor 2 log2(e).
+  __device__ __forceinline__ void cap(float post) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) {
+      const float power = ptx::ex2(fmaf(s[i], scale_of(i), row_shift[i / 2 % 2]));
+      s[i] = fmaf(-2.0F * post, ptx::rcp(1.0F + power), post);
+    }
+  }
+
+ private:
+  /// What makes product i of s a score.
+  __device__ __forceinline__ float scale_of(int i) const {
+    return row_scale[i / 2 % 2] * key_scale[i / (kScaledKeys / 2)];
+  }
+  /// Score i, in base 2.
+  __device__ __forceinline__ float score(int i) const {
+    return kCapped ? s[i] : s[i] * scale_of(i);
+  }
+
+  /// The operand becomes powers of 2; returns the bits of the greatest of them. A row without a
+  /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
+  __device__ __forceinline__ int make_weights(const float (&shift)[2]) {
+    int most = 0;
+#pragma unroll
+    for (int group = 0; group < kN / kScaledKeys; ++group) {
+      const float scale[2] = {kCapped ? 1.0F : scale_of(group * 16),
+                              kCapped ? 1.0F : scale_of(group * 16 + 2)};
+#pragma unroll
+      for (int i = group * 16; i < group * 16 + 16; i += 8) {
+        float weight[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int half = j / 2 % 2;
+          weight[j] = ptx::ex2(fmaf(s[i + j], scale[half], -shift[half]));
+          most = max(most, __float_as_int(weight[j]));
+        }
+        operand[i / 4] = ptx::pack_e4m3(weight[0], weight[1], weight[4], weight[5]);
+        operand[i / 4 + 1] = ptx::pack_e4m3(weight[2], weight[3], weight[6], weight[7]);
+      }
+    }
+    return most;
+  }
+
+  /// References become the rows' greatest scores, where these are greater.
+  __device__ __forceinline__ void raise() {
+    float top[2] = {-core::kInfinity, -core::kInfinity};
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score(i));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
+      const float raised = fmaxf(top[half], reference[half]);
+      factor[half] = raised == -core::kInfinity ? 1.0F : ptx::ex2(reference[half] - raised);
+      reference[half] = raised;
+    }
+  }
+};
+
+}  // namespace tessera::cuda
