@@ -56,6 +56,25 @@ Status check_copyable(const char* name, const ConstTensor& tensor, const Problem
   return check(name, tensor, p, p.dtype, queries, true);
 }
 
+Status check_tiles(const ConstTensor& v, const Problem& p) {
+  const RowSizes sizes = row_sizes(p, false);
+  if (sizes.empty()) return {};
+  if (reinterpret_cast<std::uintptr_t>(v.data) % kRowAlignment != 0) {
+    return Status::invalid("v.data: tiles must be aligned to 16 bytes");
+  }
+  const struct {
+    const char* name;
+    std::int64_t stride, size;
+  } axes[] = {{".stride_head", v.stride_head, sizes.heads},
+              {".stride_batch", v.stride_batch, sizes.batch}};
+  for (const auto& axis : axes) {
+    if (axis.size <= 1 || axis.stride % kRowAlignment == 0) continue;
+    return Status::invalid(std::string("v") + axis.name + " = " + std::to_string(axis.stride) +
+                           ": tiles must begin at multiples of 16 bytes");
+  }
+  return {};
+}
+
 bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
   const Problem& p = problem;
   const Tensors& t = tensors;
@@ -63,8 +82,10 @@ bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
     return tensor.data == nullptr || check("", tensor, p, dtype, queries, copied).ok();
   };
   const Dtype in = p.dtype, out = p.stored_o();
-  const bool forward = fits(t.q, in, true, true) && fits(t.k, in, false, true) &&
-                       fits(t.v, p.stored_v(), false, true) && fits(t.saved_o, out, true, false);
+  const bool values = p.v_tiles ? t.v.data == nullptr || check_tiles(t.v, p).ok()
+                                : fits(t.v, p.stored_v(), false, true);
+  const bool forward = fits(t.q, in, true, true) && fits(t.k, in, false, true) && values &&
+                       fits(t.saved_o, out, true, false);
   if (!forward || p.pass == Pass::forward) return !forward;
   return !(fits(t.dout, out, true, true) && fits(t.dq, in, true, false) &&
            fits(t.dk, in, false, false) && fits(t.dv, in, false, false));

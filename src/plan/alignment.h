@@ -29,4 +29,7 @@ Status check_aligned(const char* name, const ConstTensor& tensor, const Problem&
 /// The same for the copy engine, whose strides are positive, and below 2^40 bytes.
 Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
 
+/// The same of v where it lies in tiles (S14), which bulk copies fetch.
+Status check_tiles(const ConstTensor& v, const Problem& p);
+
 }  // namespace tessera

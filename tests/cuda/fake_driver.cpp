@@ -192,12 +192,18 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parame
   if (state().on_launch) state().on_launch(state().last, parameters[0]);
   return called("cuLaunchKernelEx");
 }
-int cuTensorMapEncodeTiled(void* map, int /*type*/, unsigned /*rank*/, void* address,
-                           const std::uint64_t* /*sizes*/, const std::uint64_t* /*strides*/,
+int cuTensorMapEncodeTiled(void* map, int type, unsigned /*rank*/, void* address,
+                           const std::uint64_t* sizes, const std::uint64_t* strides,
                            const unsigned* box, const unsigned* /*element_strides*/,
                            int /*interleave*/, int /*swizzle*/, int /*promotion*/, int /*fill*/) {
-  const auto number = reinterpret_cast<std::uintptr_t>(address);
-  std::memcpy(map, &number, sizeof number);
+  const bool bytes = type == tessera::cuda::kMapUint8;
+  const tessera::fake::EncodedMap encoded = {static_cast<const char*>(address),
+                                             {sizes[0], sizes[1], sizes[2], sizes[3]},
+                                             {strides[0], strides[1], strides[2]},
+                                             {box[0], box[1], box[2], box[3]},
+                                             bytes ? 1U : 2U};
+  static_assert(sizeof encoded <= 128);
+  std::memcpy(map, &encoded, sizeof encoded);
   state().boxes.push_back({box[0], box[1], box[2], box[3]});
   return called("cuTensorMapEncodeTiled");
 }

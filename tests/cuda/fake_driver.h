@@ -28,6 +28,15 @@ struct Range {
   int ordinal = 0;
 };
 
+/// What a tensor map of this driver says; it fits one.
+struct EncodedMap {
+  const char* address = nullptr;
+  std::array<std::uint64_t, 4> sizes = {};
+  std::array<std::uint64_t, 3> strides = {};  ///< bytes
+  std::array<unsigned, 4> box = {};
+  unsigned element_bytes = 0;
+};
+
 struct State {
   std::map<std::string, int> calls;     ///< by the entry point's name
   std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns

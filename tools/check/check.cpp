@@ -7,6 +7,8 @@
 
 #include "check/device_copy.h"
 #include "check/inputs.h"
+#include "plan/catalog.h"
+#include "plan/names.h"
 #include "reference/naive.h"
 #include "reference/noise.h"
 #include "reference/storage.h"
@@ -67,7 +69,9 @@ void give_forward(RunMemory& memory) {
   memory.give_forward(exact.o, exact.lse);
 }
 
-std::vector<Verdict> judge_all(const RunMemory& memory) {
+}  // namespace
+
+std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kernel) {
   const Problem& p = memory.problem();
   const reference::Inputs inputs(p, memory.tensors());
   const reference::Outputs exact = reference::attend(inputs);
@@ -87,6 +91,13 @@ std::vector<Verdict> judge_all(const RunMemory& memory) {
       {"dsink", &reference::Outputs::dsink, Dtype::f32},
   };
   std::vector<Verdict> verdicts;
+  const auto* const row = std::find_if(kCatalog.begin(), kCatalog.end(),
+                                       [&](const auto& one) { return name_of(one) == kernel; });
+  if (row != kCatalog.end() && row->operand == core::Operand::e4m3) {
+    return judge_eight_bits(
+        *row, inputs, exact, noise, memory.output("o"),
+        memory.has_output("softmax_lse") ? memory.output("softmax_lse") : std::vector<double>());
+  }
   for (const auto& output : outputs) {
     if (!memory.has_output(output.name)) continue;
     verdicts.push_back(judge({output.name, &(exact.*output.values), &(naive.*output.values),
@@ -95,8 +106,6 @@ std::vector<Verdict> judge_all(const RunMemory& memory) {
   }
   return verdicts;
 }
-
-}  // namespace
 
 bool CheckResult::pass() const {
   return status.ok() && damage.empty() &&
@@ -137,7 +146,7 @@ CheckResult check(const Problem& problem, std::uint64_t seed, const Device& devi
   result.kernel = std::string(planned->kernel());
   if (problem.pass == Pass::backward) give_forward(memory);
   result.status = execute(*planned, memory, in_reverse, result.damage);
-  if (result.status.ok()) result.verdicts = judge_all(memory);
+  if (result.status.ok()) result.verdicts = judge_all(memory, result.kernel);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "check/inputs.h"
 #include "check/judge.h"
 #include "tessera/tessera.hpp"
 
@@ -20,6 +21,9 @@ struct CheckResult {
   /// One line: the worst output, or what went wrong.
   std::string summary() const;
 };
+
+/// Every output of a run of `kernel`, a row of the catalog, against the reference.
+std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kernel);
 
 /// Inputs follow from the seed (check/inputs.h); on a GPU those that need it make the
 /// problem an unaligned one. The device must be this machine's CPU, with an instruction set it has,

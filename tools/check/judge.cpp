@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/value_tiles.h"
+#include "reference/emulation.h"
 #include "reference/storage.h"
 
 namespace tessera::tools {
@@ -47,6 +49,72 @@ Verdict judge(const Standard& standard, const std::vector<double>& result) {
     verdict.bound = bound;
   }
   return verdict;
+}
+
+std::vector<Verdict> judge_eight_bits(const core::Kernel& kernel_row,
+                                      const reference::Inputs& inputs,
+                                      const reference::Outputs& exact,
+                                      const reference::Outputs& noise, const std::vector<double>& o,
+                                      const std::vector<double>& lse) {
+  const Problem& p = inputs.problem();
+  const std::int64_t block_v = p.scales.v == Scaling::block ? p.scales.block_v : 0;
+  // As the Hopper rows do it (cuda/tile/softmax_8bit.h): the last blocks first.
+  const reference::EightBitKernel kernel = {
+      .block_n = kernel_row.block_n,
+      .promote_n =
+          std::int64_t{kernel_row.block_n} * core::promoted_blocks(kernel_row.block_n, block_v),
+      .offset = 6.0,
+      .slack = 2.8,
+      .last_first = true};
+  const reference::Outputs emulated = reference::emulate(inputs, kernel);
+  const std::int64_t heads = p.num_heads, dim = p.head_dim_v, row = heads * dim;
+  Verdict of_o{"o", max_difference(o, exact.o), 0.0, 0.0}, worst = of_o;
+  if (!std::isnan(of_o.error)) {
+    double share = -1.0;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      double error = 0.0, rounding = 0.0, whole = 0.0, count = 0.0;
+      for (std::size_t i = 0; i < exact.o.size(); ++i) {
+        if (static_cast<std::int64_t>(i) % row / dim != h) continue;
+        const double y = static_cast<double>(
+            reference::round_to(p.stored_o(), static_cast<float>(emulated.o[i])));
+        const double x = exact.o[i];
+        error += (o[i] - x) * (o[i] - x);
+        rounding += (y - x) * (y - x);
+        whole += x * x;
+        count += 1.0;
+      }
+      if (count == 0.0) continue;
+      const Verdict one{"o", std::sqrt(error / count),
+                        (1.1 + 4.0 / std::sqrt(count)) * std::sqrt(rounding / count) +
+                            1e-3 * std::sqrt(whole / count),
+                        std::sqrt(whole / count)};
+      const double ratio = one.error == 0.0 ? 0.0 : one.error / one.bound;
+      if (ratio <= share) continue;
+      share = ratio;
+      worst = one;
+    }
+    of_o = worst;
+  }
+  std::vector<Verdict> verdicts = {of_o};
+  if (lse.empty()) return verdicts;
+  constexpr double kRounding = 0.07, kLost = 0x1p-15;
+  Verdict of_lse{"softmax_lse", max_difference(lse, exact.lse), 0.0, 0.0};
+  const double of_emulation = max_difference(emulated.lse, exact.lse);
+  double share = -1.0;
+  for (std::size_t i = 0; i < exact.lse.size() && !std::isnan(of_lse.error); ++i) {
+    const double error = lse[i] == exact.lse[i] ? 0.0 : std::fabs(lse[i] - exact.lse[i]);
+    const double bound =
+        1.5 * of_emulation + noise.lse[i] + kRounding + kLost * static_cast<double>(p.seqlen_k);
+    if (std::isfinite(exact.lse[i])) {
+      of_lse.largest = std::max(of_lse.largest, std::fabs(exact.lse[i]));
+    }
+    if (error / bound <= share) continue;
+    share = error / bound;
+    of_lse.error = error;
+    of_lse.bound = bound;
+  }
+  verdicts.push_back(of_lse);
+  return verdicts;
 }
 
 }  // namespace tessera::tools

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kernel.h"
 #include "reference/reference.h"
 
 namespace tessera::tools {
@@ -40,5 +41,17 @@ double max_difference(const std::vector<double>& a, const std::vector<double>& b
 ///   softmax_lse            |lse - exact| <= its noise, in which scores and sums are fp32 whatever
 ///                          the dtype (S7). The plain steps round scores to the dtype.
 Verdict judge(const Standard& standard, const std::vector<double>& result);
+
+/// A row that multiplies 8 bits rounds weights to e4m3 and adds up in its accumulator. The
+/// yardstick is its emulation (reference/emulation.h). Of every head, with rms over its elements:
+///   o            rms(o - exact) <= (1.1 + 4 / sqrt(elements)) rms(emulation - exact)
+///                                  + 1e-3 rms(exact)
+///   softmax_lse  |lse - exact| <= 1.5 max|emulation - exact| + noise, and what rounding all
+///   weights
+///                alike does, or losing those below e4m3's range
+std::vector<Verdict> judge_eight_bits(const core::Kernel& row, const reference::Inputs& inputs,
+                                      const reference::Outputs& exact,
+                                      const reference::Outputs& noise, const std::vector<double>& o,
+                                      const std::vector<double>& lse);
 
 }  // namespace tessera::tools

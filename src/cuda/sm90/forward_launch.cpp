@@ -1,8 +1,6 @@
 // From a forward plan and tensors to a launch: parameters and tensor maps.
 #include <algorithm>
 #include <bit>
-#include <cstdint>
-#include <string>
 
 #include "cuda/maps.h"
 #include "cuda/mma/decode_launch.h"
@@ -12,24 +10,6 @@
 
 namespace tessera::cuda::sm90 {
 namespace {
-
-/// Bulk copies begin at multiples of 16 bytes.
-Status check_tiles(const Problem& p, const ConstTensor& v) {
-  const struct {
-    const char* name;
-    std::int64_t stride, size;
-  } axes[] = {{".stride_head", v.stride_head, p.num_heads_k},
-              {".stride_batch", v.stride_batch, p.packed ? 1 : p.batch}};
-  if (reinterpret_cast<std::uintptr_t>(v.data) % kRowAlignment != 0) {
-    return Status::invalid("v.data: tiles must be aligned to 16 bytes");
-  }
-  for (const auto& axis : axes) {
-    if (axis.size <= 1 || axis.stride % kRowAlignment == 0) continue;
-    return Status::invalid(std::string("v") + axis.name + " = " + std::to_string(axis.stride) +
-                           ": must be a multiple of 16 bytes");
-  }
-  return {};
-}
 
 Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
@@ -42,7 +22,7 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
   }
   Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.row_heads);
   if (status) status = make_map(params.k, "k", t.k, p, false, d, keys, 1);
-  if (status && is_eight_bit(row)) status = check_tiles(p, t.v);
+  if (status && is_eight_bit(row)) status = check_tiles(t.v, p);
   if (status && !is_eight_bit(row)) status = make_map(params.v, "v", t.v, p, false, dv, keys, 1);
   if (status) status = check_aligned("o", t.o, p, p.stored_o(), true);
   return status;
@@ -59,13 +39,9 @@ void set_scales(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   params.k_scale_block = core::Divisor(static_cast<int>(p.scales.block_k));
   params.v_scale_block = core::Divisor(static_cast<int>(p.scales.block_v));
   params.o_is_f16 = p.stored_o() == Dtype::f16;
-  // An interval has one scale of v.
-  int blocks = std::max(kPromotedKeys / plan.kernel.block_n, 1);
-  if (p.scales.v == Scaling::block) {
-    const auto scaled = static_cast<int>(p.scales.block_v / plan.kernel.block_n);
-    blocks = std::min(blocks, scaled & -scaled);
-  }
-  params.promotion = static_cast<int>(std::bit_floor(static_cast<unsigned>(blocks))) - 1;
+  const bool by_block = p.scales.v == Scaling::block;
+  params.promotion =
+      core::promoted_blocks(plan.kernel.block_n, by_block ? p.scales.block_v : 0) - 1;
 }
 
 Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t) {

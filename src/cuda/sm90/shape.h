@@ -12,14 +12,10 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kStages = 2;    ///< of the rings of keys and of values
 inline constexpr int kColumns = 64;  ///< of 16 bits of a chunk: 128 bytes, the swizzle's width
 inline constexpr int kRows = 64;     ///< query rows of a warpgroup
-inline constexpr int kCopyingThreads = 128;  ///< of a producer without the copy engine
-inline constexpr int kPageWarps = 2;         ///< that fetch keys from pages; values as many
-inline constexpr int kLeastBox = 4;          ///< keys of a box that the copy engine is asked for
-inline constexpr int kOrderBytes = 128;      ///< room for what is said of a tile
-/// Of 8 bits: keys after which sums are promoted to fp32. After 512 they err by 0.35 % of a
-/// constant at most, and weights' sums by as much, so that a constant comes back
-/// (docs/correctness.md).
-inline constexpr int kPromotedKeys = 512;
+inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
+inline constexpr int kPageWarps = 2;            ///< that fetch keys from pages; values as many
+inline constexpr int kLeastBox = 4;             ///< keys of a box that the copy engine is asked for
+inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
 inline constexpr int kWordBytes = 288;  ///< room for what the backward's warps tell each other

@@ -1,0 +1,63 @@
+// In place of src/cuda/ptx/barrier.h where a kernel runs on fibers (fibers.h).
+#pragma once
+
+#include "cuda_names.h"
+
+namespace tessera::cuda::ptx {
+
+inline char* shared_memory(std::uint32_t address) { return device::block().shared + address; }
+inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(static_cast<const char*>(p) - device::block().shared);
+}
+
+inline device::Mbarrier& mbarrier(std::uint32_t address) {
+  return device::block().mbarriers.at(address);
+}
+/// Its phase ends where all have arrived and all bytes are there.
+inline void turn(device::Mbarrier& barrier) {
+  if (barrier.pending > 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  ++barrier.phase;
+}
+inline void mbarrier_init(std::uint32_t address, std::uint32_t arrivals) {
+  device::block().mbarriers[address] = {arrivals, arrivals, 0, 0};
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(std::uint32_t address) {
+  device::Mbarrier& barrier = mbarrier(address);
+  --barrier.pending;
+  turn(barrier);
+}
+inline void mbarrier_expect(std::uint32_t address, std::uint32_t bytes) {
+  mbarrier(address).bytes += bytes;
+  mbarrier_arrive(address);
+}
+/// The copy engine's part of it.
+inline void mbarrier_complete(std::uint32_t address, std::int64_t bytes) {
+  device::Mbarrier& barrier = mbarrier(address);
+  barrier.bytes -= bytes;
+  turn(barrier);
+}
+inline void mbarrier_wait(std::uint32_t address, std::uint32_t parity) {
+  const device::Mbarrier& barrier = mbarrier(address);
+  device::wait([&] { return barrier.phase % 2 != parity; });
+}
+inline void barrier_sync(int id, int threads) {
+  static_cast<void>(device::meet(device::block().named[static_cast<std::size_t>(id)],
+                                 static_cast<unsigned>(threads)));
+}
+/// Comes without waiting.
+inline void barrier_arrive(int id, int threads) {
+  device::Meeting& meeting = device::block().named[static_cast<std::size_t>(id)];
+  if (++meeting.arrived < static_cast<unsigned>(threads)) return;
+  meeting.arrived = 0;
+  ++meeting.generation;
+}
+inline void fence_proxy_async() {}
+
+template <int kCount>
+void lower_registers() {}
+template <int kCount>
+void raise_registers() {}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,39 @@
+// In place of src/cuda/ptx/math.h where a kernel runs on fibers (fibers.h).
+#pragma once
+
+#include "cuda_names.h"
+#include "reference/storage.h"
+#include "tessera/types.hpp"
+
+namespace tessera::cuda::ptx {
+
+/// NaN is a positive one, as a GPU's are.
+inline float ex2(float x) { return std::isnan(x) ? __uint_as_float(0x7fffffffU) : std::exp2(x); }
+inline float rcp(float x) { return 1.0F / x; }
+inline std::uint32_t bits(int first, int count) {
+  const std::uint64_t ones = (std::uint64_t{1} << count) - 1;
+  return static_cast<std::uint32_t>(ones << first);
+}
+inline std::uint32_t opaque(std::uint32_t x) { return x; }
+
+template <Dtype kType>
+float widen(std::uint16_t bits) {
+  return static_cast<float>(reference::load(kType, &bits, 0));
+}
+template <Dtype kType>
+std::uint32_t pack(float low, float high) {
+  std::uint16_t pair[2];
+  reference::store(kType, pair, 0, static_cast<double>(low));
+  reference::store(kType, pair, 1, static_cast<double>(high));
+  return pair[0] | std::uint32_t{pair[1]} << 16;
+}
+inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  std::uint32_t four = 0;
+  int i = 0;
+  for (const float x : {a, b, c, d}) {
+    reference::store(Dtype::e4m3, &four, i++, static_cast<double>(x));
+  }
+  return four;
+}
+
+}  // namespace tessera::cuda::ptx

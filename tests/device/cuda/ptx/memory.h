@@ -1,0 +1,94 @@
+// In place of src/cuda/ptx/memory.h where a kernel runs on fibers (fibers.h): what is asked for is
+// there at once.
+#pragma once
+
+#include "cuda/fake_driver.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/tensor_map.h"
+
+namespace tessera::cuda::ptx {
+
+/// The 16 bytes at an address of the 128-byte swizzle: their number goes by the line's.
+inline std::uint32_t swizzled128(std::uint32_t address) {
+  return address ^ (address >> 7 & 7) << 4;
+}
+
+inline void tma_load(std::uint32_t to, const TensorMap& map, std::uint32_t barrier, int c0, int c1,
+                     int c2, int c3) {
+  fake::EncodedMap m;
+  std::memcpy(&m, &map, sizeof m);
+  const int at[4] = {c0, c1, c2, c3};
+  const auto size = static_cast<std::int64_t>(m.element_bytes);
+  std::uint32_t line = to;
+  for (unsigned i3 = 0; i3 < m.box[3]; ++i3) {
+    for (unsigned i2 = 0; i2 < m.box[2]; ++i2) {
+      for (unsigned i1 = 0; i1 < m.box[1]; ++i1, line += 128) {
+        for (unsigned i0 = 0; i0 < m.box[0]; ++i0) {
+          const std::int64_t index[4] = {at[0] + std::int64_t{i0}, at[1] + std::int64_t{i1},
+                                         at[2] + std::int64_t{i2}, at[3] + std::int64_t{i3}};
+          bool inside = true;
+          std::int64_t offset = index[0] * size;
+          for (int i = 0; i < 4; ++i) {
+            inside = inside && index[i] >= 0 && index[i] < static_cast<std::int64_t>(m.sizes[i]);
+            if (i > 0) offset += index[i] * static_cast<std::int64_t>(m.strides[i - 1]);
+          }
+          char* const place =
+              shared_memory(swizzled128(line + i0 * static_cast<std::uint32_t>(size)));
+          if (inside) {
+            std::memcpy(place, m.address + offset, static_cast<std::size_t>(size));
+          } else {
+            std::memset(place, 0, static_cast<std::size_t>(size));
+          }
+        }
+      }
+    }
+  }
+  mbarrier_complete(barrier, std::int64_t{line} - to);
+}
+inline void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
+                      std::uint32_t barrier) {
+  std::memcpy(shared_memory(to), from, bytes);
+  mbarrier_complete(barrier, bytes);
+}
+
+inline void load_matrices(std::uint32_t* words, std::uint32_t from) {
+  const auto* const row = device::show_warp({from});
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    const auto line = static_cast<std::uint32_t>(row[8 * i + lane / 4][0]);
+    std::memcpy(words + i, shared_memory(line + lane % 4 * 4), 4);
+  }
+}
+inline void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
+  std::memcpy(shared_memory(to), words, 16);
+}
+inline void store_shared(std::uint32_t to, float a, float b, float c, float d) {
+  const float four[4] = {a, b, c, d};
+  std::memcpy(shared_memory(to), four, sizeof four);
+}
+inline void load_shared(std::uint32_t from, float& a, float& b, float& c, float& d) {
+  float four[4];
+  std::memcpy(four, shared_memory(from), sizeof four);
+  a = four[0];
+  b = four[1];
+  c = four[2];
+  d = four[3];
+}
+
+inline void store_if(bool condition, void* to, std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t words[2] = {a, b};
+  if (condition) std::memcpy(to, words, sizeof words);
+}
+template <class T>
+void store_if(bool condition, T* to, T x) {
+  if (condition) *to = x;
+}
+template <class T>
+T load_if(bool condition, const T* from) {
+  return condition ? *from : T{};
+}
+inline float load_in_order_if(bool condition, const float* from) {
+  return load_if(condition, from);
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,82 @@
+// CUDA's names for a kernel that runs on fibers (fibers.h). To be included before its headers.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "fibers.h"
+
+// NOLINTBEGIN: CUDA's names
+#define __device__
+#define __forceinline__ inline
+
+struct __attribute__((may_alias)) float4 {
+  float x, y, z, w;
+};
+struct __attribute__((may_alias)) uint4 {
+  std::uint32_t x, y, z, w;
+};
+
+struct DeviceIndex {
+  unsigned x = 0;
+};
+inline DeviceIndex threadIdx, blockIdx, gridDim;
+
+namespace tessera::device {
+
+/// What the threads of the warp show each other; row[i]: lane i's.
+inline const std::array<std::uint64_t, 4>* show_warp(const std::array<std::uint64_t, 4>& mine) {
+  const unsigned warp = threadIdx.x / kWarp;
+  Meeting& meeting = block().warps[warp];
+  auto& row = block().of_warps[meeting.generation % 2];
+  row[threadIdx.x] = mine;
+  static_cast<void>(meet(meeting, kWarp));
+  return row.data() + std::size_t{warp} * kWarp;
+}
+
+}  // namespace tessera::device
+
+inline void __syncthreads() {
+  static_cast<void>(
+      tessera::device::meet(tessera::device::block().all, tessera::device::block().threads));
+}
+inline void __syncwarp() { static_cast<void>(tessera::device::show_warp({})); }
+template <class T>
+T __shfl_sync(unsigned /*mask*/, T x, int lane) {
+  std::array<std::uint64_t, 4> mine = {};
+  std::memcpy(mine.data(), &x, sizeof x);
+  T other;
+  std::memcpy(&other, tessera::device::show_warp(mine)[lane].data(), sizeof other);
+  return other;
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int lanes) {
+  return __shfl_sync(mask, x, static_cast<int>(threadIdx.x % 32) ^ lanes);
+}
+inline bool __any_sync(unsigned /*mask*/, bool x) {
+  const auto* const row = tessera::device::show_warp({x ? 1U : 0U});
+  bool any = false;
+  for (unsigned lane = 0; lane < 32; ++lane) any = any || row[lane][0] != 0;
+  return any;
+}
+inline float __uint_as_float(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+inline std::uint32_t __float_as_uint(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline int max(int a, int b) { return a < b ? b : a; }
+inline int __vimax3_s32(int a, int b, int c) { return max(max(a, b), c); }
+inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) {
+  const unsigned d = a < b ? b : a;
+  return c < d ? d : c;
+}
+inline int min(int a, int b) { return b < a ? b : a; }
+// NOLINTEND

@@ -1,0 +1,113 @@
+#include "fibers.h"
+
+#include <ucontext.h>
+
+#include <memory>
+
+#include "cuda_names.h"
+
+namespace tessera::device {
+namespace {
+
+constexpr std::size_t kStackBytes = std::size_t{256} << 10;
+
+struct Fiber {
+  ucontext_t context = {};
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+};
+
+struct Machine {
+  Block block;
+  std::vector<Fiber> fibers;
+  ucontext_t scheduler = {};
+  unsigned current = 0;
+  std::uint64_t events = 0;  ///< waits that ended, and threads
+  const std::function<void(char*)>* kernel = nullptr;
+};
+
+Machine& machine() {
+  static Machine one;
+  return one;
+}
+
+void enter() {
+  Machine& m = machine();
+  (*m.kernel)(m.block.shared);
+  m.fibers[m.current].done = true;
+  ++m.events;
+  swapcontext(&m.fibers[m.current].context, &m.scheduler);
+}
+
+[[gnu::noinline]] void begin(Fiber& fiber) {
+  fiber.done = false;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, enter, 0);
+}
+
+void prepare(unsigned threads, unsigned shared_bytes) {
+  Machine& m = machine();
+  m.block = {};
+  m.block.threads = threads;
+  m.block.memory.resize(shared_bytes + 2048, '\x7f');  // NaN as e4m3, and as 16 bits
+  const auto start = reinterpret_cast<std::uintptr_t>(m.block.memory.data());
+  m.block.shared = m.block.memory.data() + (1024 - start % 1024) % 1024;
+  m.fibers.resize(threads);
+  for (Fiber& fiber : m.fibers) {
+    if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
+    begin(fiber);
+  }
+}
+
+}  // namespace
+
+Block& block() { return machine().block; }
+unsigned thread() { return machine().current; }
+
+void wait(const std::function<bool()>& condition) {
+  Machine& m = machine();
+  while (!condition()) swapcontext(&m.fibers[m.current].context, &m.scheduler);
+  ++m.events;
+}
+
+unsigned meet(Meeting& meeting, unsigned count) {
+  const unsigned before = meeting.generation;
+  if (++meeting.arrived == count) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+    ++machine().events;
+  } else {
+    wait([&] { return meeting.generation != before; });
+  }
+  return before;
+}
+
+std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
+                const std::function<void(char*)>& kernel) {
+  Machine& m = machine();
+  m.kernel = &kernel;
+  gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    prepare(threads, shared_bytes);
+    for (unsigned left = threads; left > 0;) {
+      const std::uint64_t before = m.events;
+      for (m.current = 0; m.current < threads; ++m.current) {
+        Fiber& fiber = m.fibers[m.current];
+        if (fiber.done) continue;
+        threadIdx.x = m.current;
+        swapcontext(&m.scheduler, &fiber.context);
+        left -= fiber.done ? 1 : 0;
+      }
+      if (m.events == before) {
+        return "block " + std::to_string(blockIdx.x) + ": " + std::to_string(left) +
+               " threads wait for each other";
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera::device

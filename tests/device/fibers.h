@@ -1,0 +1,54 @@
+// A block of a kernel's threads as fibers of one thread of the host: each runs until it waits, then
+// the next. What a warp or a warpgroup does together waits for all of it. Nothing runs at the same
+// time as anything else, so a test repeats exactly; and where all wait, none of them ever goes on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::device {
+
+inline constexpr unsigned kWarp = 32, kWarpgroup = 128, kMostThreads = 512;
+
+/// Where `count` threads meet: who comes last lets all go on.
+struct Meeting {
+  unsigned arrived = 0, generation = 0;
+};
+
+/// An mbarrier of shared memory.
+struct Mbarrier {
+  std::int64_t arrivals = 0, pending = 0, bytes = 0;
+  unsigned phase = 0;
+};
+
+/// What a block has besides its threads.
+struct Block {
+  unsigned threads = 0;
+  std::vector<char> memory;  ///< shared memory, from an address that is a multiple of 1024
+  char* shared = nullptr;
+  std::map<std::uint32_t, Mbarrier> mbarriers;
+  std::array<Meeting, 16> named;
+  Meeting all;
+  std::array<Meeting, kMostThreads / kWarp> warps;
+  std::array<Meeting, kMostThreads / kWarpgroup> warpgroups;
+  /// What threads show each other, twice, so that nobody waits before showing the next.
+  std::array<std::array<std::array<std::uint64_t, 4>, kMostThreads>, 2> of_warps, of_warpgroups;
+};
+Block& block();
+
+/// The thread that runs.
+unsigned thread();
+/// Goes on with the others until it is true.
+void wait(const std::function<bool()>& condition);
+/// Waits for `count` threads; returns the number of meetings before.
+unsigned meet(Meeting& meeting, unsigned count);
+
+/// Runs blocks of a grid one after another. Returns what went wrong: nothing, or that all wait.
+std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
+                const std::function<void(char* shared)>& kernel);
+
+}  // namespace tessera::device

@@ -1,0 +1,7 @@
+// The Hopper forward kernel for fibers. As a system header: its pragmas are the device compiler's.
+#pragma once
+#pragma GCC system_header
+
+#include "cuda_names.h"
+// After what stands for the device.
+#include "cuda/sm90/forward.h"

@@ -1,0 +1,115 @@
+// The Hopper forward kernels themselves, on fibers of the host: planned, launched by the library on
+// a fake driver, run thread by thread with its barriers, copies and products, and judged like a
+// GPU's.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "check/check.h"
+#include "check/inputs.h"
+#include "cuda/backend.h"
+#include "cuda/fake_driver.h"
+#include "kernels.h"
+#include "plan/names.h"
+#include "plan/select.h"
+
+namespace tessera::device {
+namespace {
+
+class ForwardOnFibers : public testing::TestWithParam<core::Kernel> {
+ protected:
+  void SetUp() override {
+    fake::state() = {};
+    const Result<Device> gpu = this_gpu();
+    ASSERT_TRUE(gpu.ok()) << gpu.status().text;
+    gpu_ = *gpu;
+    gpu_.threads = 3;  // several tiles a block
+    if (!runs_here(name_of(GetParam()))) GTEST_SKIP() << "this build has no GPU kernels";
+    fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
+      wrong_ = device::launch(launch.kernel, launch.grid_x, params);
+    };
+  }
+  void TearDown() override { fake::state().on_launch = nullptr; }
+
+  /// False: the row does not take such inputs.
+  bool check(const Problem& p, std::uint64_t seed) {
+    const core::Kernel& row = GetParam();
+    if (!refusal(row, p, gpu_).empty()) return false;
+    tools::RunMemory memory(p, seed);
+    if (needs_unaligned(p, memory.tensors())) return false;
+    const PlanData plan = plan_row(row, p, gpu_);
+    const std::string text = to_string(p) + " seed " + std::to_string(seed);
+    const Status status = cuda::run(plan, memory.tensors(), nullptr, {});
+    EXPECT_TRUE(status.ok()) << status.text << ": " << text;
+    EXPECT_EQ(wrong_, "") << text;
+    EXPECT_EQ(memory.damage(), "") << text;
+    for (const tools::Verdict& verdict : tools::judge_all(memory, name_of(row))) {
+      EXPECT_TRUE(verdict.pass()) << verdict.output << ": error " << verdict.error << ", bound "
+                                  << verdict.bound << ": " << text;
+    }
+    return true;
+  }
+
+  Device gpu_;
+  std::string wrong_;
+};
+
+std::string one_of(std::mt19937& random, std::initializer_list<const char*> texts) {
+  return *(texts.begin() + static_cast<std::ptrdiff_t>(random() % texts.size()));
+}
+
+/// A problem for the row, of any kind that it takes.
+std::string random_problem(const core::Kernel& row, std::mt19937& random) {
+  const auto up_to = [&random](int low, int high) {
+    return std::to_string(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
+  };
+  std::string text = std::string("fwd ") + to_string(row.operand) + " ";
+  text += one_of(random, {"h=1 ", "h=2/1 ", "h=4/2 "});
+  const std::string longest_q = up_to(1, 200), longest_k = up_to(1, 400);
+  if (random() % 3 == 0) {
+    text +=
+        "b=2 q=" + longest_q + " k=" + longest_k + " packed=" + longest_q + "," + longest_k + " ";
+  } else {
+    text += "q=" + longest_q + " k=" + longest_k + " ";
+  }
+  const int step = row.operand == core::Operand::e4m3 ? 16 : 8;
+  const int narrow = row.head_dim_v > 64 ? row.head_dim_v - 16 : step;
+  text += "d=" + std::to_string(row.head_dim - (random() % 2 == 0 ? 0 : step)) + "/" +
+          std::to_string(random() % 2 == 0 ? row.head_dim_v : narrow) + " ";
+  text += one_of(random, {"", "causal ", "causal ", "window=70,30 ", "align=tl causal "});
+  if (random() % 4 == 0) text += "sink ";
+  if (row.extra == core::Extra::softcap) text += one_of(random, {"softcap=2 ", "softcap=40 "});
+  if (row.operand != core::Operand::e4m3) return text;
+  text += "v_tiles " + one_of(random, {"", "score_shift ", "v_shift ", "v_shift score_shift "});
+  text += one_of(random, {"", "o=f16 "});
+  return text + "scales=" + one_of(random, {"tensor", "head", "token"}) + "/" +
+         one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"}) + "/" +
+         one_of(random, {"tensor", "head", "channel", "block:192", "block:384"});
+}
+
+TEST_P(ForwardOnFibers, IsRight) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  int ran = 0;
+  for (int trial = 0; trial < 60 && ran < 6; ++trial) {
+    const Result<Problem> p = parse_problem(random_problem(GetParam(), random));
+    ASSERT_TRUE(p.ok()) << p.status().text;
+    ran += check(*p, random()) ? 1 : 0;
+  }
+  EXPECT_GE(ran, 3) << "seed " << seed;
+}
+
+std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
+  std::string name = name_of(info.param);
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ForwardOnFibers, testing::ValuesIn(rows().begin(), rows().end()),
+                         row_name);
+
+}  // namespace
+}  // namespace tessera::device

@@ -1,0 +1,75 @@
+#include "kernels.h"
+
+// What stands for the device comes before its code.
+#include "forward_host.h"
+
+#include <array>
+#include <utility>
+
+#include "cuda/symbol.h"
+#include "plan/catalog.h"
+
+namespace tessera::device {
+namespace {
+
+constexpr bool is(const core::Kernel& row, core::Operand operand, int head_dim, int head_dim_v,
+                  int block_m, core::Extra extra) {
+  return row.arch == Arch::sm90 && row.pass == Pass::forward && row.form == core::Form::tile &&
+         !row.any_layout && row.operand == operand && row.head_dim == head_dim &&
+         row.head_dim_v == head_dim_v && row.block_m == block_m && row.extra == extra;
+}
+
+/// Of every kind one: two and three warpgroups, held queries, one buffer of queries, two wgmmas a
+/// panel, a softcap; and rows of 16 bits, which show that what is known to be right is found right.
+constexpr bool chosen(const core::Kernel& row) {
+  using enum core::Operand;
+  constexpr core::Extra kNone = core::Extra::none, kSoftcap = core::Extra::softcap;
+  return is(row, bf16, 64, 64, 128, kNone) || is(row, bf16, 64, 64, 192, kSoftcap) ||
+         is(row, e4m3, 64, 64, 128, kNone) || is(row, e4m3, 64, 64, 192, kNone) ||
+         is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 192, 128, 128, kNone) ||
+         is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap);
+}
+
+constexpr std::size_t count_chosen() {
+  std::size_t count = 0;
+  for (const core::Kernel& row : kCatalog) count += chosen(row) ? 1 : 0;
+  return count;
+}
+
+constexpr auto kRows = [] {
+  std::array<core::Kernel, count_chosen()> rows = {};
+  std::size_t i = 0;
+  for (const core::Kernel& row : kCatalog) {
+    if (chosen(row)) rows[i++] = row;
+  }
+  return rows;
+}();
+
+template <std::size_t kRow>
+bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
+  constexpr core::Kernel kKernel = kRows[kRow];
+  if (symbol != cuda::symbol_of(kKernel)) return false;
+  const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
+  wrong = run(blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),
+              static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)),
+              [&p](char* shared) { cuda::sm90::forward<kKernel>(p, shared); });
+  return true;
+}
+
+template <std::size_t... kIndices>
+std::string launch_any(const std::string& symbol, unsigned blocks, const void* params,
+                       std::index_sequence<kIndices...> /*indices*/) {
+  std::string wrong;
+  const bool found = (launch_if<kIndices>(symbol, blocks, params, wrong) || ...);
+  return found ? wrong : symbol + " is not compiled for fibers";
+}
+
+}  // namespace
+
+std::span<const core::Kernel> rows() { return kRows; }
+
+std::string launch(const std::string& symbol, unsigned blocks, const void* params) {
+  return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
+}
+
+}  // namespace tessera::device
