@@ -24,10 +24,7 @@ void check_numbers(const char* name, const View& view, const View& q, std::int64
 void check_tensor(const char* name, const View& view, const View& q, const char* first,
                   std::initializer_list<std::int64_t> shape) {
   check_sizes(name, view, shape);
-  if (!same(view.dtype, q.dtype)) {
-    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ", but " + first +
-            ".dtype = " + name_of(q.dtype) + ": they must be the same");
-  }
+  check_same_type(name, view, q, first);
   check_device(name, view, q, first);
   check_last_stride(name, view);
 }
@@ -326,6 +323,7 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
   check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
   if (in.o) {
+    check_same_type("out", in.o, in.q);
     check_rows("out", in.o, in.q,
                {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v}, p.packed);
   }

@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "execution.h"
+#include "scaled.h"
 
 namespace tessera::python {
 
@@ -60,13 +61,13 @@ BiasShape bias_shape(const Inputs& in, const Problem& p) {
             " or 1, " + std::to_string(full[1]) + " or 1, " + std::to_string(full[2]) + " or 1, " +
             std::to_string(full[3]) + " or 1)");
   }
-  if (!same(bias.dtype, kFloat32) && !same(bias.dtype, in.q.dtype)) {
-    invalid("bias.dtype = " + name_of(bias.dtype) + ": must be float32 or q's type, " +
-            name_of(in.q.dtype));
+  const bool wide = same(bias.dtype, kFloat32);
+  if (!wide && (is_scaled(p.dtype) || !same(bias.dtype, in.q.dtype))) {
+    invalid("bias.dtype = " + name_of(bias.dtype) + ": must be float32" +
+            (is_scaled(p.dtype) ? std::string() : " or q's type, " + name_of(in.q.dtype)));
   }
   check_device("bias", bias, in.q);
-  return {stored[0], stored[1], stored[2], stored[3],
-          same(bias.dtype, kFloat32) ? Dtype::f32 : storage_type(in.q)};
+  return {stored[0], stored[1], stored[2], stored[3], wide ? Dtype::f32 : p.dtype};
 }
 
 /// Sizes of a problem, from tensors whose number of dimensions is checked here.
@@ -105,13 +106,17 @@ void check_shapes(const Inputs& in, const Problem& p) {
   const std::array k_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim};
   const std::array v_shape = {p.batch, rows_k, p.num_heads_k, p.head_dim_v};
   const std::array o_shape = {p.batch, rows_q, p.num_heads, p.head_dim_v};
-  const auto check_given = [&](const char* name, const View& view, const auto& shape) {
-    if (view) check_rows(name, view, in.q, shape, p.packed);
+  const bool scaled = is_scaled(p.dtype);  // then v and o have types of their own
+  const auto check_given = [&](const char* name, const View& view, const auto& shape,
+                               bool own_type = false) {
+    if (!view) return;
+    if (!own_type) check_same_type(name, view, in.q);
+    check_rows(name, view, in.q, shape, p.packed);
   };
   check_given("q", in.q, q_shape);
-  check_given("k", in.k, k_shape);
-  check_given("v", in.v, v_shape);
-  check_given("o", in.o, o_shape);
+  check_given("k", in.k, k_shape, scaled);
+  check_given("v", in.v, v_shape, scaled);
+  check_given("o", in.o, o_shape, scaled);
   check_given("dout", in.dout, o_shape);
   check_given("dq", in.dq, q_shape);
   check_given("dk", in.dk, k_shape);
@@ -148,14 +153,18 @@ void check_partial_lse(const char* name, const View& view) {
 
 }  // namespace
 
-Problem problem_of(const Inputs& in, const Options& options) {
+Problem problem_of(const Inputs& in, const Options& options, const ScaleInputs* scales) {
   if (!in.q) invalid("q is None: a tensor is required");
   Problem p;
   p.pass = options.pass;
-  p.dtype = storage_type(in.q);
+  if (scales == nullptr) {
+    p.dtype = storage_type(in.q, "q", "; tessera.scaled_attention takes 8 bits with their scales");
+  }
   p.packed = static_cast<bool>(in.cu_seqlens_q);
   read_sizes(in, options, p);
+  if (scales != nullptr) read_types(in, p);
   check_shapes(in, p);
+  if (scales != nullptr) p.scales = scale_shape(*scales, in, p);
   check_window("window[0]", options.window_left);
   check_window("window[1]", options.window_right);
   p.softmax_scale = options.softmax_scale;

@@ -31,8 +31,13 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
 };
 
+struct ScaleInputs;
+
 /// Throws Raise(ValueError, NotImplementedError) if shapes, types or devices do not go together.
-Problem problem_of(const Inputs& inputs, const Options& options);
+/// scales: of q, k and v of 8 bits; null: these are of 16 or 32.
+Problem problem_of(const Inputs& inputs, const Options& options,
+                   const ScaleInputs* scales = nullptr);
+/// Without scales, which scaled.h adds.
 Tensors tensors_of(const Inputs& inputs, const Options& options, const Problem& problem);
 
 /// What `keep` is the dropout mask of. Throws Raise(ValueError) if it cannot hold one.

@@ -15,12 +15,19 @@ bool same(const DLType& a, const DLType& b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-Dtype storage_type(const View& q, const char* name) {
+Dtype storage_type(const View& q, const char* name, const char* if_scaled) {
   if (same(q.dtype, kFloat32)) return Dtype::f32;
   if (same(q.dtype, kBfloat16) || same(q.dtype, kBfloat16Bits)) return Dtype::bf16;
   if (same(q.dtype, kFloat16)) return Dtype::f16;
   invalid(std::string(name) + ".dtype = " + name_of(q.dtype) +
-          ": must be float32, bfloat16 or float16");
+          ": must be float32, bfloat16 or float16" +
+          (scaled_type(q) && !same(q.dtype, kFloat8E4m3Bits) ? if_scaled : ""));
+}
+
+std::optional<Dtype> scaled_type(const View& view) {
+  if (same(view.dtype, kFloat8E4m3) || same(view.dtype, kFloat8E4m3Bits)) return Dtype::e4m3;
+  if (same(view.dtype, kInt8)) return Dtype::i8;
+  return std::nullopt;
 }
 
 void check_device(const char* name, const View& view, const View& q, const char* first) {
@@ -40,8 +47,12 @@ void check_last_stride(const char* name, const View& view) {
   }
 }
 
-/// A tensor of rows of q's type: its dimensions, its type, its device, and that head_dim is
-/// contiguous.
+void check_same_type(const char* name, const View& view, const View& q, const char* first) {
+  if (same(view.dtype, q.dtype)) return;
+  invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ", but " + first +
+          ".dtype = " + name_of(q.dtype) + ": they must be the same");
+}
+
 void check_rows(const char* name, const View& view, const View& q,
                 std::array<std::int64_t, 4> shape, bool packed) {
   if (!view) invalid(std::string(name) + " is None: a tensor is required");
@@ -51,10 +62,6 @@ void check_rows(const char* name, const View& view, const View& q,
              : "(batch, seqlen, heads, head_dim); with cu_seqlens_q (total, heads, head_dim)";
   if (view.ndim != ndim) {
     invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + layout);
-  }
-  if (!same(view.dtype, q.dtype)) {
-    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) +
-            ", but q.dtype = " + name_of(q.dtype) + ": they must be the same");
   }
   check_device(name, view, q);
   const std::size_t first = packed ? 1 : 0;

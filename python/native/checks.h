@@ -5,6 +5,7 @@
 #include "view.h"
 
 #include <initializer_list>
+#include <optional>
 
 #include "tessera/tessera.hpp"
 
@@ -16,6 +17,10 @@ inline constexpr DLType kInt32 = {kDLInt, 32, 1};
 /// What tessera/arrays.py passes for bfloat16, which NumPy does not export. torch's uint16 never
 /// gets here.
 inline constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
+/// Types of 8 bits, whose elements are values only together with scales. The last is what
+/// tessera/arrays.py passes for e4m3; torch's uint8 never gets there.
+inline constexpr DLType kFloat8E4m3 = {kDLFloat8E4m3Fn, 8, 1}, kInt8 = {kDLInt, 8, 1},
+                        kFloat8E4m3Bits = {kDLUInt, 8, 1};
 
 /// Where the numbers of (batch, seqlen, heads, head_dim) stand in a shape; packed tensors have no
 /// batch.
@@ -31,8 +36,12 @@ std::string value(const char* name, const char* property, std::int64_t number);
 
 bool same(const DLType& a, const DLType& b);
 
-/// The library's name for a tensor's type.
-Dtype storage_type(const View& q, const char* name = "q");
+/// The library's name for a tensor's type, whose elements are the values. if_scaled: ends the error
+/// of one of 8 bits.
+Dtype storage_type(const View& q, const char* name = "q", const char* if_scaled = "");
+
+/// The same of 8 bits, which need scales; none: another one.
+std::optional<Dtype> scaled_type(const View& view);
 
 /// `first`: the name of q, the tensor that tells where the others must be.
 void check_device(const char* name, const View& view, const View& q, const char* first = "q");
@@ -40,8 +49,9 @@ void check_device(const char* name, const View& view, const View& q, const char*
 /// Whether the last dimension is contiguous.
 void check_last_stride(const char* name, const View& view);
 
-/// A tensor of rows of q's type: its dimensions, its type, its device, and that head_dim is
-/// contiguous.
+void check_same_type(const char* name, const View& view, const View& q, const char* first = "q");
+
+/// A tensor of rows: its dimensions, its device, and that head_dim is contiguous.
 void check_rows(const char* name, const View& view, const View& q,
                 std::array<std::int64_t, 4> shape, bool packed);
 

@@ -1,5 +1,6 @@
-// The module tessera._native: two calls that compute, one that explains, the same for attention
-// over caches, appends to them, the merge of partial results, the dropout mask, and the threads.
+// The module tessera._native: two calls that compute, one that explains, the same for tensors of 8
+// bits and for attention over caches, appends to them, the merge of partial results, the dropout
+// mask, and the threads.
 // Written against CPython's limited API, so that one binary serves every Python from 3.10 on, and
 // DLPack, so that it serves every framework.
 //
@@ -12,6 +13,7 @@
 #include "call.h"
 #include "execution.h"
 #include "plain.h"
+#include "scaled.h"
 
 namespace tessera::python {
 
@@ -233,6 +235,54 @@ PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     read_options(arguments, options);
     if (arguments.flag("backward")) options.pass = Pass::backward;
     return explained(problem_of(in, options), arguments.next(), in.q);
+  });
+}
+
+constexpr Py_ssize_t kScales = 7;
+
+/// The scales of 8-bit tensors, which come behind the inputs.
+void read_scales(Arguments& arguments, Views& views, ScaleInputs& scales) {
+  views.read("q_scale", arguments.next(), scales.q_scale);
+  views.read("k_scale", arguments.next(), scales.k_scale);
+  views.read("v_scale", arguments.next(), scales.v_scale);
+  views.read("score_shift", arguments.next(), scales.score_shift);
+  views.read("v_shift", arguments.next(), scales.v_shift);
+  scales.k_block = arguments.integer("k_block");
+  scales.v_block = arguments.integer("v_block");
+}
+
+PyObject* scaled_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("scaled_forward", objects, count,
+                        kInputs + kScales + kOptions + kFramework);
+    const Framework framework(objects[count - 1], objects[0]);
+    Views views(framework.kind);
+    Inputs in;
+    ScaleInputs scales;
+    Options options;
+    read_inputs(arguments, views, in, true);
+    read_scales(arguments, views, scales);
+    read_options(arguments, options);
+    if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
+    const Problem problem = problem_of(in, options, &scales);
+    Tensors tensors = tensors_of(in, options, problem);
+    add_scales(scales, problem, tensors);
+    attend(problem, tensors, in.q, framework);
+    return none();
+  });
+}
+
+PyObject* explain_scaled(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("explain_scaled", objects, count, kInputs + kScales + kOptions + 1);
+    Views views;
+    Inputs in;
+    ScaleInputs scales;
+    Options options;
+    read_inputs(arguments, views, in, false);
+    read_scales(arguments, views, scales);
+    read_options(arguments, options);
+    return explained(problem_of(in, options, &scales), arguments.next(), in.q);
   });
 }
 
@@ -488,6 +538,8 @@ PyMethodDef* methods() {
       {"forward", fast(forward), METH_FASTCALL, nullptr},
       {"backward", fast(backward), METH_FASTCALL, nullptr},
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
+      {"scaled_forward", fast(scaled_forward), METH_FASTCALL, nullptr},
+      {"explain_scaled", fast(explain_scaled), METH_FASTCALL, nullptr},
       {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
       {"cached_step", fast(cached_step), METH_FASTCALL, nullptr},
       {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},

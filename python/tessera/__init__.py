@@ -1,11 +1,12 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
-`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `cached_attention` reads a
-cache of keys and values, which `explain_cached` explains, `append` writes to it; they are for torch tensors. `KVCache`
-and `CachedSequences` are such caches as objects, `PagePool` and `PagedSequence` keep account of their pages.
-`tessera.torch` has what only PyTorch needs (custom ops, SDPA), `tessera.transformers` makes
-`attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the `flash_attn` and `xformers`
-packages. Importing `tessera` imports none of these frameworks.
+`attention` computes, `explain` says how, `combine` merges results over parts of the keys. `scaled_attention` is for
+tensors of 8 bits and their scales, `explain_scaled` explains it. `cached_attention` reads a cache of keys and values,
+which `explain_cached` explains, `append` writes to it; they are for torch tensors. `KVCache` and `CachedSequences` are
+such caches as objects, `PagePool` and `PagedSequence` keep account of their pages. `tessera.torch` has what only
+PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
+`tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
+frameworks.
 """
 
 import os as _os
@@ -14,10 +15,12 @@ from collections.abc import Sequence as _Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from . import frameworks as _frameworks
 from .arguments import Arguments as _Arguments
 from .arguments import Array as _Array
 from .arguments import ArrayT as _ArrayT
 from .pages import OutOfPages, PagedSequence, PagePool
+from .scaled import explain_scaled, scaled_attention
 
 if TYPE_CHECKING:
     from typing import Literal, overload
@@ -39,8 +42,10 @@ __all__ = [
     "combine",
     "explain",
     "explain_cached",
+    "explain_scaled",
     "get_num_threads",
     "gpu",
+    "scaled_attention",
     "set_num_threads",
 ]
 
@@ -48,37 +53,6 @@ __version__: str = _native.version()
 
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_native.after_fork)
-
-# torch.Tensor and what computes with it, once torch is there.
-_Tensor: Any = ()
-_torch_ops: Any = None
-_torch_cache: Any = None
-
-
-def _bind_torch() -> None:
-    global _Tensor, _torch_ops, _torch_cache
-    from torch import Tensor
-
-    from .torch import cache, ops
-
-    _Tensor, _torch_ops, _torch_cache = Tensor, ops, cache
-
-
-def _framework_of(tensor: Any, name: str = "q") -> Any:
-    """The module that serves a tensor's framework."""
-    if isinstance(tensor, _Tensor):
-        return _torch_ops
-    if "torch" in _sys.modules and _torch_ops is None:
-        _bind_torch()
-        return _framework_of(tensor, name)
-    if hasattr(tensor, "__dlpack__"):
-        from . import arrays
-
-        return arrays
-    raise TypeError(
-        f"{name} is of type {type(tensor).__name__!r}: must be a torch tensor, a NumPy array, or a JAX array on the CPU"
-    )
-
 
 if TYPE_CHECKING:  # typing has Unpack since Python 3.11
 
@@ -166,7 +140,7 @@ def attention(
     The method is FlashAttention's (Dao et al. 2022, algorithms 1 and 4; Dao 2023, sections 3.1 and 3.2; on Hopper,
     Shah et al. 2024, section 3).
     """
-    framework: Any = _torch_ops if isinstance(q, _Tensor) else _framework_of(q)
+    framework: Any = _frameworks.torch_ops if isinstance(q, _frameworks.Tensor) else _frameworks.framework_of(q)
     # By position: keywords cost most of a microsecond more.
     arguments = _Arguments(
         causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
@@ -210,7 +184,7 @@ def explain(
 
     Raises: as `attention`.
     """
-    framework = _framework_of(q)
+    framework = _frameworks.framework_of(q)
     arguments = _Arguments(
         causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, dropout_p, rng_state, cu_seqlens_q,
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
@@ -239,15 +213,8 @@ def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple
     Raises: as `attention`; NotImplementedError also for torch tensors that require a gradient, outside torch.no_grad():
         there is none.
     """
-    results: tuple[_ArrayT, _ArrayT] = _framework_of(o_parts, "o_parts").combine(o_parts, lse_parts, dtype)
+    results: tuple[_ArrayT, _ArrayT] = _frameworks.framework_of(o_parts, "o_parts").combine(o_parts, lse_parts, dtype)
     return results
-
-
-def _cache_module(tensor: Any, name: str) -> Any:
-    """The module of caches, which are torch tensors."""
-    if _framework_of(tensor, name) is not _torch_ops:
-        raise TypeError(f"{name} is of type {type(tensor).__name__!r}: a cache must be of torch tensors")
-    return _torch_cache
 
 
 def cached_attention(
@@ -328,7 +295,7 @@ def cached_attention(
         CPU lengths and pages that do not exist are a ValueError. On a GPU nobody reads them before: a length beyond
         the capacity counts as the capacity, and a page that does not exist holds zeros.
     """
-    module = _torch_cache if isinstance(q, _Tensor) else _cache_module(q, "q")
+    module = _frameworks.torch_cache if isinstance(q, _frameworks.Tensor) else _frameworks.cache_module(q, "q")
     return module.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
@@ -373,7 +340,7 @@ def explain_cached(
 
     Raises: as `cached_attention`.
     """
-    text: str = _cache_module(q, "q").explain_cached(
+    text: str = _frameworks.cache_module(q, "q").explain_cached(
         q, k_cache, v_cache, device,
         {
             "seqlens": seqlens, "cu_seqlens_new": cu_seqlens_new, "page_table": page_table, "cache_index": cache_index,
@@ -445,7 +412,11 @@ def append(
     Raises: as `cached_attention`. On a GPU a row without a slot is not written, and one without a position in the
         tables is copied; on a CPU both are a ValueError.
     """
-    module = _torch_cache if isinstance(k_cache, _Tensor) else _cache_module(k_cache, "k_cache")
+    module = (
+        _frameworks.torch_cache
+        if isinstance(k_cache, _frameworks.Tensor)
+        else _frameworks.cache_module(k_cache, "k_cache")
+    )
     result: _ArrayT | None = module.append(
         k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
         slot_mapping, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
@@ -494,4 +465,4 @@ def gpu(ordinal: int = 0, *, required: bool = False) -> str | None:
 
 # Now if possible: what torch.compile has seen of this module must not change afterwards.
 if "torch" in _sys.modules:
-    _bind_torch()
+    _frameworks.bind_torch()

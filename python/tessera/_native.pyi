@@ -3,11 +3,14 @@
     forward(inputs, options, rng, framework)
     backward(inputs, options, rng, gradients, framework)
     explain(inputs, options, rng, backward: bool, device: str | None)
+    scaled_forward(inputs, scales, options, rng, framework)
+    explain_scaled(inputs, scales, options, rng, device: str | None)
 
 inputs: q, k, v, o, lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, each anything with DLPack, or None where
-it is optional. options: the ten of `tessera.arguments.Options`. rng: seed and offset, integers taken modulo 2^64.
-gradients: dout, dlse, dq, dk, dv, dbias, dsink. `framework` is None, or of tensors that may lie on
-a GPU a tuple: the class that all of them must be of; `stream_of(q)`, the handle of the CUDA stream of a run; and
+it is optional. options: the ten of `tessera.arguments.Options`. scales: q_scale, k_scale, v_scale, score_shift,
+v_shift, k_block, v_block. rng: seed and offset, integers taken modulo 2^64. gradients: dout, dlse, dq, dk, dv, dbias,
+dsink. `explain_scaled` looks at o's shape and type, not at its memory. `framework` is None, or of tensors that may lie
+on a GPU a tuple: the class that all of them must be of; `stream_of(q)`, the handle of the CUDA stream of a run; and
 `allocate(bytes, q)`, a tensor of that many bytes on the GPU of q. The functions are asked where the class does not
 offer the same to C (DLPack's table of functions), and never on a CPU.
 
@@ -46,6 +49,8 @@ from typing import Any
 def forward(*arguments: Any) -> None: ...
 def backward(*arguments: Any) -> None: ...
 def explain(*arguments: Any) -> str: ...
+def scaled_forward(*arguments: Any) -> None: ...
+def explain_scaled(*arguments: Any) -> str: ...
 def cached_forward(*arguments: Any) -> Any: ...
 def cached_step(*arguments: Any) -> Any: ...
 def explain_cached(*arguments: Any) -> str: ...

@@ -45,8 +45,21 @@ class Arguments:
     batch_invariant: bool
 
 
+@dataclass(slots=True)
+class Scales:
+    """What `tessera.scaled_attention` takes beside `Arguments`: the scales of 8-bit tensors (S14)."""
+
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    score_shift: Any
+    v_shift: Any
+    k_block: int
+    v_block: int
+
+
 class Keywords(TypedDict, total=False):
-    """The same as keywords, with the types that callers see."""
+    """`Arguments` as keywords, with the types that callers see."""
 
     causal: bool
     window: tuple[int, int]

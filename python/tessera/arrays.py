@@ -1,4 +1,4 @@
-"""`tessera.attention` for NumPy arrays, and for JAX arrays in the memory of the CPU."""
+"""`tessera.attention` and its relatives for NumPy arrays, and for JAX arrays in the memory of the CPU."""
 
 import operator
 import sys
@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .arguments import Arguments, Options, band, is_top_left, require_packed
+from .arguments import Arguments, Options, Scales, band, is_top_left, require_packed
+
+_PLAIN = "float32, bfloat16 or float16"  # types, in words
 
 
 def _is_jax(array: Any) -> bool:
@@ -27,7 +29,7 @@ def _from_jax(name: str, array: Any) -> np.ndarray:
         try:
             return np.empty(array.shape, array.dtype)
         except TypeError:  # JAX's own types, of random keys
-            raise ValueError(f"{name}.dtype = {array.dtype}: must be float32, bfloat16 or float16") from None
+            raise ValueError(f"{name}.dtype = {array.dtype}: must be {_PLAIN}") from None
     devices = array.devices()
     platform = next(iter(devices)).platform
     if platform != "cpu":
@@ -40,8 +42,9 @@ def _from_jax(name: str, array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def to_native(name: str, array: Any, first: str = "q") -> np.ndarray | None:
-    """An array whose memory `_native` can read: NumPy exports no bfloat16, which travels as uint16."""
+def to_native(name: str, array: Any, first: str = "q", eight_bits: bool = False) -> np.ndarray | None:
+    """An array whose memory `_native` can read: NumPy exports no bfloat16, which travels as uint16, and no
+    float8_e4m3fn, which travels as uint8 where an array may be of 8 bits."""
     if array is None:
         return None
     if _is_jax(array):
@@ -52,8 +55,11 @@ def to_native(name: str, array: Any, first: str = "q") -> np.ndarray | None:
         )
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
-    if array.dtype == np.uint16:
-        raise ValueError(f"{name}.dtype = uint16: must be float32, bfloat16 or float16")
+    if eight_bits and array.dtype.name == "float8_e4m3fn":
+        return array.view(np.uint8)
+    if array.dtype == np.uint16 or (eight_bits and array.dtype == np.uint8):
+        accepted = "float8_e4m3fn or int8" if eight_bits else _PLAIN
+        raise ValueError(f"{name}.dtype = {array.dtype}: must be {accepted}")
     return array
 
 
@@ -88,10 +94,12 @@ def _draw(dropout_p: float, rng_state: Any) -> tuple[int, int]:
     return seed_and_offset(rng_state)
 
 
-def prepare(q: Any, k: Any, v: Any, arguments: Arguments) -> tuple[list[np.ndarray | None], Options]:
+def prepare(
+    q: Any, k: Any, v: Any, arguments: Arguments, eight_bits: bool = False
+) -> tuple[list[np.ndarray | None], Options]:
     """(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k) and the rest, for `_native`.
 
-    Of what JAX traces only shape and type mean anything.
+    Of what JAX traces only shape and type mean anything. eight_bits: of q, k and v.
     """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array is None:
@@ -105,13 +113,21 @@ def prepare(q: Any, k: Any, v: Any, arguments: Arguments) -> tuple[list[np.ndarr
         max_seqlen_k = a.max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     names = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k")
     given = (q, k, v, a.bias, a.alibi_slopes, a.sink, cu_seqlens_q, cu_seqlens_k)
-    arrays = [to_native(name, array) for name, array in zip(names, given, strict=True)]
+    arrays = [
+        to_native(name, array, eight_bits=eight_bits and i < 3)
+        for i, (name, array) in enumerate(zip(names, given, strict=True))
+    ]
     left, right = band(a.causal, a.window)
     options = (
         _longest("q", cu_seqlens_q, a.max_seqlen_q), _longest("k", cu_seqlens_k, max_seqlen_k), a.softmax_scale,
         a.softcap, left, right, is_top_left(a.alignment), a.dropout_p, a.deterministic, a.batch_invariant,
     )  # fmt: skip
     return arrays, options
+
+
+def _empty_lse(q: np.ndarray) -> np.ndarray:
+    batch, (rows, heads) = q.shape[:-3], q.shape[-3:-1] if q.ndim >= 3 else (0, 0)
+    return np.empty((*batch, heads, rows), np.float32)
 
 
 def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) -> Any:
@@ -127,12 +143,63 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
     first, _, value, *_ = arrays
     assert first is not None and value is not None
     o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
-    lse = None
-    if return_lse:
-        batch, (rows, heads) = first.shape[:-3], first.shape[-3:-1] if first.ndim >= 3 else (0, 0)
-        lse = np.empty((*batch, heads, rows), np.float32)
+    lse = _empty_lse(first) if return_lse else None
     _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), None)
     return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+
+
+def _prepare_scaled(
+    q: Any, k: Any, v: Any, scales: Scales, arguments: Arguments
+) -> tuple[list[np.ndarray | None], tuple[Any, ...], Options]:
+    """The tensors, the scales and the numbers, for `_native`."""
+    s = scales
+    names = ("q_scale", "k_scale", "v_scale", "score_shift", "v_shift")
+    given = (s.q_scale, s.k_scale, s.v_scale, s.score_shift, s.v_shift)
+    a = arguments
+    if any(map(is_traced, (q, k, v, *given, a.bias, a.alibi_slopes, a.sink, a.cu_seqlens_q, a.cu_seqlens_k))):
+        raise NotImplementedError(
+            "scaled_attention under JAX's transformations: it takes arrays whose values are there"
+        )
+    arrays, options = prepare(q, k, v, arguments, eight_bits=True)
+    factors = (to_native(name, array) for name, array in zip(names, given, strict=True))
+    return arrays, (*factors, s.k_block, s.v_block), options
+
+
+def _output_type(v: Any, dtype: Any) -> Any:
+    """The type of o beside q of 8 bits."""
+    if dtype is not None:
+        given = np.dtype(dtype)
+        if given.name not in ("float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype = {given}: must be {_PLAIN}")
+        return given
+    if v.dtype.name in ("bfloat16", "float16"):
+        return v.dtype
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise ValueError(
+            "dtype is None, which means bfloat16, a type of ml_dtypes, which is not installed: np.float32 and "
+            "np.float16 need nothing"
+        ) from None
+    return bfloat16
+
+
+def scaled_attention(q: Any, k: Any, v: Any, scales: Scales, arguments: Arguments, dtype: Any, return_lse: bool) -> Any:
+    """As `tessera.scaled_attention`. JAX arrays in, JAX arrays out."""
+    arrays, factors, options = _prepare_scaled(q, k, v, scales, arguments)
+    o = np.empty(q.shape[:-1] + v.shape[-1:], _output_type(v, dtype))
+    lse = _empty_lse(q) if return_lse else None
+    _native.scaled_forward(*arrays[:3], to_native("o", o), lse, *arrays[3:], *factors, *options, 0, 0, None)
+    return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+
+
+def explain_scaled(q: Any, k: Any, v: Any, scales: Scales, arguments: Arguments, dtype: Any, device: str | None) -> str:
+    """As `tessera.explain_scaled`."""
+    arrays, factors, options = _prepare_scaled(q, k, v, scales, arguments)
+    # o without its memory: one row that all of them share.
+    row = np.empty(v.shape[-1:], _output_type(v, dtype))
+    o = to_native("o", np.broadcast_to(row, q.shape[:-1] + v.shape[-1:]))
+    return _native.explain_scaled(*arrays[:3], o, None, *arrays[3:], *factors, *options, 0, 0, device)
 
 
 def combine(o_parts: Any, lse_parts: Any, dtype: Any) -> Any:

@@ -1,6 +1,7 @@
 """tessera.attention on NumPy and JAX arrays: the same bits as torch tensors with the same memory. Needs no torch but
 for that comparison."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,88 @@ def test_explain() -> None:
     assert "sm90.forward.f16" in tessera.explain(*half, device="h200")
     with pytest.raises(ValueError, match="device = 'abacus': unknown"):
         tessera.explain(q, k, v, device="abacus")
+
+
+# ---- 8 bits
+
+
+def scaled_arrays(dtype: Any) -> tuple[Any, ...]:
+    """q, k, v and their scales: by row, by block of 7 keys, by column."""
+    q, k, v = ((20 * x).clip(-128, 127).astype(dtype) for x in arrays())
+    shapes = ((2, 4, 19), (2, 2, 5), (2, 2, 40))
+    return q, k, v, *(np.random.uniform(0.02, 0.1, shape).astype(np.float32) for shape in shapes)
+
+
+def scaled_values(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> tuple[Any, Any, Any]:
+    of_k = k_scale.repeat(7, 2)[:, :, :31].transpose(0, 2, 1)[..., None]
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    return q * q_scale.transpose(0, 2, 1)[..., None], k * of_k, v * v_scale[:, None]
+
+
+def test_scaled() -> None:
+    given = scaled_arrays(np.int8)
+    exact, exact_lse = three_steps(*scaled_values(*given))
+    o, lse = tessera.scaled_attention(*given, k_block=7, dtype=np.float32, return_lse=True)
+    assert isinstance(o, np.ndarray) and o.dtype == np.float32
+    np.testing.assert_allclose(o, exact, atol=5e-6)
+    np.testing.assert_allclose(lse, exact_lse, atol=5e-6)
+    half = tessera.scaled_attention(*given, k_block=7, dtype=np.float16)
+    np.testing.assert_array_equal(half, o.astype(np.float16))
+    q, k, v, *scales = given
+    wide = tessera.scaled_attention(q, k, v.astype(np.float16), *scales[:2], k_block=7)
+    assert wide.dtype == np.float16
+    text = tessera.explain_scaled(*given, k_block=7, dtype=np.float32)
+    assert "fwd i8 b=2 h=4/2 q=19 k=31 d=24/40" in text and "o=f32" in text
+
+
+def test_scaled_types_of_ml_dtypes() -> None:
+    """float8_e4m3fn, which NumPy does not export, and bfloat16, which o is unless somebody asks for another type."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (np.int8, ml_dtypes.float8_e4m3fn):
+        given = scaled_arrays(dtype)
+        wide = tessera.scaled_attention(*given, k_block=7, dtype=np.float32)
+        np.testing.assert_allclose(wide, three_steps(*scaled_values(*given))[0], atol=5e-6)
+        o = tessera.scaled_attention(*given, k_block=7)
+        assert o.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(o, wide.astype(ml_dtypes.bfloat16))
+    q, k, v, *scales = given
+    o = tessera.scaled_attention(q, k, v.astype(ml_dtypes.bfloat16), *scales[:2], k_block=7)
+    assert o.dtype == ml_dtypes.bfloat16
+    assert "fwd e4m3" in tessera.explain_scaled(*given, k_block=7)
+    with pytest.raises(ValueError, match="k.dtype = int8, but q.dtype = float8_e4m3fn: they must be the same"):
+        tessera.scaled_attention(q, k.view(np.int8), v, *scales, k_block=7)
+    with pytest.raises(ValueError, match="v.dtype = float32: must be q's type, float8_e4m3fn, or bfloat16 or float16"):
+        tessera.scaled_attention(q, k, v.astype(np.float32), *scales, k_block=7)
+
+
+def test_scaled_jax() -> None:
+    jax = pytest.importorskip("jax")
+    for dtype in (np.int8, jax.numpy.float8_e4m3fn):
+        given = scaled_arrays(dtype)
+        expected = tessera.scaled_attention(*given, k_block=7)
+        there = [jax.device_put(x, jax.devices("cpu")[0]) for x in given]
+        o = tessera.scaled_attention(*there, k_block=7)
+        assert isinstance(o, jax.Array) and o.dtype == jax.numpy.bfloat16
+        np.testing.assert_array_equal(np.asarray(o), expected)
+    with pytest.raises(NotImplementedError, match="scaled_attention under JAX's transformations"):
+        jax.jit(lambda scale: tessera.scaled_attention(*given[:3], scale, *given[4:], k_block=7))(given[3])
+
+
+def test_scaled_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, *scales = scaled_arrays(np.int8)
+    with pytest.raises(ValueError, match="q_scale is None: must be .*; values of int8 are elements times a scale"):
+        tessera.scaled_attention(q, k, v, None, *scales[1:], k_block=7, dtype=np.float32)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="v_scale is of type 'float', but q is an array"):
+        tessera.scaled_attention(q, k, v, *scales[:2], 1.0, k_block=7, dtype=np.float32)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="q.dtype = uint8: must be float8_e4m3fn or int8"):
+        tessera.scaled_attention(q.view(np.uint8), k, v, *scales, k_block=7, dtype=np.float32)
+    with pytest.raises(ValueError, match="dtype = float64: must be float32, bfloat16 or float16"):
+        tessera.scaled_attention(q, k, v, *scales, k_block=7, dtype=np.float64)
+    with pytest.raises(ValueError, match="q.dtype = int8: must be .*; tessera.scaled_attention takes 8 bits"):
+        tessera.attention(q, k, v)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ValueError, match="dtype is None, which means bfloat16, a type of ml_dtypes, which is not inst"):
+        tessera.scaled_attention(q, k, v, *scales, k_block=7)
 
 
 # ---- combine

@@ -22,7 +22,7 @@ from .ops import (
     outputs,
     require_tensors,
 )  # fmt: skip
-from .tensors import rows
+from .tensors import refuse_gradients, rows, signed
 
 _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
@@ -45,22 +45,12 @@ _library.define(
 # Looked up once: every call asks.
 _is_plain = _native.is_plain
 
+# What has gradients.
+_INSTEAD = ", or tessera.attention"
+
 
 def _need_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def _refuse_gradients(function: str, **tensors: Tensor | None) -> None:
-    for name, x in tensors.items():
-        if x is not None and x.requires_grad:
-            raise NotImplementedError(
-                f"{name} requires a gradient: {function} has none; call it under torch.no_grad(), or tessera.attention"
-            )
-
-
-def _signed(x: Any) -> Any:
-    """x with the sign that torch has put off: the library reads memory as it lies."""
-    return x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x
 
 
 @torch.library.impl(_library, "cached_forward", "CompositeExplicitAutograd")
@@ -135,14 +125,15 @@ def cached_attention(
             if detaches:
                 q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
                 k_new, v_new = (None if x is None else x.detach() for x in (k_new, v_new))
-            _refuse_gradients(
-                "cached_attention", q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new, v_new=v_new
+            refuse_gradients(
+                "cached_attention", _INSTEAD, q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new,
+                v_new=v_new,
             )  # fmt: skip
         if not is_traced:
             q = q.resolve_neg()
             if k_new is not None:
                 _check_written(k_cache, v_cache)
-            k_cache, v_cache, k_new, v_new = (_signed(x) for x in (k_cache, v_cache, k_new, v_new))
+            k_cache, v_cache, k_new, v_new = (signed(x) for x in (k_cache, v_cache, k_new, v_new))
     if k_new is None or v_new is None:
         if not (k_new is v_new is rotary_cos is rotary_sin is rotary_seqlens is None) or max_seqlen_new is not None:
             _refuse_rows(
@@ -184,7 +175,7 @@ def cached_attention(
         q_out = None
         if rotary_cos is not None and rotary_sin is not None:
             q_out = _like_rows(q)
-            rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
+            rotary_cos, rotary_sin = signed(rotary_cos), signed(rotary_sin)
         o = _native.cached_step(
             k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
             rotary_constant_q, q, k_cache, v_cache, out, lse, *more, FRAMEWORK,
@@ -281,10 +272,10 @@ def append(
             rotary_positions=rotary_positions,
         )  # fmt: skip
         if _need_gradients(k_new, v_new, k_cache, v_cache, q):
-            _refuse_gradients("append", k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
+            refuse_gradients("append", _INSTEAD, k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
         if not is_traced:
             _check_written(k_cache, v_cache)
-            k_new, v_new, q = _signed(k_new), _signed(v_new), _signed(q)
+            k_new, v_new, q = signed(k_new), signed(v_new), signed(q)
     longest_q = 0 if cu_seqlens_q is None else longest_of("q", cu_seqlens_q, max_seqlen_q)
     if max_seqlen_new is None:
         max_seqlen_new = 0 if cu_seqlens_new is None else k_new.shape[0]  # no sequence has more
@@ -294,7 +285,7 @@ def append(
         if rotary_cos is not None and rotary_sin is not None:
             rotary_cos, rotary_sin = rows(rotary_cos.resolve_neg()), rows(rotary_sin.resolve_neg())
     elif rotary_cos is not None:
-        rotary_cos, rotary_sin = _signed(rotary_cos), _signed(rotary_sin)
+        rotary_cos, rotary_sin = signed(rotary_cos), signed(rotary_sin)
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
         rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,

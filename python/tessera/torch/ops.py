@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from .. import _native
 from ..arguments import Arguments, Options, band, is_top_left, require_packed
 from . import folding
-from .tensors import rows
+from .tensors import refuse_gradients, rows
 
 # The eight input tensors in the library's order: q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k.
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -29,6 +29,11 @@ def require_tensors(**given: Any) -> None:
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name} is of type {type(x).__name__!r}, but q is a torch tensor")
+
+
+def require_strided(q: Tensor) -> None:
+    if q.layout is not torch.strided:
+        raise ValueError(f"q.layout = {q.layout}: must be torch.strided, e.g. by q.to_dense()") from None
 
 
 def longest_of(name: str, cu_seqlens: Tensor, longest: int | None) -> int:
@@ -81,15 +86,15 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments) -> tuple[Inputs, Options]:
-    """The tensors and the numbers, for `_native`; without the state of the dropout."""
+def prepare(q: Tensor, k: Tensor, v: Tensor, arguments: Arguments, casts: bool = True) -> tuple[Inputs, Options]:
+    """The tensors and the numbers, for `_native`; without the state of the dropout. casts: as autocast says."""
     if not isinstance(k, Tensor) or not isinstance(v, Tensor):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise TypeError(f"{name} is of type {type(other).__name__!r}, but q is a torch tensor")
     bias, alibi_slopes, sink = arguments.bias, arguments.alibi_slopes, arguments.sink
     if bias is not None or alibi_slopes is not None or sink is not None:
         require_tensors(bias=bias, alibi_slopes=alibi_slopes, sink=sink)
-    if _autocasts():
+    if _autocasts() and casts:
         q, k, v = _autocast(q, k, v)
     if q.dtype is _uint16:
         raise ValueError("q.dtype = uint16: must be float32, bfloat16 or float16")
@@ -144,24 +149,27 @@ def _check_rows(q: Tensor, v: Tensor) -> None:
             )
 
 
-def empty_o(q: Tensor, v: Tensor) -> Tensor:
-    """Uninitialised o, whose dimensions lie in memory in the order of q's, as torch's own attention has it."""
+def empty_o(q: Tensor, v: Tensor, like: Tensor | None = None) -> Tensor:
+    """Uninitialised o, whose dimensions lie in memory in the order of q's, as torch's own attention has it.
+
+    like: of o's type; None: it is q's.
+    """
     # Whole shapes and strides: to ask for one number of them takes longer.
     shape, shape_v = q.shape, v.shape
-    if len(shape) == len(shape_v) > 2 and shape[-1] == shape_v[-1]:
+    if like is None and len(shape) == len(shape_v) > 2 and shape[-1] == shape_v[-1]:
         # Three times as fast as giving a shape.
         try:
             o = torch.empty_like(q)
             return o if o.stride()[-1] == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
         except RuntimeError:
-            if q.layout is not torch.strided:
-                raise ValueError(f"q.layout = {q.layout}: must be torch.strided, e.g. by q.to_dense()") from None
+            require_strided(q)
             raise
     _check_rows(q, v)
+    like = q if like is None else like
     if q.is_contiguous():
-        return q.new_empty(q.shape[:-1] + v.shape[-1:])
+        return like.new_empty(q.shape[:-1] + v.shape[-1:])
     order = sorted(range(q.dim() - 1), key=q.stride, reverse=True) if 0 not in q.stride() else range(q.dim() - 1)
-    o = q.new_empty([q.size(i) for i in order] + [v.size(-1)])
+    o = like.new_empty([q.size(i) for i in order] + [v.size(-1)])
     return o.permute(*sorted(range(q.dim() - 1), key=list(order).__getitem__), -1)
 
 
@@ -225,11 +233,12 @@ def run_backward(
 
 # ---- custom ops
 
-_SHARED = (
-    "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, "
+TENSORS = "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+NUMBERS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, float softcap, SymInt window_left, "
-    "SymInt window_right, bool top_left, float dropout_p, bool deterministic, bool batch_invariant"
+    "SymInt window_right, bool top_left"
 )
+_SHARED = f"{TENSORS}, Tensor? rng_state, {NUMBERS}, float dropout_p, bool deterministic, bool batch_invariant"
 _library = torch.library.Library("tessera", "DEF")
 _library.define(
     f"forward(Tensor q, Tensor k, Tensor v, {_SHARED}) -> (Tensor, Tensor)", tags=(torch.Tag.needs_fixed_stride_order,)
@@ -319,7 +328,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     )  # fmt: skip
 
 
-def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_dv: int) -> int:
+def flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_dv: int) -> int:
     """Of products with head_dim and head_dim_v columns, as torch counts its own attention: masks disregarded, and so
     the boundaries of packed sequences."""
     rows, keys = q_shape.numel() // q_shape[-1], k_shape[-3]
@@ -328,12 +337,12 @@ def _flops(q_shape: Any, k_shape: Any, v_shape: Any, products_d: int, products_d
 
 @register_flop_formula(torch.ops.tessera.forward, get_raw=False)
 def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
-    return _flops(q_shape, k_shape, v_shape, 1, 1)
+    return flops(q_shape, k_shape, v_shape, 1, 1)
 
 
 @register_flop_formula(torch.ops.tessera.backward, get_raw=False)
 def _backward_flops(_: Any, __: Any, q_shape: Any, k_shape: Any, v_shape: Any, *___: Any, **____: Any) -> int:
-    return _flops(q_shape, k_shape, v_shape, 3, 2)
+    return flops(q_shape, k_shape, v_shape, 3, 2)
 
 
 def _refuse_second_derivatives(ctx: Any, *_: Any) -> Any:
@@ -537,9 +546,8 @@ def combine(
     """`tessera.combine` for torch tensors. `out`: where o is written, instead of `dtype`."""
     if not isinstance(lse_parts, Tensor):
         raise TypeError(f"lse_parts is of type {type(lse_parts).__name__!r}, but o_parts is a torch tensor")
+    refuse_gradients("combine", o_parts=o_parts, lse_parts=lse_parts)
     for name, x in (("o_parts", o_parts), ("lse_parts", lse_parts)):
-        if x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name} requires a gradient: combine has none; call it under torch.no_grad()")
         if x.dim() == 0:
             raise ValueError(f"{name} has shape (): its first dimension must be that of the parts")
     if out is not None:
