@@ -392,49 +392,14 @@ def test_what_gives_the_same_result(device: str) -> None:
     assert (out.view_as(expected) - expected).abs().max() < 0.03
 
 
-FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-
-
-@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_float8_is_refused(dtype: torch.dtype, device: str) -> None:
-    """By every function, with the name of the tensor, its type, and what to do."""
-    q = torch.randn(1, 4, 3, 2, 16, device=device, dtype=torch.bfloat16)
-    cu = torch.tensor([0, 4], dtype=torch.int32, device=device)
-    low = q.to(dtype)
-    said = rf"dtype = {dtype}: Tessera has no float8 kernels yet; dequantise first"
-    for name, operands in (
-        ("q", (low[:, :, 0], q[:, :, 1], q[:, :, 2])),
-        ("k", (q[:, :, 0], low[:, :, 1], q[:, :, 2])),
-    ):
-        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
-            fa3.flash_attn_func(*operands)
-        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
-            fa3.flash_attn_varlen_func(*(x[0] for x in operands), cu, cu, 4, 4)
-        with pytest.raises(NotImplementedError, match=rf"^{name}\.{said}"):
-            fa3._flash_attn_forward(*operands)
-    with pytest.raises(NotImplementedError, match=rf"^qkv\.{said}"):
-        fa3.flash_attn_qkvpacked_func(low)
-    with pytest.raises(NotImplementedError, match=rf"^v\.{said}"):
-        lse = torch.zeros(1, 2, 4, device=device)
-        x = q[:, :, 0]
-        # PyTorch 2.11 takes no operator's call that leaves out what it may write to.
-        fa3._flash_attn_backward(x, x, q[:, :, 1], low[:, :, 2], x, lse, dq=x.clone(), dk=x.clone(), dv=x.clone())
-
-
 REFUSED = {
     "qv": torch.zeros(1),
-    "q_descale": torch.ones(1),
-    "k_descale": torch.ones(1),
-    "v_descale": torch.ones(1),
     "attention_chunk": 4,
 }
 
 
 SAID = {
     "qv": "torch.cat((q, qv), dim=-1) as q",
-    "q_descale": "Dequantise first: multiply",
-    "k_descale": "Dequantise first: multiply",
-    "v_descale": "Dequantise first: multiply",
     "attention_chunk": "pack the chunks as sequences of their own",
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tessera
 import tessera.torch
+from tessera.compat._descales import Factors
 from tessera.compat._refusals import refuse_float8
 from tessera.torch.ops import is_transformed, is_watched
 from tessera.torch.tensors import rows
@@ -132,12 +133,20 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """Differentiable attention: o, and lse with -inf in empty rows or None."""
-    refuse_float8(q=q, k=k, v=v)
-    with without_autocast(q):
-        q, k, v = rows(q), rows(k), rows(v)
-        result: Any = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, keywords: Keywords, return_lse: bool, factors: Factors | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Differentiable attention: o, and lse with -inf in empty rows or None. factors: of float8 tensors, which have no
+    gradients, and an o of bfloat16."""
+    result: Any
+    if factors is not None:
+        keywords = {name: value for name, value in keywords.items() if name != "deterministic"}  # of gradients
+        result = tessera.scaled_attention(rows(q), rows(k), rows(v), *factors, return_lse=return_lse, **keywords)
+    else:
+        refuse_float8(q=q, k=k, v=v)
+        with without_autocast(q):
+            q, k, v = rows(q), rows(k), rows(v)
+            result = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
     out, lse = result if return_lse else (result, None)
     return out, lse
 
@@ -154,14 +163,14 @@ def attend_packed(
     refuse_float8(q=q, **{"qkv" if q is None else "kv": packed})
     if is_watched(packed) or is_transformed() or not (torch.is_grad_enabled() and packed.requires_grad):
         # Without gradients there is nothing to join, and what compilers and transforms see must be operators.
-        return attend(*_operands(q, packed, split), keywords, return_lse)
+        return attend(*operands(q, packed, split), keywords, return_lse)
     with without_autocast(packed):
         q = None if q is None else rows(q)
         out, lse = _PackedAttention.apply(q, rows(packed), split, keywords)
     return out, lse if return_lse else None
 
 
-def _operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
+def operands(q: Tensor | None, packed: Tensor, split: Split) -> tuple[Tensor, Tensor, Tensor]:
     parts = split(packed)
     expected = 3 if q is None else 2
     if len(parts) != expected:
@@ -176,7 +185,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor | None, packed: Tensor, split: Split, keywords: Keywords) -> tuple[Tensor, Tensor]:
-        out, lse, rng_state = tessera.torch.forward(*_operands(q, packed, split), **keywords)
+        out, lse, rng_state = tessera.torch.forward(*operands(q, packed, split), **keywords)
         ctx.set_materialize_grads(False)
         ctx.split = split
         # Tensors go through save_for_backward, which notices if somebody changes them in between.
@@ -198,8 +207,8 @@ class _PackedAttention(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         dq = None if q is None else q.new_empty(q.shape)
         dpacked = packed.new_empty(packed.shape)
-        q, k, v = _operands(q, packed, ctx.split)
-        to_q, to_k, to_v = _operands(dq, dpacked, ctx.split)
+        q, k, v = operands(q, packed, ctx.split)
+        to_q, to_k, to_v = operands(dq, dpacked, ctx.split)
         tessera.torch.backward(dout, q, k, v, out, lse, dlse=dlse, dq=to_q, dk=to_k, dv=to_v, **keywords)
         return dq, dpacked, None, None
 

@@ -14,10 +14,14 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
 * Functions return o, like q with v's head_dim; with ``return_attn_probs`` the tuple (o, lse). lse: float32 (batch,
   num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
   differentiable; upstream ignores its gradient.
+* ``q_descale``, ``k_descale``, ``v_descale``: of q, k and v that are torch.float8_e4m3fn, on a CPU so far: float32
+  (batch, num_heads_k), of q, too, any strides. A value is an element times its factor; o is bfloat16, and there are no
+  gradients. A missing factor is a ValueError, which upstream takes for 1, and so is one of other tensors, which it
+  ignores.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; float8 is not, and neither are ``qv`` and the descale factors: NotImplementedError
-  says what to do instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions;
-  with dense k and v, and without gradients.
+  tensors on the CPU are accepted; ``qv`` is not, and neither is float8 in a cache: NotImplementedError says what to do
+  instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions; with dense k and v that
+  are not float8, and without gradients.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
@@ -32,11 +36,13 @@ from tessera.compat._attention import (
     Split,
     attend,
     attend_packed,
+    operands,
     row_products,
     score_keywords,
     without_autocast,
 )
 from tessera.compat._caches import attend_with_cache, capacity_of, window_of
+from tessera.compat._descales import E4M3, factors_of, of_pieces
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch import ops
@@ -63,17 +69,12 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over dense tensors. Mirrors ``flash_attn_interface.flash_attn_func``; the module says what is what."""
-    refuse(
-        "flash_attn_func",
-        qv=qv,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    refuse("flash_attn_func", qv=qv)
+    factors = factors_of(q, k, v, q_descale, k_descale, v_descale, q.shape[0])
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
     if attention_chunk > 0:
         return _attend_in_chunks("flash_attn_func", attention_chunk, q, k, v, keywords, return_attn_probs)
-    out, lse = attend(q, k, v, keywords, return_attn_probs)
+    out, lse = attend(q, k, v, keywords, return_attn_probs, factors)
     return out if lse is None else (out, lse)
 
 
@@ -99,18 +100,17 @@ def flash_attn_qkvpacked_func(
             Neither it nor its gradient is copied.
         num_heads_q: needed by the second form.
     """
-    refuse(
-        "flash_attn_qkvpacked_func",
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
     split = _split_of(qkv, num_heads_q)
     if attention_chunk > 0:
         q, k, v = split(qkv)
         return _attend_in_chunks("flash_attn_qkvpacked_func", attention_chunk, q, k, v, keywords, return_attn_probs)
-    out, lse = attend_packed(None, qkv, split, keywords, return_attn_probs)
+    if qkv.dtype is E4M3 or not (q_descale is k_descale is v_descale is None):
+        q, k, v = operands(None, qkv, split)
+        factors = factors_of(q, k, v, q_descale, k_descale, v_descale, q.shape[0])
+        out, lse = attend(q, k, v, keywords, return_attn_probs, factors)
+    else:
+        out, lse = attend_packed(None, qkv, split, keywords, return_attn_probs)
     return out if lse is None else (out, lse)
 
 
@@ -150,13 +150,9 @@ def flash_attn_varlen_func(
             get o = 0, lse = -inf and gradients of 0. Causal masks and windows are aligned to the last ones used. More
             than a sequence has is a ValueError on a CPU, and undefined on a GPU, where they are not read.
     """
-    refuse(
-        "flash_attn_varlen_func",
-        qv=qv,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-    )
+    refuse("flash_attn_varlen_func", qv=qv)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    factors = factors_of(q, k, v, q_descale, k_descale, v_descale, batch)
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
     if attention_chunk > 0:
         return _attend_in_chunks(
@@ -166,7 +162,8 @@ def flash_attn_varlen_func(
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
-    out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, return_attn_probs)
+    factors = of_pieces(factors, batch, lengths)
+    out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, return_attn_probs, factors)
     out = layouts.unpack_rows(out)
     return out if lse is None else (out, layouts.unpack_lse(lse))
 
@@ -319,7 +316,7 @@ def _attend_in_chunks(
 ) -> Any:
     """Dense keys as a cache that is full, or filled as far as `seqused_k` says: chunks are a matter of those."""
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if needs_gradients or cu_seqlens_k is not None or seqused_q is not None:
+    if needs_gradients or q.dtype is E4M3 or cu_seqlens_k is not None or seqused_q is not None:
         refuse(function, attention_chunk=chunk)
     return attend_with_cache(
         q, rows(k), rows(v), None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=chunk,
@@ -388,25 +385,28 @@ def _flash_attn_forward(
     """
     refuse(
         "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary, q_descale=q_descale, k_descale=k_descale,
-        v_descale=v_descale,
+        rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
     if page_table is not None or kv_batch_idx is not None or leftpad_k is not None or attention_chunk > 0:
-        refuse("_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q)
+        refuse(
+            "_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, q_descale=q_descale,
+            k_descale=k_descale, v_descale=v_descale,
+        )  # fmt: skip
         out, lse = attend_with_cache(
             q, k, v, None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=attention_chunk,
             cache_index=kv_batch_idx, leftpad=leftpad_k, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=keywords["softcap"],
         )  # fmt: skip
         return out, lse, lse.new_empty(0), lse.new_empty(0)
-    refuse_float8(q=q, k=k, v=v)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    factors = factors_of(q, k, v, q_descale, k_descale, v_descale, batch)
     lengths, layouts = keywords_of_layouts(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
-    with without_autocast(q):
-        q, k, v = (rows(x) for x in layouts.pack(q, k, v))
-        out, lse, _ = tessera.torch.forward(q, k, v, **keywords, **lengths)
+    with torch.no_grad():
+        out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, True, of_pieces(factors, batch, lengths))
+    assert lse is not None  # it was asked for
     return layouts.unpack_rows(out), layouts.unpack_lse(lse), lse.new_empty(0), lse.new_empty(0)
 
 
@@ -416,7 +416,8 @@ def _flash_attn_forward_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *rows, heads, _ = q.shape
     lse = q.new_empty((heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1]), dtype=torch.float32)
-    return q.new_empty((*rows, heads, v.shape[-1])), lse, lse.new_empty(0), lse.new_empty(0)
+    dtype = torch.bfloat16 if q.dtype is E4M3 else q.dtype
+    return q.new_empty((*rows, heads, v.shape[-1]), dtype=dtype), lse, lse.new_empty(0), lse.new_empty(0)
 
 
 @torch.library.custom_op("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
