@@ -36,9 +36,9 @@ def scaled_attention(
 ) -> Any:
     """`attention` of q, k and v of 8 bits, whose values are elements times scales; outside autograd.
 
-    On a CPU so far. The shape of a scale says which elements share one; () may also be (1,). Scales are float32 with
-    any strides of batch and head, 0 too, and a contiguous last dimension where there is a third one, or a row's or a
-    block's. None is ever taken for 1.
+    On a CPU so far. The shape of a scale says which elements share one; () may also be (1,). Scales are float32, with
+    any strides of batch and head, 0 too; a last dimension of rows, blocks or columns is contiguous. A missing scale is
+    never taken for 1.
 
     Args:
         q, k: float8_e4m3fn or int8, both the same; shapes as `attention` takes them. NumPy: of ml_dtypes.

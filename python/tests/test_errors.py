@@ -28,7 +28,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k": None}, TypeError, "k is of type 'NoneType'"),
     ({"q": Q.double()}, ValueError, "q.dtype = float64: must be float32, bfloat16 or float16"),
     ({"q": Q.to(torch.complex64)}, ValueError, "q.dtype = complex64: must be float32, bfloat16 or float16"),
-    ({"q": Q.to(torch.float8_e4m3fn)}, ValueError, "q.dtype = float8_e4m3fn: must be float32, bfloat16 or float16"),
+    ({"q": Q.to(torch.float8_e4m3fn)}, ValueError,
+     "q.dtype = float8_e4m3fn: must be float32, bfloat16 or float16; tessera.scaled_attention takes 8 bits"),
     ({"v": K.to(torch.float8_e5m2)}, ValueError, "v.dtype = float8_e5m2, but q.dtype = float32: they must be the same"),
     ({"q": Q.to_sparse()}, ValueError, "q.layout = torch.sparse_coo: must be torch.strided"),
     ({"q": Q.to(torch.uint16)}, ValueError, "q.dtype = uint16: must be float32, bfloat16 or float16"),
@@ -198,6 +199,11 @@ def test_gpu_tensors(device: str) -> None:
         tessera.attention(q, k.cpu(), k)
     with pytest.raises(ValueError, match="sink is on cpu, but q is on cuda:0"):
         tessera.attention(q, k, k, sink=x(4))
+    low, one = q.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    with pytest.raises(NotImplementedError, match="takes no tensors of 8 bits and their scales"):
+        tessera.scaled_attention(low, low, low, one, one, one)
+    with pytest.raises(ValueError, match="k_scale is on cpu, but q is on cuda:0"):
+        tessera.scaled_attention(low, low, low, one, one.cpu(), one)
     big = torch.zeros(1, 4, 1, 512, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(NotImplementedError, match="head_dim"):
         tessera.attention(big, big, big)

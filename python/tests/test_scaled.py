@@ -259,6 +259,17 @@ def test_signs_that_torch_has_put_off() -> None:
         assert torch.equal(flipped, plain), name
 
 
+def test_versions_of_torch_that_export_no_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bits travel as uint8 then; errors have its name all the same."""
+    case = scaled()
+    expected, text = tessera.scaled_attention(**case.arguments()), tessera.explain_scaled(**case.arguments())
+    monkeypatch.setattr(torch_scaled, "_travels_as_bits", True)
+    assert torch.equal(tessera.scaled_attention(**case.arguments()), expected)
+    assert tessera.explain_scaled(**case.arguments()) == text
+    with pytest.raises(ValueError, match="q_scale is None: must be .*; values of float8_e4m3fn are elements times"):
+        tessera.scaled_attention(**case.arguments() | {"q_scale": None})
+
+
 def test_two_meanings() -> None:
     """Of packed q two dimensions are by sequence and head where they may be that; with a first one they are by row."""
     starts = [0, 1, 2], [0, 20, 45]
@@ -531,13 +542,6 @@ def test_wrong_packed_arguments() -> None:
     text = "k_scale has shape (2, 3): must be (num_heads_k, blocks) = (2, 4), as k_block = 2"
     with pytest.raises(ValueError, match=re.escape(text)):
         tessera.scaled_attention(q, k, k, ONE, x(2, 3), ONE, k_block=2, cu_seqlens_q=at)
-
-
-def test_others_send_8_bits_here() -> None:
-    said = "must be float32, bfloat16 or float16; tessera.scaled_attention takes 8 bits with their scales"
-    for kind in KINDS:
-        with pytest.raises(ValueError, match=said):
-            tessera.attention(Q.view(kind), K.view(kind), V.view(kind))
 
 
 def test_missing_scales_where_somebody_watches() -> None:

@@ -28,8 +28,20 @@ _library.define(
 )
 
 _HALVES = (torch.bfloat16, torch.float16)
-# What NumPy's arrays arrive as in place of types that NumPy does not export.
+# What `_native` takes for types that a framework does not export: not for a caller's own.
 _BITS = (torch.uint8, getattr(torch, "uint16", None))  # the second since torch 2.3
+
+
+def _exports_float8() -> bool:
+    """Whether torch hands float8 over by DLPack, which versions of 2025 do not."""
+    try:
+        torch.empty(1, dtype=torch.float8_e4m3fn, device="cpu").__dlpack__()
+    except (BufferError, RuntimeError):
+        return False
+    return True
+
+
+_travels_as_bits = not _exports_float8()
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, scales: Scales, arguments: Arguments) -> tuple[Inputs, Factors, Options]:
@@ -55,10 +67,16 @@ def _like_o(v: Tensor, dtype: torch.dtype | None) -> Tensor:
     return v if v.dtype is dtype else v.new_empty(0, dtype=dtype)
 
 
+def _readable(x: Any) -> Any:
+    """x as `_native` can read it: with its sign, and with its bits where torch does not export its type."""
+    if _travels_as_bits and isinstance(x, Tensor) and x.dtype is torch.float8_e4m3fn:
+        x = x.view(torch.uint8)
+    return signed(x)
+
+
 def _run(inputs: Inputs, factors: Factors, options: Options, o: Tensor, lse: Tensor | None) -> None:
-    tensors, scales = map(signed, inputs), map(signed, factors)
-    q, k, v, *others = tensors
-    _native.scaled_forward(q, k, v, o, lse, *others, *scales, *options, 0, 0, FRAMEWORK)
+    q, k, v, *others = map(_readable, inputs)
+    _native.scaled_forward(q, k, v, o, lse, *others, *map(_readable, factors), *options, 0, 0, FRAMEWORK)
 
 
 @torch.library.impl(_library, "scaled_forward", "CompositeExplicitAutograd")
@@ -123,4 +141,5 @@ def explain_scaled(
     like = _like_o(v, dtype)
     # o without its memory: one row that all of them share.
     o = like.new_empty(v.shape[-1:]).expand(q.shape[:-1] + v.shape[-1:])
-    return _native.explain_scaled(*inputs[:3], o, None, *inputs[3:], *factors, *options, 0, 0, device)
+    q, k, v, *others = map(_readable, inputs)
+    return _native.explain_scaled(q, k, v, o, None, *others, *factors, *options, 0, 0, device)
