@@ -50,7 +50,8 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, scales: Scales, arguments: Argument
     ops.require_strided(q)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype in _BITS:
-            raise ValueError(f"{name}.dtype = {x.dtype}: must be torch.float8_e4m3fn or torch.int8")
+            accepted = "torch.float8_e4m3fn or torch.int8" + (", or of 16 bits" if name == "v" else "")
+            raise ValueError(f"{name}.dtype = {x.dtype}: must be {accepted}")
     q_scale, k_scale, v_scale, shift, v_shift = factors = (
         scales.q_scale, scales.k_scale, scales.v_scale, scales.score_shift, scales.v_shift,
     )  # fmt: skip
