@@ -25,7 +25,7 @@ struct QuantizeShape {
   /// two up to 256 that divides head_dim; 0: none. It spreads an outlier over its block
   /// (QuIP, Chee et al. 2023; FlashAttention-3, Shah et al. 2024, section 3.3).
   int hadamard = 0;
-  bool signs = false;  ///< columns of q and k are multiplied by 1 or -1 before the transform
+  bool signs = false;  ///< some columns of q and k are negated before the transform
 
   friend bool operator==(const QuantizeShape&, const QuantizeShape&) = default;
 };
@@ -39,7 +39,10 @@ struct Scales {
   std::int64_t stride_head = 0;
   /// @}
 
-  operator ConstScales() const { return {data, stride_batch, stride_head}; }
+  /// What was written is read later.
+  operator ConstScales() const {  // NOLINT(google-explicit-constructor)
+    return {data, stride_batch, stride_head};
+  }
 };
 
 /// What quantize() reads and writes. q, k and v may each be left out, input and output both null.
@@ -67,13 +70,14 @@ struct QuantizeTensors {
   /// (batch, num_heads_k, head_dim) iff ScaleShape::score_shift: what is subtracted from every key
   /// of a sequence and head, such as its mean. Any vector is right.
   ConstScales k_mean;
-  Scales score_shift;                          ///< written: q . k_mean of every row of q
-  ConstScales v_shift;                         ///< read: what is subtracted from v
-  const float* signs = nullptr;                ///< (head_dim), 1 or -1, iff QuantizeShape::signs
+  Scales score_shift;            ///< written: q . k_mean of every row of q
+  ConstScales v_shift;           ///< read: what is subtracted from v
+  const float* signs = nullptr;  ///< (head_dim), 1 or -1, iff QuantizeShape::signs; -1 negates
   const std::int32_t* cu_seqlens_q = nullptr;  ///< (batch + 1), iff packed
   const std::int32_t* cu_seqlens_k = nullptr;  ///< the same
-  /// iff QuantizeShape::rotary. Positions of a sequence's rows begin at `seqlens`, null: queries at
-  /// seqlen_k - seqlen_q of the sequence, keys at 0. `positions` must be null.
+  /// iff QuantizeShape::rotary. A sequence's keys have the positions from `seqlens` on, null: from
+  /// 0; its queries are seqlen_k - seqlen_q positions further on, so that its last query is where
+  /// its last key is. `positions` must be null.
   RotaryTensors rotary;
 };
 

@@ -21,6 +21,7 @@
 #include "tessera/export.h"
 #include "tessera/partial.hpp"
 #include "tessera/problem.hpp"
+#include "tessera/quantize.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensors.hpp"
 #include "tessera/version.h"
@@ -83,8 +84,8 @@ struct Execution {
   void (*progress)(void* context, std::int64_t done, std::int64_t total) = nullptr;
   void* progress_context = nullptr;  ///< passed to progress
   void* stream = nullptr;            ///< GPU: the CUstream to enqueue on; null: the default stream
-  /// attend, combine and append, of a device: tensors lie where it reaches them, for sure. Else the
-  /// driver is asked about each of them.
+  /// attend, combine, append and quantize, of a device: tensors lie where it reaches them, for
+  /// sure. Else the driver is asked about each of them.
   bool places_known = false;
 };
 
@@ -144,6 +145,23 @@ TESSERA_API Status append(const AppendShape& shape, const AppendTensors& tensors
                           const Device& device, const Execution& execution = {});
 TESSERA_API Status append(const AppendShape& shape, const AppendTensors& tensors,
                           const Execution& execution = {});
+/// @}
+
+/// Makes 8-bit tensors of a problem, and their scales, of tensors of 16 or 32 bits (S14). q:
+/// (batch, seqlen_q, num_heads, head_dim), k and v: (batch, seqlen_k, num_heads_k, ..), any
+/// strides, or packed; each may be left out. Every device gives the same elements and scales, bit
+/// for bit, but for score_shift, a sum in any order. What a row or block is rounded to depends on
+/// that row or block only. A NaN becomes one in e4m3 and 0 in i8, and does not count in a scale;
+/// infinity becomes the largest element. Without a device it is the one that q lies on (k, v); as
+/// in attend() tensors must lie where the device can reach them. Allocates nothing; on a GPU it is
+/// one kernel, enqueued and not waited for, that takes head dims up to 256. Not run on a GPU yet.
+/// On a CPU a row without a position in the rotary tables is an error; a GPU does not rotate it.
+/// Errors: invalid (a size, a tensor), unsupported (what no GPU kernel does), device.
+/// @{
+TESSERA_API Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors,
+                            const Device& device, const Execution& execution = {});
+TESSERA_API Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors,
+                            const Execution& execution = {});
 /// @}
 
 /// Which weights dropout keeps in every run of the problem with this philox_seed and philox_offset,

@@ -49,6 +49,8 @@ template <class T>
 TESSERA_HD T multiply(T a, T b) {
   return a * b;
 }
+/// a * b + c, rounded once.
+TESSERA_HD float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #endif
 TESSERA_HD constexpr float select(bool condition, float if_true, float if_false) {
   return condition ? if_true : if_false;

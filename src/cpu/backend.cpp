@@ -22,6 +22,19 @@ Result<const Isa*> runnable(const Device& device, const char* what) {
                         " at most");
 }
 
+/// Calls the instruction set's function for `what`.
+template <class ItsCall, class Shape, class ItsTensors>
+Status call(void (*Isa::*function)(const ItsCall& call), const char* what, const Shape& shape,
+            const ItsTensors& tensors, const Device& device, const Execution& execution) {
+  const Result<const Isa*> isa = runnable(device, what);
+  if (!isa) return isa.status();
+  const Result<Executor> executor = executor_of(execution);
+  if (!executor) return executor.status();
+  ((*isa)->*function)(
+      {shape, tensors, device.threads, *executor, execution.progress, execution.progress_context});
+  return {};
+}
+
 }  // namespace
 
 const Isa* isa_of(Arch arch) {
@@ -65,24 +78,17 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
 
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution) {
-  const Result<const Isa*> isa = runnable(device, "combine");
-  if (!isa) return isa.status();
-  const Result<Executor> executor = executor_of(execution);
-  if (!executor) return executor.status();
-  (*isa)->combine({results, tensors, device.threads, *executor, execution.progress,
-                   execution.progress_context});
-  return {};
+  return call(&Isa::combine, "combine", results, tensors, device, execution);
 }
 
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution) {
-  const Result<const Isa*> isa = runnable(device, "append");
-  if (!isa) return isa.status();
-  const Result<Executor> executor = executor_of(execution);
-  if (!executor) return executor.status();
-  (*isa)->append(
-      {shape, tensors, device.threads, *executor, execution.progress, execution.progress_context});
-  return {};
+  return call(&Isa::append, "append", shape, tensors, device, execution);
+}
+
+Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Device& device,
+                const Execution& execution) {
+  return call(&Isa::quantize, "quantize", shape, tensors, device, execution);
 }
 
 }  // namespace tessera::cpu

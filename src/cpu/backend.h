@@ -20,6 +20,10 @@ Status combine(const PartialResults& results, const PartialTensors& tensors, con
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution);
 
+/// Quantises what has been validated. Errors: as combine().
+Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Device& device,
+                const Execution& execution);
+
 /// As tessera::measure_peaks.
 Result<Peaks> measure_peaks(const Device& device, double seconds, const Executor* executor);
 

@@ -34,10 +34,11 @@ struct CombineCall {
   int most_workers() const { return threads; }
 };
 
-/// An append.
-struct AppendCall {
-  const AppendShape& shape;
-  const AppendTensors& tensors;
+/// What goes row by row from tensors to tensors.
+template <class Shape, class ItsTensors>
+struct RowsCall {
+  const Shape& shape;
+  const ItsTensors& tensors;
   int threads;  ///< of the device
   Executor executor;
   void (*progress)(void* context, std::int64_t done, std::int64_t total);
@@ -45,14 +46,16 @@ struct AppendCall {
 
   int most_workers() const { return threads; }
 };
+using AppendCall = RowsCall<AppendShape, AppendTensors>;
+using QuantizeCall = RowsCall<QuantizeShape, QuantizeTensors>;
 
 /// A kernel: a whole pass, all its phases.
 using KernelFunction = void (*)(const Call& call);
 
 /// Calls task(index, worker) for every index in [0, count). Indices are handed out in increasing
 /// order, so a task may wait for one with a smaller index: that one has been started and will
-/// finish. AnyCall: Call, CombineCall or
-/// AppendCall.
+/// finish. AnyCall: Call, CombineCall or a
+/// RowsCall.
 template <class AnyCall, class Task>
 inline __attribute__((always_inline)) void for_each_task(const AnyCall& call, std::int64_t count,
                                                          const Task& task) {

@@ -15,6 +15,7 @@ struct Isa {
   /// Merges partial results.
   void (*combine)(const CombineCall& call);
   void (*append)(const AppendCall& call);
+  void (*quantize)(const QuantizeCall& call);
   /// Yardsticks (peak.h). A burst runs `rounds` rounds of register arithmetic and returns the
   /// floating point operations done, 0 if there is no such instruction; the sweep reads memory as
   /// fast as it can.

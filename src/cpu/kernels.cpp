@@ -17,6 +17,7 @@
 #include "cpu/forward.h"
 #include "cpu/isa.h"
 #include "cpu/peak.h"
+#include "cpu/quantize.h"
 #include "plan/catalog.h"
 
 namespace tessera::cpu::TESSERA_ISA {
@@ -55,7 +56,7 @@ KernelFunction find_kernel(const core::Kernel& row) {
 
 }  // namespace
 
-extern const Isa kIsa = {find_kernel, combine_partial, append_rows,
+extern const Isa kIsa = {find_kernel, combine_partial, append_rows, quantize_rows,
                          f32_burst,   bf16_burst,      read_sweep};
 
 }  // namespace tessera::cpu::TESSERA_ISA

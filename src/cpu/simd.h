@@ -8,6 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+
+#include "core/hd.h"
 
 #define TESSERA_ISA_CODE_portable 0
 #define TESSERA_ISA_CODE_avx2 1
@@ -152,6 +155,7 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   select(mask, a, b)            a where true
 //   iota()                        I32 0, 1, 2, ...
 //   fma, fms, fnma                a*b+c, a*b-c, c-a*b
+//   fused                         a*b+c rounded once, on any machine
 //   max(a, b), min(a, b)          if either is NaN: b
 //   to_f32(I32), round_to_i32     nearest even
 //   mul_hi_lo(a, b, hi, lo)       64-bit products of U32
@@ -162,7 +166,7 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   load_n/store_n(p, .., n)      the same for the first n elements (0 <= n <= kLanes): no access
 //   past
 //                                 them, missing lanes are zero
-//   load_u8(p)                    kLanes bytes to U32
+//   load_u8(p), store_u8(p, a)    kLanes bytes to U32 and back; lanes hold less than 2^8
 //   load_pairs(row0, row1)        U32 of 16-bit elements (row0[i], row1[i]), the first in the low
 //   half;
 //                                 load_pairs_n for n of them, load_pairs_n(row0, n): row1 = zeros
@@ -178,6 +182,16 @@ TESSERA_INLINE void prefetch(const void* p) {
 #endif
 
 namespace tessera::cpu::TESSERA_ISA {
+
+/// Lane i gets lane i ^ kStride.
+template <int kStride, std::size_t... kLane>
+TESSERA_INLINE F32 exchange(F32 a, std::index_sequence<kLane...> /*lanes*/) {
+  return F32(__builtin_shufflevector(a.v, a.v, (static_cast<int>(kLane) ^ kStride)...));
+}
+template <int kStride>
+TESSERA_INLINE F32 exchange(F32 a) {
+  return exchange<kStride>(a, std::make_index_sequence<kLanes>{});
+}
 
 /// In place, for 32-bit elements of any meaning, e.g. pairs of bf16.
 TESSERA_INLINE void transpose(U32 (&rows)[kLanes]) {
@@ -220,6 +234,29 @@ TESSERA_INLINE F32 widen_e4m3(U32 x) {
 }
 TESSERA_INLINE F32 load(const E4m3* p) { return widen_e4m3(load_u8(p)); }
 TESSERA_INLINE F32 load_n(const E4m3* p, std::int64_t n) { return widen_e4m3(load_u8_n(p, n)); }
+
+/// The first n bytes; lanes hold less than 2^8.
+TESSERA_INLINE void store_u8_n(void* p, U32 a, std::int64_t n) {
+  std::uint8_t part[kLanes];
+  store_u8(part, a);
+  __builtin_memcpy(p, part, static_cast<std::size_t>(n));
+}
+
+/// core::to_e4m3 and core::to_i8 of every lane.
+TESSERA_INLINE U32 narrow_e4m3(F32 a) {
+  const U32 x = bits(min(abs(a), F32(448.0F)));
+  const U32 normal = ((x + U32(0x7FFFFU) + ((x >> 20) & U32(1U))) >> 20) - U32(120U << 3);
+  const U32 subnormal = bits(f32_from_bits(x) + F32(0x1p14F)) - U32(0x46800000U);
+  const U32 size = select(x < U32(0x3C800000U), subnormal, normal);
+  return select(a != a, U32(0x7FU), size | ((bits(a) >> 24) & U32(0x80U)));
+}
+TESSERA_INLINE U32 narrow_i8(F32 a) {
+  const F32 number = select(a != a, F32(0.0F), a);
+  const F32 clamped = max(F32(-127.0F), min(F32(127.0F), number));
+  return bits(round_to_i32(clamped)) & U32(0xFFU);
+}
+TESSERA_INLINE U32 narrow(E4m3 /*type*/, F32 a) { return narrow_e4m3(a); }
+TESSERA_INLINE U32 narrow(I8 /*type*/, F32 a) { return narrow_i8(a); }
 
 TESSERA_INLINE F32 widen_i8(U32 x) { return to_f32(i32_from_bits(x << 24) >> 24); }
 TESSERA_INLINE F32 load(const I8* p) { return widen_i8(load_u8(p)); }

@@ -63,6 +63,7 @@ TESSERA_INLINE Mask first_lanes(std::int64_t n) {
 TESSERA_INLINE F32 fma(F32 a, F32 b, F32 c) { return F32(_mm256_fmadd_ps(a.v, b.v, c.v)); }
 TESSERA_INLINE F32 fms(F32 a, F32 b, F32 c) { return F32(_mm256_fmsub_ps(a.v, b.v, c.v)); }
 TESSERA_INLINE F32 fnma(F32 a, F32 b, F32 c) { return F32(_mm256_fnmadd_ps(a.v, b.v, c.v)); }
+TESSERA_INLINE F32 fused(F32 a, F32 b, F32 c) { return fma(a, b, c); }
 TESSERA_INLINE F32 max(F32 a, F32 b) { return F32(_mm256_max_ps(a.v, b.v)); }
 TESSERA_INLINE F32 min(F32 a, F32 b) { return F32(_mm256_min_ps(a.v, b.v)); }
 TESSERA_INLINE F32 to_f32(I32 a) { return F32(_mm256_cvtepi32_ps(native(a))); }
@@ -188,6 +189,11 @@ TESSERA_INLINE __m128i narrow(U32 a) {
 TESSERA_INLINE void store_u16(void* p, U32 a) { store_half_vector(p, narrow(a)); }
 TESSERA_INLINE void store_u16_n(void* p, U32 a, std::int64_t n) {
   store_half_vector_n(p, narrow(a), n);
+}
+
+TESSERA_INLINE void store_u8(void* p, U32 a) {
+  const __m128i x = narrow(a);
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(x, x));
 }
 
 TESSERA_INLINE F32 load(const F16* p) { return F32(_mm256_cvtph_ps(load_half_vector(p))); }

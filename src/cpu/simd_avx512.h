@@ -75,6 +75,7 @@ TESSERA_INLINE I32 iota() {
 TESSERA_INLINE F32 fma(F32 a, F32 b, F32 c) { return F32(_mm512_fmadd_ps(a.v, b.v, c.v)); }
 TESSERA_INLINE F32 fms(F32 a, F32 b, F32 c) { return F32(_mm512_fmsub_ps(a.v, b.v, c.v)); }
 TESSERA_INLINE F32 fnma(F32 a, F32 b, F32 c) { return F32(_mm512_fnmadd_ps(a.v, b.v, c.v)); }
+TESSERA_INLINE F32 fused(F32 a, F32 b, F32 c) { return fma(a, b, c); }
 TESSERA_INLINE F32 max(F32 a, F32 b) { return F32(_mm512_max_ps(a.v, b.v)); }
 TESSERA_INLINE F32 min(F32 a, F32 b) { return F32(_mm512_min_ps(a.v, b.v)); }
 TESSERA_INLINE F32 to_f32(I32 a) { return F32(_mm512_cvtepi32_ps(native(a))); }
@@ -206,6 +207,10 @@ TESSERA_INLINE void store_u16(void* p, U32 a) {
 }
 TESSERA_INLINE void store_u16_n(void* p, U32 a, std::int64_t n) {
   store_half_vector_n(p, _mm512_cvtepi32_epi16(native(a)), n);
+}
+
+TESSERA_INLINE void store_u8(void* p, U32 a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(native(a)));
 }
 
 TESSERA_INLINE F32 load(const F16* p) { return F32(_mm512_cvtph_ps(load_half_vector(p))); }

@@ -59,6 +59,11 @@ TESSERA_INLINE Mask first_lanes(std::int64_t n) {
 TESSERA_INLINE F32 fma(F32 a, F32 b, F32 c) { return F32(a.v * b.v + c.v); }
 TESSERA_INLINE F32 fms(F32 a, F32 b, F32 c) { return F32(a.v * b.v - c.v); }
 TESSERA_INLINE F32 fnma(F32 a, F32 b, F32 c) { return F32(c.v - a.v * b.v); }
+TESSERA_INLINE F32 fused(F32 a, F32 b, F32 c) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; ++i) c.v[i] = core::fused(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
 #if defined(__SSE2__)
 TESSERA_INLINE F32 max(F32 a, F32 b) { return F32(__builtin_ia32_maxps(a.v, b.v)); }
 TESSERA_INLINE F32 min(F32 a, F32 b) { return F32(__builtin_ia32_minps(a.v, b.v)); }
@@ -151,6 +156,12 @@ TESSERA_INLINE void store_u16(void* p, U32 a) {
 TESSERA_INLINE void store_u16_n(void* p, U32 a, std::int64_t n) {
   const HalfVector x = __builtin_convertvector(a.v, HalfVector);
   __builtin_memcpy(p, &x, static_cast<std::size_t>(2 * n));
+}
+
+TESSERA_INLINE void store_u8(void* p, U32 a) {
+  using Bytes __attribute__((vector_size(kLanes))) = std::uint8_t;
+  const Bytes x = __builtin_convertvector(a.v, Bytes);
+  __builtin_memcpy(p, &x, sizeof x);
 }
 
 /// fp16 to f32: the exponent is rebased by a multiplication, which also normalises denormals.

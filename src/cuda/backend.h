@@ -32,6 +32,10 @@ Status combine(const PartialResults& results, const PartialTensors& tensors, con
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution);
 
+/// Enqueues quantising of what has been validated in the same way. Errors: unsupported, device.
+Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Device& device,
+                const Execution& execution);
+
 /// As tessera::measure_peaks; fp32 is not measured. Errors: device.
 Result<Peaks> measure_peaks(const Device& device, double seconds);
 

@@ -17,26 +17,7 @@ Status check_rotary_shape(const AppendShape& shape) {
                                    "queries are only rotated; set rotary, or 0 for no queries"));
   }
   const RotaryShape& rotary = *shape.rotary;
-  const struct {
-    const char* name;
-    std::int64_t value, low, high;
-  } ranges[] = {
-      {"rotary.dtype", static_cast<int>(rotary.dtype), 0, kPlainDtypes - 1},
-      {"rotary.position_type", static_cast<int>(rotary.position_type), 0,
-       static_cast<int>(PositionType::i64)},
-      {"rotary.dim", rotary.dim, 2, shape.head_dim},
-      {"rotary.positions", rotary.positions, 0, INT32_MAX},
-  };
-  for (const auto& range : ranges) {
-    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
-  }
-  if (rotary.dim % 2 != 0) {
-    return Status::invalid(refused("rotary.dim", rotary.dim, "columns are rotated in pairs: even"));
-  }
-  if (rotary.dtype != Dtype::f32 && rotary.dtype != shape.dtype) {
-    return Status::invalid(std::string("rotary.dtype = ") + to_string(rotary.dtype) +
-                           ": must be f32 or the rows' dtype, " + to_string(shape.dtype));
-  }
+  if (Status s = check_rotary(rotary, shape.dtype, shape.head_dim); !s) return s;
   if (shape.slot_mapping && rotary.constant_q) {
     return Status::invalid(
         "rotary.constant_q = true: with slot_mapping every query has a position of its own");
@@ -148,9 +129,7 @@ Status check_arrays(const AppendShape& s, const AppendTensors& t) {
     return Status::invalid("rotary.seqlens is given, but only rotated sequences begin at it");
   }
   if (rotary) {
-    const Axis rows[] = {{".stride_cos", t.rotary.stride_cos, s.rotary->positions},
-                         {".stride_sin", t.rotary.stride_sin, s.rotary->positions}};
-    if (Status status = check_strides("rotary", rows); !status) return status;
+    if (Status status = check_rotary_strides(*s.rotary, t.rotary); !status) return status;
   }
   if (!s.cache.paged()) return {};
   const Axis rows[] = {
@@ -192,17 +171,6 @@ Status check_tensors(const AppendShape& s, const AppendTensors& t) {
   return status ? check_in_place(t, q, s.packed) : status;
 }
 
-/// Positions [first, first + count) are in the tables. name: of what decides on them.
-Status check_positions(const AppendShape& s, const std::string& name, std::int64_t value,
-                       std::int64_t first, std::int64_t count) {
-  const std::int64_t positions = s.rotary->positions;
-  if (count == 0 || (first >= 0 && first + count <= positions)) return {};
-  return Status::invalid(
-      refused(name.c_str(), value,
-              "positions " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
-                  " must lie in [0, rotary.positions) = [0, " + std::to_string(positions) + ")"));
-}
-
 /// A sequence's slots, pages and positions, where they can be read.
 Status check_sequence(const AppendShape& s, const core::Append& append, int b) {
   if (append.idle(b)) return {};
@@ -234,7 +202,7 @@ Status check_sequence(const AppendShape& s, const core::Append& append, int b) {
   const std::int64_t queries = s.num_heads > 0 ? append.queries.count(b) : 0;
   const std::int64_t turned = append.constant_q ? core::min<std::int64_t>(queries, 1) : queries;
   const std::string name = element(starts != nullptr ? "rotary.seqlens" : "cache.seqlens", b);
-  return check_positions(s, name, starts != nullptr ? start : length, start,
+  return check_positions(*s.rotary, name, starts != nullptr ? start : length, start,
                          core::max(count, turned));
 }
 
@@ -242,7 +210,7 @@ Status check_sequence(const AppendShape& s, const core::Append& append, int b) {
 Status check_rows(const AppendShape& s, const core::Append& append) {
   const std::int64_t slots = append.entries * append.entry_slots.value();
   const auto check_position = [&](std::int64_t row, std::int64_t position) {
-    return check_positions(s, element("rotary.positions", row), position, position, 1);
+    return check_positions(*s.rotary, element("rotary.positions", row), position, position, 1);
   };
   for (std::int64_t row = 0; row < s.rows_new(); ++row) {
     const std::int64_t number = append.slot_mapping[row];

@@ -94,6 +94,67 @@ Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::i
   return {};
 }
 
+Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
+                     const Problem& p, bool used) {
+  if (scaling == Scaling::none) {
+    if (numbers.data == nullptr) return {};
+    return Status::invalid(std::string(name) +
+                           ".data is given, but the problem has none; set Problem::scales");
+  }
+  if (numbers.data == nullptr) {
+    if (!used) return {};
+    return missing((std::string(name) + ".data").c_str(),
+                   "the problem has it; a scale that is missing is not 1");
+  }
+  if (scaling == Scaling::tensor) return {};
+  const bool packed =
+      (scaling == Scaling::token && p.packed) || (scaling == Scaling::block && p.packed_k());
+  const Axis axes[] = {{".stride_batch", numbers.stride_batch, packed ? 1 : p.batch},
+                       {".stride_head", numbers.stride_head,
+                        scaling == Scaling::token ? p.num_heads : p.num_heads_k}};
+  return check_strides(name, axes);
+}
+
+Status check_rotary(const RotaryShape& rotary, Dtype dtype, std::int64_t head_dim) {
+  const struct {
+    const char* name;
+    std::int64_t value, low, high;
+  } ranges[] = {
+      {"rotary.dtype", static_cast<int>(rotary.dtype), 0, kPlainDtypes - 1},
+      {"rotary.position_type", static_cast<int>(rotary.position_type), 0,
+       static_cast<int>(PositionType::i64)},
+      {"rotary.dim", rotary.dim, 2, head_dim},
+      {"rotary.positions", rotary.positions, 0, INT32_MAX},
+  };
+  for (const auto& range : ranges) {
+    if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;
+  }
+  if (rotary.dim % 2 != 0) {
+    return Status::invalid(refused("rotary.dim", rotary.dim, "columns are rotated in pairs: even"));
+  }
+  if (rotary.dtype != Dtype::f32 && rotary.dtype != dtype) {
+    return Status::invalid(std::string("rotary.dtype = ") + to_string(rotary.dtype) +
+                           ": must be f32 or the rows' dtype, " + to_string(dtype));
+  }
+  return {};
+}
+
+Status check_rotary_strides(const RotaryShape& shape, const RotaryTensors& tables) {
+  const Axis rows[] = {{".stride_cos", tables.stride_cos, shape.positions},
+                       {".stride_sin", tables.stride_sin, shape.positions}};
+  return check_strides("rotary", rows);
+}
+
+Status check_positions(const RotaryShape& rotary, const std::string& name, std::int64_t value,
+                       std::int64_t first, std::int64_t count) {
+  const std::int64_t positions = rotary.positions;
+  if (count == 0 || (first >= 0 && first + count <= positions)) return {};
+  return Status::invalid(
+      refused(name.c_str(), value,
+              "positions " + std::to_string(first) + " to " + std::to_string(first + count - 1) +
+                  " must lie in [0, rotary.positions) = [0, " + std::to_string(positions) + ")"));
+}
+
 Status check_cache_shape(const CacheShape& cache, std::int64_t most_new) {
   const struct {
     const char* name;

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "core/pages.h"
+#include "tessera/append.hpp"
+#include "tessera/problem.hpp"
 #include "tessera/status.hpp"
 #include "tessera/tensors.hpp"
 
@@ -62,6 +64,20 @@ inline constexpr const char* kNoOffsets = "packed problems need batch + 1 offset
 Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::int64_t batch,
                         const char* total_name, std::int64_t total, const char* longest_name,
                         std::int64_t longest);
+
+/// A tensor's scales, or a shift, of the shape that a Scaling has; used: somebody looks at them.
+Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
+                     const Problem& p, bool used);
+
+/// A rotary embedding of rows of that type and length.
+Status check_rotary(const RotaryShape& rotary, Dtype dtype, std::int64_t head_dim);
+
+/// Of its tables.
+Status check_rotary_strides(const RotaryShape& shape, const RotaryTensors& tables);
+
+/// Positions [first, first + count) are in the tables. name, value: of what decides on them.
+Status check_positions(const RotaryShape& rotary, const std::string& name, std::int64_t value,
+                       std::int64_t first, std::int64_t count);
 
 /// The sizes of a cache to which at most so many keys a sequence are new.
 Status check_cache_shape(const CacheShape& cache, std::int64_t most_new);

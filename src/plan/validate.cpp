@@ -225,28 +225,6 @@ Status check_products(const Problem& p) {
   return {};
 }
 
-/// A tensor's scales, or a shift, of the shape that a Scaling has.
-Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
-                     const Problem& p, bool used) {
-  if (scaling == Scaling::none) {
-    if (numbers.data == nullptr) return {};
-    return Status::invalid(std::string(name) +
-                           ".data is given, but the problem has none; set Problem::scales");
-  }
-  if (numbers.data == nullptr) {
-    if (!used) return {};
-    return missing((std::string(name) + ".data").c_str(),
-                   "the problem has it; a scale that is missing is not 1");
-  }
-  if (scaling == Scaling::tensor) return {};
-  const bool packed =
-      (scaling == Scaling::token && p.packed) || (scaling == Scaling::block && p.packed_k());
-  const Axis axes[] = {{".stride_batch", numbers.stride_batch, packed ? 1 : p.batch},
-                       {".stride_head", numbers.stride_head,
-                        scaling == Scaling::token ? p.num_heads : p.num_heads_k}};
-  return check_strides(name, axes);
-}
-
 Status check_scale_tensors(const Problem& p, const Tensors& t) {
   const ScaleShape& s = p.scales;
   const bool queries = p.rows_q() > 0, keys = queries && p.rows_k() > 0;
