@@ -231,13 +231,18 @@ TEST_F(QuantizedAttention, SmoothingHelpsWhereKeysOrValuesHaveMeans_S14) {
 TEST_F(QuantizedAttention, ATransformSpreadsOutliers_S14) {
   add_outliers(q_);
   add_outliers(k_);
-  for (const char* words :
-       {"e4m3 v=bf16 scales=token/block:128/none", "i8 v=bf16 scales=token/block:128/none"}) {
+  // e4m3 has small steps for small numbers anyway.
+  const struct {
+    const char* words;
+    double less;
+  } all[] = {{"e4m3 v=bf16 scales=token/block:128/none", 0.9},
+             {"i8 v=bf16 scales=token/block:128/none", 0.6}};
+  for (const auto& [words, less] : all) {
     QuantizeShape one = shape(words);
     const double rough = error(one, 10.0);
     one.hadamard = 128;
     one.signs = true;
-    EXPECT_LT(error(one, 1.0), 0.6 * rough) << words;
+    EXPECT_LT(error(one, 1.0), less * rough) << words;
   }
 }
 
