@@ -95,7 +95,7 @@ struct RowPieces {
   Divisor rows;          ///< of a piece
   Divisor per_sequence;  ///< pieces of one; packed: not looked at
 
-  TESSERA_HD constexpr RowPieces() = default;
+  constexpr RowPieces() = default;
   TESSERA_HD constexpr RowPieces(const std::int32_t* cu, int each, int sequences, int of_piece)
       : cu_seqlens(cu),
         seqlen(each),

@@ -13,12 +13,6 @@
 namespace tessera::cuda {
 namespace {
 
-/// Strides of dimensions of one element may be anything.
-core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes) {
-  return {sizes.batch > 1 ? tensor.stride_batch : 0, sizes.seqlen > 1 ? tensor.stride_seqlen : 0,
-          sizes.heads > 1 ? tensor.stride_head : 0};
-}
-
 /// A tensor's rows of `dim` columns, of which the first `rotary` are rotated by p's tables; sizes:
 /// of from and to.
 aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const ConstTensor& from,

@@ -103,6 +103,11 @@ bool rows_aligned(const void* data, std::int64_t size, std::initializer_list<std
   return all % bytes == 0;
 }
 
+core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes) {
+  return {sizes.batch > 1 ? tensor.stride_batch : 0, sizes.seqlen > 1 ? tensor.stride_seqlen : 0,
+          sizes.heads > 1 ? tensor.stride_head : 0};
+}
+
 Source source_of(const ConstTensor& tensor) { return {tensor.data, strides_of(tensor)}; }
 
 }  // namespace tessera::cuda

@@ -20,6 +20,9 @@ namespace tessera::cuda {
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 bool queries, std::int64_t dim, int rows, int row_heads);
 
+/// Strides of dimensions of one element, which may be anything, are 0.
+core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes);
+
 Source source_of(const ConstTensor& tensor);
 
 /// Whether every row begins and ends at a multiple of so many bytes. size: of an element; strides:

@@ -25,6 +25,8 @@ struct Target {
   std::size_t combine;
   /// The same of those that append to a cache (aux/append.h).
   std::size_t append;
+  /// The same of those that quantise (aux/quantize.h).
+  std::size_t quantize;
 };
 
 std::span<const Target> targets();

@@ -60,7 +60,7 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
 }
 
 /// Four fp32 as e4m3, rounded to nearest even and no larger than 448; a in the lowest byte. NaN
-/// stays NaN.
+/// becomes 0x7F.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   std::uint32_t four;
   asm("{\n.reg .b16 low, high;\n"

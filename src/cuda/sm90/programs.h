@@ -6,8 +6,8 @@
 namespace tessera::cuda::sm90 {
 
 /// What the backward pass does before and after its main kernel (backward_rows.h), the merge of
-/// partial results (aux/combine.h) and the append to a cache (aux/append.h), by its place in
-/// kAuxiliary.
+/// partial results (aux/combine.h), the append to a cache (aux/append.h) and quantising
+/// (aux/quantize.h), by its place in kAuxiliary.
 enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
@@ -22,6 +22,9 @@ enum class AuxiliaryKernel : std::uint8_t {
   append_f32,
   append_bf16,
   append_f16,
+  quantize_f32,
+  quantize_bf16,
+  quantize_f16,
 };
 
 inline constexpr Auxiliary kAuxiliary[] = {
@@ -38,6 +41,9 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams", 8, true},
     {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
     {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
+    {"quantize_f32", "aux::quantize<Dtype::f32>", "aux::QuantizeParams", 3, true},
+    {"quantize_bf16", "aux::quantize<Dtype::bf16>", "aux::QuantizeParams", 4, true},
+    {"quantize_f16", "aux::quantize<Dtype::f16>", "aux::QuantizeParams", 4, true},
 };
 
 extern const Architecture kArchitecture;

@@ -20,6 +20,7 @@ inline constexpr Target kTarget = {
     run_backward,
     static_cast<std::size_t>(AuxiliaryKernel::combine_f32),
     static_cast<std::size_t>(AuxiliaryKernel::append_f32),
+    static_cast<std::size_t>(AuxiliaryKernel::quantize_f32),
 };
 
 }  // namespace tessera::cuda::sm90

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "files/convert.h"
+#include "reference/storage.h"
 #include "tessera/types.hpp"
 
 namespace tessera::cuda::ptx {
@@ -28,6 +29,17 @@ std::uint32_t pack(float low, float high) {
                                               : tools::to_f16(double{x})};
   };
   return round(low) | round(high) << 16;
+}
+
+/// By the reference, not by what the CPU's kernels have in common with GPUs'.
+inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
+  const auto round = [](float x) -> std::uint32_t {
+    if (x != x) return 0x7F;  // of either sign
+    std::uint8_t byte = 0;
+    reference::store(Dtype::e4m3, &byte, 0, double{x});
+    return byte;
+  };
+  return round(a) | round(b) << 8 | round(c) << 16 | round(d) << 24;
 }
 
 }  // namespace tessera::cuda::ptx

@@ -1,0 +1,34 @@
+// Quantising (S14) on any GPU, one launch: a block of threads has rows of a piece of a sequence, of
+// q, of k or of v. Every fp32 number is an Exact, so its bits are the CPU's.
+#pragma once
+
+#include "cuda/aux/quantize_rows.h"
+#include "cuda/aux/quantize_tiles.h"
+#include "cuda/ptx/grid.h"
+
+namespace tessera::cuda::aux {
+
+/// The kernel, for inputs of one type; a block for each of p.blocks().
+template <Dtype kType>
+__device__ __forceinline__ void quantize(const QuantizeParams& p) {
+  __shared__ QuantizeShared shared;
+  ptx::wait_for_grids();
+  const int block = static_cast<int>(blockIdx.x), keys = static_cast<int>(p.q.blocks);
+  const int values = keys + static_cast<int>(p.k.blocks);
+  const QuantizedRows& rows = block < keys ? p.q : block < values ? p.k : p.v;
+  const int mine = block - (block < keys ? 0 : block < values ? keys : values);
+  const int piece = rows.groups.quotient(mine);
+  const int head = (mine - piece * rows.groups.value()) * rows.side;
+  const core::RowRange range = rows.pieces.of(piece);
+  if (range.begin < range.end) {
+    if (rows.tiles) {
+      const HeadAt at = {p.sequences.at(range.batch), head};
+      TileColumns<kType>(rows, range, at, shared).write();
+    } else {
+      quantize_rows<kType>(p, rows, range, head, shared);
+    }
+  }
+  ptx::launch_dependents();
+}
+
+}  // namespace tessera::cuda::aux

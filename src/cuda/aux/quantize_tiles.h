@@ -1,0 +1,168 @@
+// Values that are quantised and become tiles (core/value_tiles.h), on any GPU: they are turned in
+// shared memory, four keys a word, and leave it in the order of the tile.
+#pragma once
+
+#include "cuda/aux/quantize_pieces.h"
+
+namespace tessera::cuda::aux {
+
+/// Where a column's words of 16 keys lie among its 32: neighbouring columns' and pieces' meet no
+/// bank of shared memory twice, neither where they are written nor where they are read.
+__device__ __forceinline__ int tile_word(int column, int word) {
+  return word ^ ((column / kPiece ^ column % 4 * 2) & 7) * 4;
+}
+
+/// Rows of a block of threads that become tiles.
+template <Dtype kType>
+class TileColumns {
+ public:
+  __device__ __forceinline__ TileColumns(const QuantizedRows& rows, const core::RowRange& range,
+                                         const HeadAt& at, QuantizeShared& shared)
+      : rows_(rows), range_(range), at_(at), shared_(shared) {
+    from_ = static_cast<const char*>(rows.from.data) +
+            at.offset(rows.from.strides, false) * RawPiece<kType>::kSize;
+    off_ = at.columns(rows.off, rows);
+    scale_ = at.scale(rows);
+  }
+
+  __device__ __forceinline__ void write() const {
+    constexpr int kKeys = core::ValueTiles::kKeys;
+    const int thread = static_cast<int>(threadIdx.x), block = rows_.scales.block;
+    const bool written = rows_.scales.by == Scaling::block;
+    float factor = 1.0F;
+    if (written && block > kKeys) factor = scale_keys(range_.begin, range_.end);
+    if (rows_.scales.by == Scaling::tensor || rows_.scales.by == Scaling::head) {
+      factor = (Exact(1.0F) / Exact(*scale_)).x;
+    }
+    for (int begin = range_.begin; begin < range_.end; begin += kKeys) {
+      if (written && block <= kKeys) {
+        for (int key = begin; key < core::min(begin + kKeys, range_.end); key += block) {
+          factor = scale_keys(key, core::min(key + block, range_.end));
+          if (thread < block) shared_.tile.factors[key - begin + thread] = factor;
+        }
+      } else {
+        shared_.tile.factors[thread] = factor;
+      }
+      __syncthreads();
+      turn(begin);
+      __syncthreads();
+      store(begin);
+      __syncthreads();
+    }
+  }
+
+ private:
+  using Raw = RawPiece<kType>;
+
+  __device__ __forceinline__ void load(int key, int column, Raw& raw) const {
+    const bool exists = key < range_.end;
+    raw.load(from_ + key * rows_.from.strides.seqlen * Raw::kSize, column, exists ? rows_.dim : 0,
+             rows_.whole);
+  }
+  __device__ __forceinline__ void load_off(int column, float (&off)[kPiece]) const {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) off[i] = 0.0F;
+    if (off_ != nullptr) load_numbers(off_, column, rows_.dim, rows_.whole, 0.0F, off);
+  }
+
+  /// Writes the scale of keys [begin, end) and returns what they are multiplied by.
+  __device__ __forceinline__ float scale_keys(int begin, int end) const {
+    const int pieces = rows_.row_pieces.value();
+    Exact most(0.0F);
+    for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * pieces; i += kQuantizeThreads) {
+      const int key = rows_.row_pieces.quotient(i), column = (i - key * pieces) * kPiece;
+      Raw raw;
+      load(begin + key, column, raw);
+      float off[kPiece];
+      load_off(column, off);
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) {
+        const Exact x = raw.at(j);
+        most = ptx::larger_magnitude(most, off_ != nullptr ? x - Exact(off[j]) : x);
+      }
+    }
+    most = largest_of_block(most, shared_.tile.most, 1);
+    const Written scaled = Written::of(most, core::limit_of(rows_.dtype));
+    if (threadIdx.x == 0) {
+      rows_.written[scale_ - rows_.scales.data + rows_.scales.index_of(begin)] = scaled.scale.x;
+    }
+    return scaled.factor.x;
+  }
+
+  /// A tile's keys into shared memory. A thread has four of a piece of columns, which are a word of
+  /// each.
+  __device__ __forceinline__ void turn(int begin) const {
+    const int thread = static_cast<int>(threadIdx.x), word = thread % 4;
+    const bool by_channel = rows_.scales.by == Scaling::channel;
+    for (int column = thread / 4 % 8 * kPiece; column < core::round_up(rows_.dim, 8 * kPiece);
+         column += 8 * kPiece) {
+      if (column >= rows_.dim) continue;
+      float off[kPiece], scales[kPiece];
+      Exact factors[kPiece];
+      load_off(column, off);
+      if (by_channel) {
+        load_numbers(scale_, column, rows_.dim, rows_.whole, 1.0F, scales);
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) factors[i] = Exact(1.0F) / Exact(scales[i]);
+      }
+#pragma unroll 1
+      for (int group = thread / 32; group < core::ValueTiles::kKeys / 16;
+           group += kQuantizeThreads / 32) {
+        Raw raw[4];
+        int keys[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          keys[i] = group * 16 + 2 * word + i % 2 + i / 2 * 8;
+          load(begin + keys[i], column, raw[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < kPiece; ++j) {
+          Exact x[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            x[i] = raw[i].at(j);
+            if (off_ != nullptr && begin + keys[i] < range_.end) x[i] = x[i] - Exact(off[j]);
+            // Of keys behind the last one x is 0, whatever the factor.
+            const Exact factor = by_channel ? factors[j] : Exact(shared_.tile.factors[keys[i]]);
+            x[i] = begin + keys[i] < range_.end ? x[i] * factor : Exact(0.0F);
+          }
+          shared_.tile.words[column + j][tile_word(j + column, 4 * group + word)] =
+              narrow_four(Dtype::e4m3, x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+  }
+
+  /// From shared memory to the tile, 16 bytes a thread, all of them in order.
+  __device__ __forceinline__ void store(int begin) const {
+    const core::ValueTiles tiles = {core::ValueTiles::padded(rows_.dim)};
+    char* const to = static_cast<char*>(rows_.to) + at_.sequence.entry_k * rows_.to_strides.batch +
+                     at_.head * rows_.to_strides.head +
+                     (core::ValueTiles::first_of(at_.sequence) + begin / core::ValueTiles::kKeys) *
+                         tiles.tile_bytes();
+    constexpr int kPanels = core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys;
+    for (int panel = 0; panel < kPanels; ++panel) {
+      for (int unit = static_cast<int>(threadIdx.x); unit < 2 * tiles.rows();
+           unit += kQuantizeThreads) {
+        const int column = unit / 2, group = 2 * panel + ((unit ^ column / 4) & 1);
+        const std::uint32_t same = column < tiles.columns ? 0U : 0x38383838U;
+        uint4 words = {same, same, same, same};
+        if (column < rows_.dim) {
+          words = *reinterpret_cast<const uint4*>(
+              &shared_.tile.words[column][tile_word(column, 4 * group)]);
+        }
+        *reinterpret_cast<uint4*>(to + panel * tiles.panel_bytes() + unit * 16) = words;
+      }
+    }
+  }
+
+  const QuantizedRows& rows_;
+  const core::RowRange& range_;
+  const HeadAt& at_;
+  QuantizeShared& shared_;
+  const char* from_;
+  const float* off_;
+  const float* scale_;
+};
+
+}  // namespace tessera::cuda::aux

@@ -1,0 +1,256 @@
+// Quantising on a GPU: the kernel (cuda/aux/quantize.h), run on the host thread by thread, against
+// literal loops; and what quantize() asks of a fake driver.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "archs.h"
+#include "cuda/fake_driver.h"
+#include "cuda/quantize.h"
+#include "cuda/quantize_host.h"
+#include "quantized.h"
+#include "tessera/tessera.hpp"
+
+namespace tessera {
+namespace {
+
+void quantize_on_host(const cuda::aux::QuantizeParams& p, Dtype dtype) {
+  host::launch(static_cast<unsigned>(p.blocks()), [&] {
+    switch (dtype) {
+      case Dtype::f32: return cuda::aux::quantize<Dtype::f32>(p);
+      case Dtype::bf16: return cuda::aux::quantize<Dtype::bf16>(p);
+      case Dtype::f16: return cuda::aux::quantize<Dtype::f16>(p);
+      default: FAIL() << to_string(dtype);
+    }
+  });
+}
+
+class QuantizeKernel : public testing::Test {
+ protected:
+  const unsigned seed_ = std::random_device()();
+  std::mt19937 random_{seed_};
+  testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
+};
+
+// What models have, what nothing is aligned of, blocks of few keys and of more than a block of
+// threads keeps: all of it occurs.
+TEST_F(QuantizeKernel, EveryBitIsThatOfTheLiteralLoops_S14) {
+  std::map<std::string, int> ways;
+  for (int trial = 0; trial < (kSanitized ? 25 : 150); ++trial) {
+    Quantized quantized(random_, true);
+    quantized.clear();
+    const Status refused = cuda::refusal(quantized.shape, quantized.tensors);
+    ASSERT_TRUE(refused) << refused.text << "; " << quantized.text();
+    const cuda::aux::QuantizeParams p = cuda::quantize_params(quantized.shape, quantized.tensors);
+    quantize_on_host(p, quantized.shape.dtype);
+    quantized.check(quantized.text());
+    if (HasFatalFailure()) break;
+    for (const cuda::aux::QuantizedRows* rows : {&p.q, &p.k, &p.v}) {
+      if (rows->blocks == 0) continue;
+      ++ways[rows->whole ? "whole" : "by elements"];
+      ++ways[std::to_string(rows->lanes) + " lanes"];
+      if (rows->tiles) ++ways["tiles"];
+      if (rows->side > 1) ++ways["heads side by side"];
+      if (rows->scales.by != Scaling::block || rows->tiles) continue;
+      const int step = cuda::aux::kQuantizeThreads / rows->lanes;
+      const bool kept = rows->scales.block <= cuda::aux::kKeptSteps * step;
+      ++ways[kept ? "kept" : "made twice"];
+    }
+  }
+  if (kSanitized) return;
+  for (const char* way : {"whole", "by elements", "4 lanes", "8 lanes", "16 lanes", "tiles",
+                          "heads side by side", "kept", "made twice"}) {
+    EXPECT_GT(ways[way], 0) << way;
+  }
+}
+
+/// Two sequences of 40 queries of four heads and 150 keys of two, bf16, in tiles.
+struct Dense {
+  QuantizeShape shape;
+  QuantizeTensors tensors;
+  Elements q, k, v, q_out, k_out, v_out;
+  std::vector<float> q_scale, k_scale, v_scale, signs;
+
+  explicit Dense(const char* words = "e4m3 scales=token/block:64/block:128 v_tiles")
+      : q_scale(320), k_scale(12), v_scale(512), signs(128, -1.0F) {
+    shape.problem = *parse_problem(std::string("fwd b=2 h=4/2 q=40 k=150 d=128 ") + words);
+    const Problem& p = shape.problem;
+    shape.hadamard = 128;
+    shape.signs = true;
+    const auto tensor = [](Elements& elements, Dtype dtype, std::int64_t rows, std::int64_t heads) {
+      elements = Elements(dtype, 2 * rows * heads * 128);
+      for (std::int64_t i = 0; i < elements.count(); ++i) {
+        elements.set(i, static_cast<double>(i % 37) - 18.0);
+      }
+      return Tensor{elements.data(), rows * heads * 128, heads * 128, 128};
+    };
+    tensors.q = tensor(q, Dtype::bf16, 40, 4);
+    tensors.k = tensor(k, Dtype::bf16, 150, 2);
+    tensors.v = tensor(v, Dtype::bf16, 150, 2);
+    tensors.q_out = tensor(q_out, p.dtype, 40, 4);
+    tensors.k_out = tensor(k_out, p.dtype, 150, 2);
+    v_out = Elements(Dtype::e4m3, 4 * p.value_tile_bytes());
+    tensors.v_out = {v_out.data(), 2 * p.value_tile_bytes(), 0, p.value_tile_bytes()};
+    for (Elements* out : {&q_out, &k_out, &v_out}) out->fill();
+    tensors.q_scale = {q_scale.data(), 160, 40};
+    tensors.k_scale = {k_scale.data(), 6, 3};
+    tensors.v_scale = {v_scale.data(), 256, 128};
+    tensors.signs = signs.data();
+  }
+  ~Dense() = default;
+  Dense(const Dense&) = delete;
+  Dense(Dense&&) = delete;
+  Dense& operator=(Dense&&) = delete;
+  Dense& operator=(const Dense&) = delete;
+};
+
+// A block of threads has four rows of four heads, 64 keys of a head, or a tile.
+TEST(QuantizeParams, WorkIsSharedOut) {
+  Dense dense;
+  const cuda::aux::QuantizeParams p = cuda::quantize_params(dense.shape, dense.tensors);
+  EXPECT_TRUE(p.q.whole && p.k.whole && p.v.whole);
+  EXPECT_EQ(p.q.lanes, 8);
+  EXPECT_EQ(p.q.side, 4);
+  EXPECT_EQ(p.q.blocks, 2 * 3);  // 16 rows each
+  EXPECT_EQ(p.k.side, 1);
+  EXPECT_EQ(p.k.blocks, 2 * 2 * 3);
+  EXPECT_EQ(p.v.blocks, 2 * 2 * 2);
+  EXPECT_EQ(p.blocks(), 26);
+  dense.tensors.k.stride_seqlen += 4;
+  dense.tensors.q_out.data = static_cast<char*>(dense.tensors.q_out.data) + 4;
+  const cuda::aux::QuantizeParams other = cuda::quantize_params(dense.shape, dense.tensors);
+  EXPECT_FALSE(other.q.whole || other.k.whole);
+  EXPECT_TRUE(other.v.whole);
+}
+
+// It is launched to begin early: until the grids before it are done, no number is there.
+TEST(QuantizeWaits, ForWhatIsEnqueuedBefore) {
+  Dense dense;
+  Elements q = dense.q;
+  dense.q.fill();
+  std::once_flag done;
+  cuda::ptx::grids_before = [&] {
+    std::call_once(done, [&] {
+      for (std::int64_t i = 0; i < q.count(); ++i) dense.q.copy(i, q, i);
+    });
+  };
+  quantize_on_host(cuda::quantize_params(dense.shape, dense.tensors), Dtype::bf16);
+  cuda::ptx::grids_before = nullptr;
+  for (std::int64_t i = 0; i < dense.q_out.count(); ++i) {
+    ASSERT_TRUE(dense.q_out.at(i) == dense.q_out.at(i)) << i;
+  }
+}
+
+// ---- the launch
+
+using Enqueued = std::vector<std::pair<std::string, void*>>;
+
+class QuantizeLaunch : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake::state() = {};
+    if (!runs_here("sm90.forward.bf16.d64.128x128"))
+      GTEST_SKIP() << "this build has no GPU kernels";
+    for (Elements* elements :
+         {&dense_.q, &dense_.k, &dense_.v, &dense_.q_out, &dense_.k_out, &dense_.v_out}) {
+      place(elements->data(),
+            static_cast<std::size_t>(elements->count() * elements->element_bytes()));
+    }
+    for (std::vector<float>* x :
+         {&dense_.q_scale, &dense_.k_scale, &dense_.v_scale, &dense_.signs}) {
+      place(x->data(), x->size() * sizeof(float));
+    }
+  }
+
+  static void place(const void* data, std::size_t bytes) {
+    constexpr unsigned kDevice = 2;  // CUmemorytype
+    fake::state().ranges.push_back({data, bytes, kDevice, false, 1});
+  }
+
+  Dense dense_;
+};
+
+// One launch and nothing else: it can be captured in a CUDA graph.
+TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
+  int stream = 0;
+  Execution execution;
+  execution.stream = &stream;
+  const Status status = quantize(dense_.shape, dense_.tensors, execution);
+  ASSERT_TRUE(status) << status.text;
+  EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
+  EXPECT_EQ(fake::state().last.kernel, "quantize_bf16");
+  EXPECT_TRUE(fake::state().last.begins_early);
+  EXPECT_EQ(fake::state().last.context, fake::context_of(1));
+  EXPECT_EQ(fake::state().last.grid_x, 26U);
+  EXPECT_EQ(fake::state().last.block_x, 128U);
+  for (const char* waits : {"cuStreamSynchronize", "cuMemAlloc", "cuMemAllocAsync"}) {
+    EXPECT_EQ(fake::state().calls[waits], 0) << waits;
+  }
+}
+
+TEST_F(QuantizeLaunch, TheKernelIsThatOfTheRowsType) {
+  for (const auto& [dtype, name] : {std::pair{Dtype::f32, "quantize_f32"},
+                                    {Dtype::bf16, "quantize_bf16"},
+                                    {Dtype::f16, "quantize_f16"}}) {
+    dense_.shape.dtype = dtype;
+    const Status status = quantize(dense_.shape, dense_.tensors);
+    ASSERT_TRUE(status) << status.text;
+    EXPECT_EQ(fake::state().last.kernel, name);
+  }
+}
+
+TEST_F(QuantizeLaunch, WithoutRowsNothingIsLaunched) {
+  dense_.shape.problem.seqlen_q = dense_.shape.problem.seqlen_k = 0;
+  ASSERT_TRUE(quantize(dense_.shape, dense_.tensors, *this_gpu(1)));
+  EXPECT_TRUE(fake::state().enqueued.empty());
+}
+
+TEST_F(QuantizeLaunch, ATensorThatLiesElsewhereIsNamed) {
+  fake::state().ranges.pop_back();
+  EXPECT_EQ(quantize(dense_.shape, dense_.tensors).text,
+            "signs: lies in host memory; quantize on gpu:1 takes its own and managed memory");
+  const Status status = quantize(dense_.shape, dense_.tensors, this_cpu());
+  EXPECT_EQ(status.code, Code::invalid);
+  EXPECT_EQ(status.text.find("q: lies in memory of gpu:1; quantize on this CPU"), 0U)
+      << status.text;
+}
+
+TEST_F(QuantizeLaunch, WhatTheDriverRefusesIsSaid) {
+  fake::state().failures = {{"cuLaunchKernelEx", 700}};
+  const Status status = quantize(dense_.shape, dense_.tensors);
+  EXPECT_EQ(status.code, Code::device);
+  EXPECT_NE(status.text.find("cuLaunchKernelEx"), std::string::npos) << status.text;
+}
+
+// What a CPU does and no GPU kernel.
+TEST(QuantizeRefusal, SaysWhatGpusDoNot) {
+  const auto text = [](QuantizeShape& shape, const QuantizeTensors& tensors) {
+    const Status status = cuda::refusal(shape, tensors);
+    EXPECT_EQ(status.code, Code::unsupported);
+    return status.text;
+  };
+  Dense dense;
+  Problem& p = dense.shape.problem;
+  p.head_dim = 257;
+  EXPECT_EQ(text(dense.shape, dense.tensors),
+            "quantize: head_dim = 257: GPUs quantise rows of up to 256 columns");
+  p.head_dim = 128;
+  p.head_dim_v = 264;
+  EXPECT_EQ(text(dense.shape, dense.tensors),
+            "quantize: head_dim_v = 264: GPUs quantise rows of up to 256 columns");
+  p.head_dim_v = 128;
+  p.scales.block_v = 96;
+  EXPECT_EQ(text(dense.shape, dense.tensors),
+            "quantize: scales.block_v = 96: GPUs make v_tiles with blocks that divide 128 keys or "
+            "are multiples of them");
+  p.v_tiles = false;
+  EXPECT_TRUE(cuda::refusal(dense.shape, dense.tensors));
+}
+
+}  // namespace
+}  // namespace tessera
