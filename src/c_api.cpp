@@ -183,10 +183,6 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.v_tiles = p.v_tiles ? 1 : 0;
 }
 
-tessera::ConstScales to_cpp(const tessera_const_scales& s) {
-  return {s.data, s.stride_batch, s.stride_head};
-}
-
 tessera::ConstBias to_cpp(const tessera_const_bias& b) {
   return {b.data, b.stride_batch, b.stride_head, b.stride_query, b.stride_key};
 }
@@ -271,6 +267,10 @@ std::size_t guarded_text(char* text, std::size_t text_size, const Body& body) {
 }
 
 }  // namespace
+
+Result<tessera::Problem> tessera::c::problem_of(const tessera_problem* from) {
+  return ::to_cpp(from);
+}
 
 extern "C" {
 

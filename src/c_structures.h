@@ -69,6 +69,15 @@ inline Tensor to_cpp(const tessera_tensor& t) {
   return {t.data, t.stride_batch, t.stride_seqlen, t.stride_head};
 }
 
+inline ConstScales to_cpp(const tessera_const_scales& s) {
+  return {s.data, s.stride_batch, s.stride_head};
+}
+
+inline Scales to_cpp(const tessera_scales& s) { return {s.data, s.stride_batch, s.stride_head}; }
+
+/// A caller's problem, of any version; c_api.cpp.
+Result<Problem> problem_of(const tessera_problem* from);
+
 inline CacheTensors to_cpp(const tessera_cache& c) {
   return {c.seqlens, c.cu_seqlens_new, c.page_table, c.stride_page_table, c.index, c.leftpad};
 }

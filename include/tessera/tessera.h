@@ -185,6 +185,15 @@ typedef struct tessera_const_scales {
   /** @} */
 } tessera_const_scales;
 
+/** The same, to be written or read. */
+typedef struct tessera_scales {
+  float* data; /**< the first number */
+  /** From one number of a dimension to the next. @{ */
+  int64_t stride_batch;
+  int64_t stride_head;
+  /** @} */
+} tessera_scales;
+
 /** Where the sequences of a cache lie; tessera::CacheTensors in tensors.hpp describes each field.
  */
 typedef struct tessera_cache {
@@ -431,6 +440,62 @@ TESSERA_API tessera_code tessera_append(const tessera_append_shape* shape,
                                         const tessera_append_tensors* tensors, const char* device,
                                         const tessera_execution* execution, char* error,
                                         size_t error_size);
+
+/** What is quantised, and of what: tessera::QuantizeShape in quantize.hpp describes each field.
+ * Initialise with tessera_quantize_shape_init. */
+typedef struct tessera_quantize_shape {
+  size_t size;                    /**< set by tessera_quantize_shape_init */
+  const tessera_problem* problem; /**< that the results are for */
+  int32_t dtype;                  /**< tessera_dtype of q, k and v as they come */
+  int32_t hadamard;               /**< columns of a block of the transform; 0: none */
+  int32_t signs;                  /**< 0 or 1 */
+  int32_t rotary_dtype;           /**< tessera_dtype of the tables: TESSERA_F32 or dtype */
+  int64_t rotary_dim;             /**< columns that are rotated; 0: none */
+  int64_t rotary_positions;       /**< rows of the tables */
+  int32_t rotary_interleaved;     /**< 0 or 1: pairs are neighbours, not in the halves */
+  int32_t rotary_constant_q;      /**< 0 or 1: a sequence's queries have one position */
+} tessera_quantize_shape;
+
+/** What tessera_quantize reads and writes, as in tessera::QuantizeTensors. */
+typedef struct tessera_quantize_tensors {
+  size_t size; /**< set by tessera_quantize_tensors_init */
+  /** As in tessera::QuantizeTensors. @{ */
+  tessera_const_tensor q;
+  tessera_const_tensor k;
+  tessera_const_tensor v;
+  tessera_tensor q_out;
+  tessera_tensor k_out;
+  tessera_tensor v_out;
+  tessera_scales q_scale;
+  tessera_scales k_scale;
+  tessera_scales v_scale;
+  tessera_const_scales k_mean;
+  tessera_scales score_shift;
+  tessera_const_scales v_shift;
+  const float* signs;
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;
+  const void* rotary_cos;
+  const void* rotary_sin;
+  int64_t stride_rotary_cos;
+  int64_t stride_rotary_sin;
+  const int32_t* rotary_seqlens;
+  /** @} */
+} tessera_quantize_tensors;
+
+/** Sets every field to its default, and `size`. */
+TESSERA_API void tessera_quantize_shape_init(tessera_quantize_shape* shape, size_t size);
+/** Sets every field to zero, and `size`. */
+TESSERA_API void tessera_quantize_tensors_init(tessera_quantize_tensors* tensors, size_t size);
+
+/** Makes 8-bit tensors and their scales; tessera::quantize in tessera.hpp says how. `device`: a
+ * name as in `tessera info`; NULL is the device that q lies on (k, v). `execution`: NULL is all
+ * defaults.
+ */
+TESSERA_API tessera_code tessera_quantize(const tessera_quantize_shape* shape,
+                                          const tessera_quantize_tensors* tensors,
+                                          const char* device, const tessera_execution* execution,
+                                          char* error, size_t error_size);
 
 /** Whether a GPU needs the problem to be `unaligned` for these tensors; tessera::needs_unaligned in
  * tensors.hpp says when. *unaligned gets 0 or 1. */
