@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kKeys = core::ValueTiles::kKeys;
 
-/// Whether 16 bytes of all that a row's columns need can be loaded at once.
+/// Whether kUnit columns of all that a row needs come at once, by 16 bytes, and go at once, by 8.
 bool is_whole(const aux::QuantizeParams& p, const aux::QuantizedRows& rows, std::int64_t size) {
   constexpr std::uint64_t kBytes = 16, kStored = 8;
   const core::Strides &from = rows.from.strides, &to = rows.to_strides;
@@ -25,7 +25,7 @@ bool is_whole(const aux::QuantizeParams& p, const aux::QuantizedRows& rows, std:
     return !numbers ||
            rows_aligned(numbers.data, 4, {numbers.stride_batch, numbers.stride_head}, kBytes);
   };
-  bool whole = rows.dim % aux::kPiece == 0 &&
+  bool whole = rows.dim % aux::kUnit == 0 &&
                rows_aligned(rows.from.data, size, {from.batch, from.seqlen, from.head}, kBytes) &&
                (rows.tiles || rows_aligned(rows.to, 1, {to.batch, to.seqlen, to.head}, kStored)) &&
                numbers_are(rows.off) && numbers_are(rows.dot) &&
@@ -34,7 +34,7 @@ bool is_whole(const aux::QuantizeParams& p, const aux::QuantizedRows& rows, std:
   whole = whole && rows_aligned(p.signs, 4, {}, kBytes);
   if (p.rotary == 0) return whole;
   const std::int64_t run = p.interleaved ? p.rotary : p.rotary / 2, entry = size_of(p.table_dtype);
-  return whole && run % aux::kPiece == 0 && rows_aligned(p.cos, entry, {p.stride_cos}, kBytes) &&
+  return whole && run % aux::kUnit == 0 && rows_aligned(p.cos, entry, {p.stride_cos}, kBytes) &&
          rows_aligned(p.sin, entry, {p.stride_sin}, kBytes);
 }
 
@@ -48,22 +48,30 @@ void set_rows(aux::QuantizedRows& rows, const QuantizeShape& s, const aux::Quant
   rows.to_strides = strides_between(to, sizes);
   rows.written = numbers.data;
   rows.heads = static_cast<int>(sizes.heads);
-  rows.lanes = 4;
-  while (rows.lanes * aux::kRowColumns < rows.dim) rows.lanes *= 2;
+  rows.lanes = 2;
+  while (rows.lanes * aux::kThreadColumns < rows.dim) rows.lanes *= 2;
   const int at_once = aux::kQuantizeThreads / rows.lanes;
   const bool together = rows.scales.by == Scaling::block;
   if (!together && !rows.tiles) rows.side = std::gcd(rows.heads, at_once);
-  int count = aux::kFreeSteps * at_once / rows.side;
-  if (together) count = rows.scales.block;
-  if (rows.tiles) count = std::max(together ? rows.scales.block : 1, kKeys);
-  const std::int32_t* const cu = rows.queries ? p.sequences.cu_seqlens_q : p.sequences.cu_seqlens_k;
-  const std::int64_t longest = rows.queries ? problem.seqlen_q : problem.seqlen_k;
-  rows.pieces = {cu, static_cast<int>(longest), static_cast<int>(problem.batch), count};
   rows.groups = core::Divisor(rows.heads / rows.side);
-  rows.row_pieces = core::Divisor(core::ceil_div(rows.dim, aux::kPiece));
-  rows.blocks =
-      rows.pieces.count(rows.queries ? problem.total_q : problem.total_k) * rows.groups.value();
+  for (int steps = aux::kFreeSteps; steps > 0; steps /= 2) {
+    int count = steps * at_once / rows.side;
+    if (together) count = rows.scales.block;
+    if (rows.tiles) count = std::max(together ? rows.scales.block : 1, kKeys);
+    rows.pieces = {rows.queries ? p.sequences.cu_seqlens_q : p.sequences.cu_seqlens_k,
+                   static_cast<int>(rows.queries ? problem.seqlen_q : problem.seqlen_k),
+                   static_cast<int>(problem.batch), count};
+    rows.blocks =
+        rows.pieces.count(rows.queries ? problem.total_q : problem.total_k) * rows.groups.value();
+    if (together || rows.tiles || rows.blocks >= aux::kManyBlocks) break;
+  }
+  rows.row_pieces = core::Divisor(core::ceil_div(rows.dim, aux::kUnit));
   rows.whole = is_whole(p, rows, size_of(s.dtype));
+  const bool own = p.interleaved || p.rotary == rows.lanes * aux::kThreadColumns;
+  rows.direct = rows.whole && (!rows.turns || p.rotary == 0 || own);
+  const core::Strides& out = rows.to_strides;
+  rows.whole_pieces =
+      rows.whole && rows_aligned(rows.to, 1, {out.batch, out.seqlen, out.head, rows.dim}, 16);
 }
 
 void set_tables(aux::QuantizeParams& p, const RotaryShape& shape, const RotaryTensors& tables) {
@@ -110,31 +118,31 @@ aux::QuantizeParams quantize_params(const QuantizeShape& s, const QuantizeTensor
   if (s.rotary) set_tables(p, *s.rotary, t.rotary);
   const auto dim = static_cast<int>(problem.head_dim);
   if (has_q(s, t)) {
-    p.q.queries = p.q.turns = true;
-    p.q.dim = dim;
-    p.q.dtype = problem.dtype;
-    p.q.scales = q_scales_of(problem, results);
-    p.q.heads_per_k = static_cast<int>(problem.group());
-    p.q.dot = k_mean_of(s, t);
-    p.q.shift = score_shift_of(problem, results);
-    p.q.score_shift = problem.scales.score_shift ? t.score_shift.data : nullptr;
-    set_rows(p.q, s, p, t.q, t.q_out, t.q_scale);
+    p.q().queries = p.q().turns = true;
+    p.q().dim = dim;
+    p.q().dtype = problem.dtype;
+    p.q().scales = q_scales_of(problem, results);
+    p.q().heads_per_k = static_cast<int>(problem.group());
+    p.q().dot = k_mean_of(s, t);
+    p.q().shift = score_shift_of(problem, results);
+    p.q().score_shift = problem.scales.score_shift ? t.score_shift.data : nullptr;
+    set_rows(p.q(), s, p, t.q, t.q_out, t.q_scale);
   }
   if (has_k(s, t)) {
-    p.k.turns = true;
-    p.k.dim = dim;
-    p.k.dtype = problem.dtype;
-    p.k.scales = k_scales_of(problem, results);
-    p.k.off = k_mean_of(s, t);
-    set_rows(p.k, s, p, t.k, t.k_out, t.k_scale);
+    p.k().turns = true;
+    p.k().dim = dim;
+    p.k().dtype = problem.dtype;
+    p.k().scales = k_scales_of(problem, results);
+    p.k().off = k_mean_of(s, t);
+    set_rows(p.k(), s, p, t.k, t.k_out, t.k_scale);
   }
   if (has_v(s, t)) {
-    p.v.dim = static_cast<int>(problem.head_dim_v);
-    p.v.dtype = problem.stored_v();
-    p.v.tiles = problem.v_tiles;
-    p.v.scales = v_scales_of(problem, results);
-    p.v.off = v_shift_of(problem, results);
-    set_rows(p.v, s, p, t.v, t.v_out, t.v_scale);
+    p.v().dim = static_cast<int>(problem.head_dim_v);
+    p.v().dtype = problem.stored_v();
+    p.v().tiles = problem.v_tiles;
+    p.v().scales = v_scales_of(problem, results);
+    p.v().off = v_shift_of(problem, results);
+    set_rows(p.v(), s, p, t.v, t.v_out, t.v_scale);
   }
   return p;
 }

@@ -41,30 +41,33 @@ class QuantizeKernel : public testing::Test {
 // threads keeps: all of it occurs.
 TEST_F(QuantizeKernel, EveryBitIsThatOfTheLiteralLoops_S14) {
   std::map<std::string, int> ways;
-  for (int trial = 0; trial < (kSanitized ? 25 : 150); ++trial) {
+  for (int trial = 0; trial < (kSanitized ? 20 : 70); ++trial) {
     Quantized quantized(random_, true);
     quantized.clear();
     const Status refused = cuda::refusal(quantized.shape, quantized.tensors);
     ASSERT_TRUE(refused) << refused.text << "; " << quantized.text();
-    const cuda::aux::QuantizeParams p = cuda::quantize_params(quantized.shape, quantized.tensors);
+    cuda::aux::QuantizeParams p = cuda::quantize_params(quantized.shape, quantized.tensors);
     quantize_on_host(p, quantized.shape.dtype);
     quantized.check(quantized.text());
     if (HasFatalFailure()) break;
-    for (const cuda::aux::QuantizedRows* rows : {&p.q, &p.k, &p.v}) {
+    for (const cuda::aux::QuantizedRows* rows : {&p.q(), &p.k(), &p.v()}) {
       if (rows->blocks == 0) continue;
       ++ways[rows->whole ? "whole" : "by elements"];
+      if (rows->whole_pieces) ++ways["whole pieces"];
+      if (!rows->tiles) ++ways[rows->direct ? "direct" : "by four"];
       ++ways[std::to_string(rows->lanes) + " lanes"];
       if (rows->tiles) ++ways["tiles"];
       if (rows->side > 1) ++ways["heads side by side"];
       if (rows->scales.by != Scaling::block || rows->tiles) continue;
       const int step = cuda::aux::kQuantizeThreads / rows->lanes;
-      const bool kept = rows->scales.block <= cuda::aux::kKeptSteps * step;
+      const bool kept = rows->direct && rows->scales.block <= cuda::aux::kKeptSteps * step;
       ++ways[kept ? "kept" : "made twice"];
     }
   }
   if (kSanitized) return;
-  for (const char* way : {"whole", "by elements", "4 lanes", "8 lanes", "16 lanes", "tiles",
-                          "heads side by side", "kept", "made twice"}) {
+  for (const char* way :
+       {"whole", "whole pieces", "by elements", "direct", "by four", "2 lanes", "4 lanes",
+        "8 lanes", "tiles", "heads side by side", "kept", "made twice"}) {
     EXPECT_GT(ways[way], 0) << way;
   }
 }
@@ -109,23 +112,23 @@ struct Dense {
   Dense& operator=(const Dense&) = delete;
 };
 
-// A block of threads has four rows of four heads, 64 keys of a head, or a tile.
+// A block of threads has eight rows of four heads, 64 keys of a head, or a tile.
 TEST(QuantizeParams, WorkIsSharedOut) {
   Dense dense;
-  const cuda::aux::QuantizeParams p = cuda::quantize_params(dense.shape, dense.tensors);
-  EXPECT_TRUE(p.q.whole && p.k.whole && p.v.whole);
-  EXPECT_EQ(p.q.lanes, 8);
-  EXPECT_EQ(p.q.side, 4);
-  EXPECT_EQ(p.q.blocks, 2 * 3);  // 16 rows each
-  EXPECT_EQ(p.k.side, 1);
-  EXPECT_EQ(p.k.blocks, 2 * 2 * 3);
-  EXPECT_EQ(p.v.blocks, 2 * 2 * 2);
-  EXPECT_EQ(p.blocks(), 26);
+  cuda::aux::QuantizeParams p = cuda::quantize_params(dense.shape, dense.tensors);
+  EXPECT_TRUE(p.q().whole && p.k().whole && p.v().whole);
+  EXPECT_EQ(p.q().lanes, 4);
+  EXPECT_EQ(p.q().side, 4);
+  EXPECT_EQ(p.q().blocks, 2 * 5);
+  EXPECT_EQ(p.k().side, 1);
+  EXPECT_EQ(p.k().blocks, 2 * 2 * 3);
+  EXPECT_EQ(p.v().blocks, 2 * 2 * 2);
+  EXPECT_EQ(p.blocks(), 30);
   dense.tensors.k.stride_seqlen += 4;
   dense.tensors.q_out.data = static_cast<char*>(dense.tensors.q_out.data) + 4;
-  const cuda::aux::QuantizeParams other = cuda::quantize_params(dense.shape, dense.tensors);
-  EXPECT_FALSE(other.q.whole || other.k.whole);
-  EXPECT_TRUE(other.v.whole);
+  cuda::aux::QuantizeParams other = cuda::quantize_params(dense.shape, dense.tensors);
+  EXPECT_FALSE(other.q().whole || other.k().whole);
+  EXPECT_TRUE(other.v().whole);
 }
 
 // It is launched to begin early: until the grids before it are done, no number is there.
@@ -186,7 +189,7 @@ TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
   EXPECT_EQ(fake::state().last.kernel, "quantize_bf16");
   EXPECT_TRUE(fake::state().last.begins_early);
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
-  EXPECT_EQ(fake::state().last.grid_x, 26U);
+  EXPECT_EQ(fake::state().last.grid_x, 30U);
   EXPECT_EQ(fake::state().last.block_x, 128U);
   for (const char* waits : {"cuStreamSynchronize", "cuMemAlloc", "cuMemAllocAsync"}) {
     EXPECT_EQ(fake::state().calls[waits], 0) << waits;

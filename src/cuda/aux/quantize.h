@@ -13,9 +13,10 @@ template <Dtype kType>
 __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   __shared__ QuantizeShared shared;
   ptx::wait_for_grids();
-  const int block = static_cast<int>(blockIdx.x), keys = static_cast<int>(p.q.blocks);
-  const int values = keys + static_cast<int>(p.k.blocks);
-  const QuantizedRows& rows = block < keys ? p.q : block < values ? p.k : p.v;
+  const int block = static_cast<int>(blockIdx.x), keys = static_cast<int>(p.rows[0].blocks);
+  const int values = keys + static_cast<int>(p.rows[1].blocks);
+  const int which = block < keys ? 0 : block < values ? 1 : 2;
+  const QuantizedRows& rows = p.rows[which];
   const int mine = block - (block < keys ? 0 : block < values ? keys : values);
   const int piece = rows.groups.quotient(mine);
   const int head = (mine - piece * rows.groups.value()) * rows.side;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
       const HeadAt at = {p.sequences.at(range.batch), head};
       TileColumns<kType>(rows, range, at, shared).write();
     } else {
-      quantize_rows<kType>(p, rows, range, head, shared);
+      quantize_rows<kType>(p, which, range, head, shared);
     }
   }
   ptx::launch_dependents();

@@ -10,17 +10,18 @@ namespace tessera::cuda::aux {
 
 /// Threads of a block.
 inline constexpr int kQuantizeThreads = 128;
-/// Neighbouring columns of a row that a thread loads and stores at once, and how often: the second
-/// time half of the columns that lanes have further on.
-inline constexpr int kPiece = 8, kRowColumns = 2 * kPiece;
+/// Columns that a thread loads at once: 16 bytes of 16-bit types. Two such are a piece, which it
+/// stores at once; and it has two pieces of a row, half of its lanes' columns apart.
+inline constexpr int kUnit = 8, kPiece = 2 * kUnit, kThreadColumns = 2 * kPiece;
 /// Steps of which a block of threads keeps the numbers until their scale is known; of more of them
 /// it makes them twice.
-inline constexpr int kKeptSteps = 8;
-/// Steps of a block whose rows need not come together.
-inline constexpr int kFreeSteps = 4;
+inline constexpr int kKeptSteps = 4;
+/// Steps of a block whose rows need not come together, and blocks of which there are to be as many
+/// before one has several steps: they fill any board several times.
+inline constexpr int kFreeSteps = 4, kManyBlocks = 2048;
 
-/// One tensor on its way. A row has `lanes` lanes, of kRowColumns columns each. In a step a block
-/// of threads has rows of `side` heads side by side; its rows are a piece of a sequence's.
+/// One tensor on its way. A row has `lanes` lanes, of kThreadColumns columns each. In a step a
+/// block of threads has rows of `side` heads side by side; its rows are a piece of a sequence's.
 struct QuantizedRows {
   Source from;
   void* to = nullptr;
@@ -33,7 +34,7 @@ struct QuantizedRows {
   float* score_shift = nullptr;    ///< its numbers
   core::RowPieces pieces;          ///< rows of blocks
   core::Divisor groups;            ///< of `side` heads
-  core::Divisor row_pieces;        ///< of kPiece columns, of tiles
+  core::Divisor row_pieces;        ///< of kUnit columns, of tiles
   int heads = 0, heads_per_k = 1;  ///< that share a key/value head
   int dim = 0, lanes = 0, side = 1;
   std::int64_t blocks = 0;
@@ -41,14 +42,16 @@ struct QuantizedRows {
   bool queries = false;
   bool turns = false;  ///< of q and k: they are rotated, have signs, are transformed
   bool tiles = false;
-  /// Inputs come by 16 bytes, and outputs go by 8.
-  bool whole = false;
+  bool whole = false;         ///< kUnit columns come and go at once
+  bool whole_pieces = false;  ///< and kPiece of them go at once
+  /// Rows are whole, and pairs of their rotation lie in one thread.
+  bool direct = false;
 };
 
 struct QuantizeParams {
   core::Sequences sequences;
   core::RowPositions places;
-  QuantizedRows q, k, v;
+  QuantizedRows rows[3];      ///< of q, k and v
   const void* cos = nullptr;  ///< rows of the tables
   const void* sin = nullptr;
   std::int64_t stride_cos = 0, stride_sin = 0;
@@ -59,7 +62,13 @@ struct QuantizeParams {
   const float* signs = nullptr;
   int hadamard = 0;
 
-  std::int64_t blocks() const { return q.blocks + k.blocks + v.blocks; }
+  /// Tensors by name.
+  /// @{
+  QuantizedRows& q() { return rows[0]; }
+  QuantizedRows& k() { return rows[1]; }
+  QuantizedRows& v() { return rows[2]; }
+  /// @}
+  std::int64_t blocks() const { return rows[0].blocks + rows[1].blocks + rows[2].blocks; }
 };
 
 }  // namespace tessera::cuda::aux

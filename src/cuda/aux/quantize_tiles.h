@@ -9,7 +9,7 @@ namespace tessera::cuda::aux {
 /// Where a column's words of 16 keys lie among its 32: neighbouring columns' and pieces' meet no
 /// bank of shared memory twice, neither where they are written nor where they are read.
 __device__ __forceinline__ int tile_word(int column, int word) {
-  return word ^ ((column / kPiece ^ column % 4 * 2) & 7) * 4;
+  return word ^ ((column / kUnit ^ column % 4 * 2) & 7) * 4;
 }
 
 /// Rows of a block of threads that become tiles.
@@ -20,7 +20,7 @@ class TileColumns {
                                          const HeadAt& at, QuantizeShared& shared)
       : rows_(rows), range_(range), at_(at), shared_(shared) {
     from_ = static_cast<const char*>(rows.from.data) +
-            at.offset(rows.from.strides, false) * RawPiece<kType>::kSize;
+            at.offset(rows.from.strides, false) * Columns::kSize;
     off_ = at.columns(rows.off, rows);
     scale_ = at.scale(rows);
   }
@@ -52,16 +52,16 @@ class TileColumns {
   }
 
  private:
-  using Raw = RawPiece<kType>;
+  using Columns = Raw<kType, kUnit>;
 
-  __device__ __forceinline__ void load(int key, int column, Raw& raw) const {
+  __device__ __forceinline__ void load(int key, int column, Columns& raw) const {
     const bool exists = key < range_.end;
-    raw.load(from_ + key * rows_.from.strides.seqlen * Raw::kSize, column, exists ? rows_.dim : 0,
-             rows_.whole);
+    raw.load(from_ + key * rows_.from.strides.seqlen * Columns::kSize, column,
+             exists ? rows_.dim : 0, rows_.whole);
   }
-  __device__ __forceinline__ void load_off(int column, float (&off)[kPiece]) const {
+  __device__ __forceinline__ void load_off(int column, float (&off)[kUnit]) const {
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) off[i] = 0.0F;
+    for (int i = 0; i < kUnit; ++i) off[i] = 0.0F;
     if (off_ != nullptr) load_numbers(off_, column, rows_.dim, rows_.whole, 0.0F, off);
   }
 
@@ -70,13 +70,13 @@ class TileColumns {
     const int pieces = rows_.row_pieces.value();
     Exact most(0.0F);
     for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * pieces; i += kQuantizeThreads) {
-      const int key = rows_.row_pieces.quotient(i), column = (i - key * pieces) * kPiece;
-      Raw raw;
+      const int key = rows_.row_pieces.quotient(i), column = (i - key * pieces) * kUnit;
+      Columns raw;
       load(begin + key, column, raw);
-      float off[kPiece];
+      float off[kUnit];
       load_off(column, off);
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
+      for (int j = 0; j < kUnit; ++j) {
         const Exact x = raw.at(j);
         most = ptx::larger_magnitude(most, off_ != nullptr ? x - Exact(off[j]) : x);
       }
@@ -94,21 +94,21 @@ class TileColumns {
   __device__ __forceinline__ void turn(int begin) const {
     const int thread = static_cast<int>(threadIdx.x), word = thread % 4;
     const bool by_channel = rows_.scales.by == Scaling::channel;
-    for (int column = thread / 4 % 8 * kPiece; column < core::round_up(rows_.dim, 8 * kPiece);
-         column += 8 * kPiece) {
+    for (int column = thread / 4 % 8 * kUnit; column < core::round_up(rows_.dim, 8 * kUnit);
+         column += 8 * kUnit) {
       if (column >= rows_.dim) continue;
-      float off[kPiece], scales[kPiece];
-      Exact factors[kPiece];
+      float off[kUnit], scales[kUnit];
+      Exact factors[kUnit];
       load_off(column, off);
       if (by_channel) {
         load_numbers(scale_, column, rows_.dim, rows_.whole, 1.0F, scales);
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) factors[i] = Exact(1.0F) / Exact(scales[i]);
+        for (int i = 0; i < kUnit; ++i) factors[i] = Exact(1.0F) / Exact(scales[i]);
       }
 #pragma unroll 1
       for (int group = thread / 32; group < core::ValueTiles::kKeys / 16;
            group += kQuantizeThreads / 32) {
-        Raw raw[4];
+        Columns raw[4];
         int keys[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -116,7 +116,7 @@ class TileColumns {
           load(begin + keys[i], column, raw[i]);
         }
 #pragma unroll
-        for (int j = 0; j < kPiece; ++j) {
+        for (int j = 0; j < kUnit; ++j) {
           Exact x[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {

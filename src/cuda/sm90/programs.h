@@ -42,8 +42,8 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
     {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
     {"quantize_f32", "aux::quantize<Dtype::f32>", "aux::QuantizeParams", 3, true},
-    {"quantize_bf16", "aux::quantize<Dtype::bf16>", "aux::QuantizeParams", 4, true},
-    {"quantize_f16", "aux::quantize<Dtype::f16>", "aux::QuantizeParams", 4, true},
+    {"quantize_bf16", "aux::quantize<Dtype::bf16>", "aux::QuantizeParams", 3, true},
+    {"quantize_f16", "aux::quantize<Dtype::f16>", "aux::QuantizeParams", 3, true},
 };
 
 extern const Architecture kArchitecture;

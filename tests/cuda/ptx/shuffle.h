@@ -9,7 +9,7 @@ namespace tessera::cuda::ptx {
 
 template <typename Word, int kCount>
 void exchange(const Word (&x)[kCount], int lanes, Word (&y)[kCount]) {
-  constexpr int kMost = 16;
+  constexpr int kMost = 32;
   static_assert(kCount <= kMost && sizeof(Word) == sizeof(float));
   static std::array<float[kMost], host::kThreads> words;
   std::memcpy(words[threadIdx.x], x, sizeof x);
