@@ -83,7 +83,8 @@ TEST(QuantizeScale, IsNeverInfiniteNorSubnormal_S14) {
 
 TEST(QuantizeHadamard, FactorsAreTheNearest_S14) {
   for (int n = 1; n <= core::kMostHadamard; n *= 2) {
-    EXPECT_EQ(core::hadamard_factor(n), static_cast<float>(1.0 / std::sqrt(double{1.0} * n))) << n;
+    EXPECT_EQ(core::hadamard_factor(n), static_cast<float>(1.0 / std::sqrt(static_cast<double>(n))))
+        << n;
   }
 }
 
@@ -95,7 +96,8 @@ TEST(QuantizePieces, CoverEveryRowOnce) {
     const int rows = 1 + static_cast<int>(random() % 12);
     std::vector<std::int32_t> cu = {0};
     for (int b = 0; b < batch; ++b) {
-      cu.push_back(cu.back() + static_cast<std::int32_t>(random() % (longest + 1U)));
+      cu.push_back(cu.back() +
+                   static_cast<std::int32_t>(random() % (static_cast<unsigned>(longest) + 1)));
     }
     for (const bool packed : {false, true}) {
       const core::RowPieces pieces(packed ? cu.data() : nullptr, longest, batch, rows);

@@ -27,11 +27,12 @@ class QuantizedAttention : public testing::Test {
       for (float& y : *x) y = normal();
     }
     for (float& x : signs_) x = random_() % 2 == 0 ? 1.0F : -1.0F;
-    for (std::size_t i = 0; i < size(kKeys * kDim / 2); ++i) {
-      const double angle = static_cast<double>(i / size(kDim / 2)) *
-                           std::pow(1e4, -static_cast<double>(i % size(kDim / 2)) / 64.0);
-      cos_.push_back(static_cast<float>(std::cos(angle)));
-      sin_.push_back(static_cast<float>(std::sin(angle)));
+    for (int position = 0; position < kKeys; ++position) {
+      for (int pair = 0; pair < kDim / 2; ++pair) {
+        const double angle = position * std::pow(1e4, -pair / 64.0);
+        cos_.push_back(static_cast<float>(std::cos(angle)));
+        sin_.push_back(static_cast<float>(std::sin(angle)));
+      }
     }
   }
 
