@@ -41,7 +41,7 @@ class QuantizeKernel : public testing::Test {
 // threads keeps: all of it occurs.
 TEST_F(QuantizeKernel, EveryBitIsThatOfTheLiteralLoops_S14) {
   std::map<std::string, int> ways;
-  for (int trial = 0; trial < (kSanitized ? 20 : 70); ++trial) {
+  for (int trial = 0; trial < (kSanitized ? 12 : 40); ++trial) {
     Quantized quantized(random_, true);
     quantized.clear();
     const Status refused = cuda::refusal(quantized.shape, quantized.tensors);
