@@ -46,9 +46,8 @@ Verdict judge(const Standard& standard, const std::vector<double>& result);
 /// yardstick is its emulation (reference/emulation.h). Of every head, with rms over its elements:
 ///   o            rms(o - exact) <= (1.1 + 4 / sqrt(elements)) rms(emulation - exact)
 ///                                  + 1e-3 rms(exact)
-///   softmax_lse  |lse - exact| <= 1.5 max|emulation - exact| + noise, and what rounding all
-///   weights
-///                alike does, or losing those below e4m3's range
+///   softmax_lse  |lse - exact| <= 1.5 max|emulation - exact| + noise, and what it does to round
+///                all weights alike, or to lose those below e4m3's range
 std::vector<Verdict> judge_eight_bits(const core::Kernel& row, const reference::Inputs& inputs,
                                       const reference::Outputs& exact,
                                       const reference::Outputs& noise, const std::vector<double>& o,

@@ -51,8 +51,8 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return low | kEightRows << 32 | kSwizzle128 << 62;
 }
 
-/// Low word, and all, of the descriptor of value tiles' panel (core/value_tiles.h): rows of 32 bytes
-/// along the summed dimension, eight of which are 256 bytes, in the 32-byte swizzle.
+/// Low word, and all, of the descriptor of value tiles' panel (core/value_tiles.h): rows of 32
+/// bytes along the summed dimension, eight of which are 256 bytes, in the 32-byte swizzle.
 __device__ __forceinline__ std::uint32_t descriptor_of_panel(std::uint32_t address) {
   return address >> 4 | 1U << 16;
 }
