@@ -30,7 +30,9 @@ class _Problem(ctypes.Structure):
            ("batch_invariant", _int32), ("unaligned", _int32), ("dtype_o", _int32),
            ("cache", _int32), ("page_ids", _int32)]
         + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
-        + [("leftpad", _int32), ("tree", _int32)]
+        + [(name, _int32) for name in ("leftpad", "tree", "dtype_v", "scale_q", "scale_k", "scale_v")]
+        + [("scale_block_k", _int64), ("scale_block_v", _int64), ("score_shift", _int32), ("v_shift", _int32),
+           ("v_tiles", _int64)]
     )
 
 
@@ -42,6 +44,10 @@ class _Tensor(ctypes.Structure):
 class _Bias(ctypes.Structure):
     _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_head", _int64),
                 ("stride_query", _int64), ("stride_key", _int64)]
+
+
+class _Scales(ctypes.Structure):
+    _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_head", _int64)]
 
 
 class _Cache(ctypes.Structure):
@@ -59,6 +65,7 @@ class _Tensors(ctypes.Structure):
            ("dout", _Tensor), ("dsoftmax_lse", _pointer)]
         + [(name, _Tensor) for name in ("dq", "dk", "dv")]
         + [("dbias", _Bias), ("dsink", _pointer), ("cache", _Cache), ("tree_mask", _pointer)]
+        + [(name, _Scales) for name in ("q_scale", "k_scale", "v_scale", "score_shift", "v_shift")]
     )
 
 
@@ -82,6 +89,25 @@ class _AppendTensors(ctypes.Structure):
            ("rotary_cos", _pointer), ("rotary_sin", _pointer),
            ("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64),
            ("rotary_seqlens", _pointer), ("rotary_positions", _pointer)]
+    )
+
+
+class _QuantizeShape(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t), ("problem", ctypes.POINTER(_Problem))]
+        + [(name, _int32) for name in ("dtype", "hadamard", "signs", "rotary_dtype")]
+        + [("rotary_dim", _int64), ("rotary_positions", _int64),
+           ("rotary_interleaved", _int32), ("rotary_constant_q", _int32)]
+    )
+
+
+class _QuantizeTensors(ctypes.Structure):
+    _fields_ = (
+        [("size", ctypes.c_size_t)]
+        + [(name, _Tensor) for name in ("q", "k", "v", "q_out", "k_out", "v_out")]
+        + [(name, _Scales) for name in ("q_scale", "k_scale", "v_scale", "k_mean", "score_shift", "v_shift")]
+        + [(name, _pointer) for name in ("signs", "cu_seqlens_q", "cu_seqlens_k", "rotary_cos", "rotary_sin")]
+        + [("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64), ("rotary_seqlens", _pointer)]
     )
 
 
@@ -119,14 +145,35 @@ def _tensor(array):
     return _Tensor(_address(array), batch, strides[-3], strides[-2])
 
 
+def value_tiles(array):
+    """v in tiles, (batch, heads, bytes), or packed (heads, bytes)."""
+    strides = _strides(array)
+    return _Tensor(_address(array), strides[0] if len(strides) == 3 else 0, 0, strides[-2])
+
+
+def _scales(array):
+    """One number, (batch, heads), (batch, heads, numbers), or packed (heads, numbers)."""
+    strides = _strides(array)
+    if len(strides) == 3 and array.shape[-1] > 1 and strides[-1] != 1:
+        raise TesseraError(f"the last stride is {strides[-1]}; it must be 1")
+    batch, head = {0: (0, 0), 1: (0, 0), 2: strides, 3: strides[:2]}[len(strides)]
+    return _Scales(_address(array), batch, head)
+
+
+def parse_problem(library, text):
+    """A problem's line as tessera_problem."""
+    problem = _Problem()
+    library.c.tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(problem))
+    library.call(library.c.tessera_problem_parse, text.encode(), ctypes.byref(problem))
+    return problem
+
+
 class Plan:
     """One planned problem with a workspace of its own; run() allocates nothing."""
 
     def __init__(self, library, text, device=None):
         self._c = library.c
-        problem = _Problem()
-        self._c.tessera_problem_init(ctypes.byref(problem), ctypes.sizeof(problem))
-        library.call(self._c.tessera_problem_parse, text.encode(), ctypes.byref(problem))
+        problem = parse_problem(library, text)
         self._plan = _pointer()
         library.call(self._c.tessera_plan_create, ctypes.byref(problem),
                      device.encode() if device else None, ctypes.byref(self._plan))
@@ -170,11 +217,13 @@ def _set_fields(structure, values):
             if name == "page_table":
                 structure.cache.stride_page_table = _strides(value)[0]
             continue
-        if kinds[name] is _Tensor:
+        if kinds[name] is _Tensor and not isinstance(value, _Tensor):
             value = _tensor(value)
+        elif kinds[name] is _Scales and not isinstance(value, _Scales):
+            value = _scales(value)
         elif kinds[name] is _Bias:
             value = _Bias(_address(value), *_strides(value))
-        elif not isinstance(value, int):
+        elif not isinstance(value, (int, ctypes.Structure)):
             value = _address(value)
         setattr(structure, name, value)
 
@@ -193,6 +242,25 @@ class Append:
     def enqueue(self, stream, device="gpu"):
         execution = _Execution(ctypes.sizeof(_Execution), stream=stream)
         self._library.call(self._library.c.tessera_append, ctypes.byref(self._shape), ctypes.byref(self._tensors),
+                           device.encode(), ctypes.byref(execution))
+
+
+class Quantize:
+    """One pass that makes 8-bit tensors and scales. problem: the line of the problem that they are for; shape and
+    tensors: the fields of tessera_quantize_shape and tessera_quantize_tensors; the arrays must stay alive."""
+
+    def __init__(self, library, problem, shape, tensors):
+        self._library, self._shape, self._tensors = library, _QuantizeShape(), _QuantizeTensors()
+        self._problem = parse_problem(library, problem)
+        library.c.tessera_quantize_shape_init(ctypes.byref(self._shape), ctypes.sizeof(self._shape))
+        library.c.tessera_quantize_tensors_init(ctypes.byref(self._tensors), ctypes.sizeof(self._tensors))
+        _set_fields(self._shape, shape)
+        self._shape.problem = ctypes.pointer(self._problem)
+        _set_fields(self._tensors, tensors)
+
+    def run(self, device, stream=None):
+        execution = _Execution(ctypes.sizeof(_Execution), stream=stream)
+        self._library.call(self._library.c.tessera_quantize, ctypes.byref(self._shape), ctypes.byref(self._tensors),
                            device.encode(), ctypes.byref(execution))
 
 
@@ -218,6 +286,9 @@ class Library:
         self.c.tessera_problem_parse.argtypes = [ctypes.c_char_p, pointer, *error]
         self.c.tessera_plan_create.argtypes = [pointer, ctypes.c_char_p, pointer, *error]
         self.c.tessera_append.argtypes = [pointer, pointer, ctypes.c_char_p, pointer, *error]
+        self.c.tessera_quantize_shape_init.argtypes = [pointer, size]
+        self.c.tessera_quantize_tensors_init.argtypes = [pointer, size]
+        self.c.tessera_quantize.argtypes = [pointer, pointer, ctypes.c_char_p, pointer, *error]
         self.c.tessera_run.argtypes = [pointer, pointer, pointer, size, pointer, *error]
         self.c.tessera_measure_peaks.argtypes = [ctypes.c_char_p, ctypes.c_double, pointer, pointer,
                                                  *error]

@@ -45,13 +45,17 @@ namespace {
 
 constexpr const char* kFooter = R"(
 A problem is one line of words; what is left out has its default:
-  fwd|bwd  f32|bf16|f16  b=BATCH  h=HEADS[/HEADS_K]  q=SEQLEN_Q  k=SEQLEN_K  d=HEAD_DIM[/HEAD_DIM_V]
-  packed=TOTAL_Q,TOTAL_K  causal  window=LEFT,RIGHT  align=br|tl  chunk=N  sink_tokens=N  tree
+  fwd|bwd  f32|bf16|f16|e4m3|i8  b=BATCH  h=HEADS[/HEADS_K]  q=SEQLEN_Q  k=SEQLEN_K
+  d=HEAD_DIM[/HEAD_DIM_V]  packed=TOTAL_Q,TOTAL_K
+  causal  window=LEFT,RIGHT  align=br|tl  chunk=N  sink_tokens=N  tree
   cache=full|after|before:SEQLEN_NEW  pages=NUM_PAGESxPAGE_SIZE[:i64]  rows=N  leftpad
   scale=X  softcap=X  alibi=h|bh  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic
   batch_invariant  unaligned  o=DTYPE
+  scales=Q/K/V (each tensor|head, of q token, of k block:KEYS, of v block:KEYS|channel|none)
+  v=DTYPE  score_shift  v_shift  v_tiles
   e.g.  "fwd bf16 b=2 h=32/8 q=4096 k=4096 d=128 causal"
         "fwd bf16 b=8 h=32/8 q=1 k=8192 d=128 cache=after pages=4096x16"
+        "fwd e4m3 b=2 h=32/8 q=4096 k=4096 d=128 scales=token/block:64/channel v_tiles"
 
 Exit codes: 0 success; 1 `check` found a wrong result; 2 arguments, problems or files that make no
 sense; 3 this machine or build cannot do it.

@@ -57,8 +57,8 @@ struct ValueTiles {
   /// Bytes from a sequence's first tile to an element; columns from `columns` on are ones.
   TESSERA_HD constexpr std::int64_t offset(int key, int column) const {
     const int half = (key / 16 ^ column / 4) & 1;
-    return std::int64_t{key / kPanelKeys} * panel_bytes() + column * kPanelKeys + half * 16 +
-           place_of(key % 16);
+    const int in_panel = column * kPanelKeys + half * 16 + place_of(key % 16);
+    return std::int64_t{key / kPanelKeys} * panel_bytes() + in_panel;
   }
 };
 
@@ -70,8 +70,7 @@ inline constexpr int kPromotedKeys = 512;
 /// a scale of v (0: all do) is a multiple.
 TESSERA_HD constexpr int promoted_blocks(int block_n, std::int64_t block_v) {
   int blocks = 1;
-  while (2 * blocks * block_n <= kPromotedKeys && block_v % (2 * blocks * block_n) == 0)
-    blocks *= 2;
+  for (int keys = 2 * block_n; keys <= kPromotedKeys && block_v % keys == 0; keys *= 2) blocks *= 2;
   return blocks;
 }
 

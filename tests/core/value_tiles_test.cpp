@@ -55,8 +55,8 @@ TEST(ValueTiles, HalvesAreSwizzledByAddress_S14) {
   const ValueTiles tiles = {64};
   for (int column = 0; column < tiles.rows(); ++column) {
     for (int key = 0; key < ValueTiles::kKeys; ++key) {
-      const std::int64_t plain =
-          std::int64_t{key / 32} * tiles.panel_bytes() + column * 32 + key % 32 / 16 * 16;
+      const int in_panel = column * 32 + key % 32 / 16 * 16;
+      const std::int64_t plain = std::int64_t{key / 32} * tiles.panel_bytes() + in_panel;
       const std::int64_t swizzled = plain ^ (plain >> 7 & 1) << 4;
       EXPECT_EQ(tiles.offset(key, column) / 16 * 16, swizzled);
     }

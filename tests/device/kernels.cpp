@@ -47,7 +47,7 @@ constexpr auto kRows = [] {
 
 template <std::size_t kRow>
 bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
-  constexpr core::Kernel kKernel = kRows[kRow];
+  static constexpr core::Kernel kKernel = kRows[kRow];
   if (symbol != cuda::symbol_of(kKernel)) return false;
   const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
   wrong = run(blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),

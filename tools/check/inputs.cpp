@@ -245,7 +245,7 @@ Tensor RunMemory::add_value_tiles() {
   const core::ValueTiles tiles = {core::ValueTiles::padded(static_cast<int>(p.head_dim_v))};
   placed.for_each([&](std::int64_t index, std::int64_t offset) {
     const std::int64_t in_head = index % p.value_tile_bytes();
-    const bool one = in_head % tiles.panel_bytes() >= tiles.columns * core::ValueTiles::kPanelKeys;
+    const bool one = in_head % tiles.panel_bytes() / core::ValueTiles::kPanelKeys >= tiles.columns;
     reference::store(Dtype::e4m3, placed.buffer.data(), offset, one ? 1.0 : 0.0);
   });
   rows.for_each([&](std::int64_t index, std::int64_t offset) {
@@ -258,7 +258,7 @@ Tensor RunMemory::add_value_tiles() {
       int b = 0;
       while (cu[b + 1] <= row) ++b;
       key = row - cu[b];
-      first = (cu[b] / core::ValueTiles::kKeys + b) * tiles.tile_bytes();
+      first = std::int64_t{cu[b] / core::ValueTiles::kKeys + b} * tiles.tile_bytes();
     }
     const std::int64_t at = row / rows.shape[1] * placed.stride[0] + head_k * placed.stride[1] +
                             first + tiles.offset(static_cast<int>(key), static_cast<int>(column));

@@ -4,43 +4,12 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <set>
-#include <string>
 #include <vector>
 
-#include "check/inputs.h"
-#include "tessera/device.hpp"
+#include "check/features.h"
 
 namespace tessera::tools {
-
-/// One check: everything check() needs.
-struct Case {
-  Problem problem;
-  Variation variation;
-  std::uint64_t random = 0;  ///< the inputs' numbers
-  Arch arch = Arch::portable;
-  int threads = 1;
-  bool in_reverse = false;  ///< the workers run one after another, the last one first
-
-  std::uint64_t seed() const { return seed_with(variation, random); }
-  /// The command that repeats it.
-  std::string command() const;
-};
-
-/// Something that varies, as a list of values.
-struct Feature {
-  std::string name;
-  std::vector<std::string> values;
-  std::function<void(Case& item, int value)> set;
-  std::function<int(const Case& item)> get;  ///< index of the value that the case has; -1: none
-};
-
-/// All features; a case has one value of each.
-const std::vector<Feature>& features();
-
-/// Can these values of two features occur together? (A forward has no gradient of its lse.)
-bool possible(std::size_t feature_a, int value_a, std::size_t feature_b, int value_b);
 
 /// Products that the judge has to compute, roughly: pairs of query and key times head dims.
 std::int64_t work_of(const Case& item);
