@@ -276,7 +276,7 @@ class Quantizer {
   }
 
   /// The row's numbers before they are scaled, and its score_shift.
-  TESSERA_INLINE void make(int row, const core::Range& columns, float* out) const {
+  [[gnu::noinline]] void make(int row, const core::Range& columns, float* out) const {
     const T* const from = from_ + row * way_.from.stride_seqlen;
     steps_.rotate(from, turn_of(row), columns, out);
     if (shift_ != nullptr) {
@@ -321,31 +321,77 @@ class Quantizer {
     return amax;
   }
 
+  /// Rows [begin, end) are made, where they are `kept` in kept_; their largest magnitudes, a lane
+  /// each.
+  TESSERA_INLINE F32 make_rows(const core::RowRange& range, int begin, int end, bool kept) {
+    F32 amax{0.0F};
+    for (int row = begin; row < end; ++row) {
+      ask(row, range);
+      for_each_piece([&](const core::Range& columns) {
+        float* const made = kept_at(row - begin, columns, kept);
+        make(row, columns, made);
+        amax = most(amax, made, columns.size());
+      });
+    }
+    return amax;
+  }
+  TESSERA_INLINE float* kept_at(int row, const core::Range& columns, bool kept) {
+    return kept ? kept_ + row * row_numbers() + columns.begin : kept_;
+  }
+  /// The elements of made rows.
+  TESSERA_INLINE void write_made(int begin, int end, bool kept, float factor) {
+    for (int row = begin; row < end; ++row) {
+      for_each_piece([&](const core::Range& columns) {
+        float* const made = kept_at(row - begin, columns, kept);
+        if (!kept) make(row, columns, made);
+        write_row(row, columns, made, F32(factor));
+      });
+    }
+  }
+
   TESSERA_INLINE void write_scaled(const core::RowRange& range) {
-    const int step = way_.scales.by == Scaling::block ? way_.scales.block : 1;
+    const bool each = way_.scales.by == Scaling::token;
+    const int step = each ? 1 : way_.scales.block;
     for (int begin = range.begin; begin < range.end;) {
+      if (each && kLanes * row_numbers() <= kKeptNumbers) {
+        begin = write_tokens(range, begin);
+        continue;
+      }
       const int end = range.end - begin > step ? begin + step : range.end;
-      const std::int64_t numbers = row_numbers();
-      const bool kept = (end - begin) * numbers <= kKeptNumbers;
-      F32 amax{0.0F};
-      for (int row = begin; row < end; ++row) {
-        ask(row, range);
-        for_each_piece([&](const core::Range& columns) {
-          float* const made = kept ? kept_ + (row - begin) * numbers + columns.begin : kept_;
-          make(row, columns, made);
-          amax = most(amax, made, columns.size());
-        });
-      }
-      const Written scale = write_scale(begin, amax);
-      for (int row = begin; row < end; ++row) {
-        for_each_piece([&](const core::Range& columns) {
-          float* const made = kept ? kept_ + (row - begin) * numbers + columns.begin : kept_;
-          if (!kept) make(row, columns, made);
-          write_row(row, columns, made, F32(scale.factor));
-        });
-      }
+      const bool kept = (end - begin) * row_numbers() <= kKeptNumbers;
+      const F32 amax = make_rows(range, begin, end, kept);
+      write_made(begin, end, kept, write_scale(begin, amax).factor);
       begin = end;
     }
+  }
+  /// As many rows as there are lanes, each with a scale of its own: divided all at once. Returns
+  /// where the next ones begin.
+  TESSERA_INLINE int write_tokens(const core::RowRange& range, int begin) {
+    const int rows = core::min(range.end - begin, kLanes);
+    float amax[kLanes] = {}, factors[kLanes];
+    for (int i = 0; i < rows; ++i) {
+      ask(begin + i, range);
+      F32 one{0.0F};
+      for_each_piece([&](const core::Range& columns) {
+        float* const made = kept_at(i, columns, true);
+        make(begin + i, columns, made);
+        one = most(one, made, columns.size());
+      });
+      amax[i] = reduce_max(one);
+    }
+    // Written::of of every lane.
+    const F32 largest = load(amax), limit(limit_), one(1.0F);
+    const F32 counted = min(max(largest, F32(Written::kLeastAmax)), F32(Written::kMostAmax));
+    const Mask none = bits(largest) == U32(0U);
+    store_n(way_.numbers.data + (scale_ - way_.numbers.data) + begin,
+            select(none, one, counted / limit), rows);
+    store(factors, select(none, one, limit / counted));
+    for (int i = 0; i < rows; ++i) {
+      for_each_piece([&](const core::Range& columns) {
+        write_row(begin + i, columns, kept_at(i, columns, true), F32(factors[i]));
+      });
+    }
+    return begin + rows;
   }
   TESSERA_INLINE Written write_scale(int row, F32 amax) const {
     const Written scale = Written::of(reduce_max(amax), limit_);
