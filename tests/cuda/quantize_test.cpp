@@ -80,7 +80,7 @@ struct Dense {
   std::vector<float> q_scale, k_scale, v_scale, signs;
 
   explicit Dense(const char* words = "e4m3 scales=token/block:64/block:128 v_tiles")
-      : q_scale(320), k_scale(12), v_scale(512), signs(128, -1.0F) {
+      : q_scale(320, 0.5F), k_scale(12), v_scale(512, 0.1F), signs(128, -1.0F) {
     shape.problem = *parse_problem(std::string("fwd b=2 h=4/2 q=40 k=150 d=128 ") + words);
     const Problem& p = shape.problem;
     shape.hadamard = 128;
@@ -97,8 +97,12 @@ struct Dense {
     tensors.v = tensor(v, Dtype::bf16, 150, 2);
     tensors.q_out = tensor(q_out, p.dtype, 40, 4);
     tensors.k_out = tensor(k_out, p.dtype, 150, 2);
-    v_out = Elements(Dtype::e4m3, 4 * p.value_tile_bytes());
-    tensors.v_out = {v_out.data(), 2 * p.value_tile_bytes(), 0, p.value_tile_bytes()};
+    if (p.v_tiles) {
+      v_out = Elements(Dtype::e4m3, 4 * p.value_tile_bytes());
+      tensors.v_out = {v_out.data(), 2 * p.value_tile_bytes(), 0, p.value_tile_bytes()};
+    } else {
+      tensors.v_out = tensor(v_out, p.dtype, 150, 2);
+    }
     for (Elements* out : {&q_out, &k_out, &v_out}) out->fill();
     tensors.q_scale = {q_scale.data(), 160, 40};
     tensors.k_scale = {k_scale.data(), 6, 3};
@@ -129,6 +133,28 @@ TEST(QuantizeParams, WorkIsSharedOut) {
   cuda::aux::QuantizeParams other = cuda::quantize_params(dense.shape, dense.tensors);
   EXPECT_FALSE(other.q().whole || other.k().whole);
   EXPECT_TRUE(other.v().whole);
+}
+
+// What kernels of attention will want, with as many keys of a block as a block of threads keeps.
+TEST(QuantizeBits, AreTheCpus_S14) {
+  for (const char* words :
+       {"e4m3 scales=token/block:128/block:128 v_tiles", "e4m3 scales=token/block:120/block:256",
+        "i8 scales=head/block:150/block:64", "e4m3 scales=tensor/block:1000/tensor v_tiles"}) {
+    Dense dense(words);
+    quantize_on_host(cuda::quantize_params(dense.shape, dense.tensors), Dtype::bf16);
+    const Elements q = dense.q_out, k = dense.k_out, v = dense.v_out;
+    const std::vector<float> q_scale = dense.q_scale, k_scale = dense.k_scale;
+    const std::vector<float> v_scale = dense.v_scale;
+    for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
+    const Status status = quantize(dense.shape, dense.tensors, this_cpu());
+    ASSERT_TRUE(status) << status.text;
+    EXPECT_EQ(q, dense.q_out) << words;
+    EXPECT_EQ(k, dense.k_out) << words;
+    EXPECT_EQ(v, dense.v_out) << words;
+    EXPECT_EQ(q_scale, dense.q_scale) << words;
+    EXPECT_EQ(k_scale, dense.k_scale) << words;
+    EXPECT_EQ(v_scale, dense.v_scale) << words;
+  }
 }
 
 // It is launched to begin early: until the grids before it are done, no number is there.
