@@ -32,7 +32,7 @@ struct QuantizeShape {
 
 /// fp32 numbers of the shape that a Scaling has, to be written or read.
 struct Scales {
-  float* data = nullptr;
+  float* data = nullptr;  ///< the first number
   /// From one number of a dimension to the next; ignored where there is no such dimension.
   /// @{
   std::int64_t stride_batch = 0;
