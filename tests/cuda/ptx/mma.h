@@ -1,4 +1,5 @@
-// In place of src/cuda/ptx/mma.h where a test runs a kernel on the host (cuda/host_threads.h).
+// In place of src/cuda/ptx/mma.h where a kernel runs on the host (cuda/host_threads.h,
+// device/fibers.h).
 #pragma once
 
 #include <cstdint>
