@@ -71,7 +71,8 @@ def on_page_markdown(markdown, page, config, files):
 def command_page(command):
     """The command's own help, and that of each of its commands."""
     text = help_of(command)
-    names = re.findall(r"^  ([a-z]+) ", text[text.index("\nSubcommands:") :], re.MULTILINE)
+    listed = text[text.index("\nSubcommands:") :].partition("\n\n")[0]
+    names = re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
     parts = ["# The `tessera` command\n\nWhat `--help` prints.\n", fenced(text)]
     for name in names:
         parts += [f"## tessera {name}\n", fenced(help_of(command, name))]

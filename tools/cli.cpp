@@ -47,7 +47,7 @@ constexpr const char* kFooter = R"(
 A problem is one line of words; what is left out has its default:
   fwd|bwd  f32|bf16|f16|e4m3|i8  b=BATCH  h=HEADS[/HEADS_K]  q=SEQLEN_Q  k=SEQLEN_K
   d=HEAD_DIM[/HEAD_DIM_V]  packed=TOTAL_Q,TOTAL_K
-  causal  window=LEFT,RIGHT  align=br|tl  chunk=N  sink_tokens=N  tree
+  window=LEFT,RIGHT  causal  align=br|tl  chunk=N  sink_tokens=N  tree
   cache=full|after|before:SEQLEN_NEW  pages=NUM_PAGESxPAGE_SIZE[:i64]  rows=N  leftpad
   scale=X  softcap=X  alibi=h|bh  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic
   batch_invariant  unaligned  o=DTYPE
