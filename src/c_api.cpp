@@ -275,24 +275,15 @@ Result<tessera::Problem> tessera::c::problem_of(const tessera_problem* from) {
 extern "C" {
 
 void tessera_problem_init(tessera_problem* problem, size_t size) {
-  if (problem == nullptr || size < sizeof problem->size) return;
   tessera_problem defaults{};
   to_c(tessera::Problem{}, defaults);
-  std::memset(problem, 0, size);
-  std::memcpy(problem, &defaults, std::min(size, sizeof defaults));
-  problem->size = size;
+  initialise(problem, size, defaults);
 }
 
-void tessera_tensors_init(tessera_tensors* tensors, size_t size) {
-  if (tensors == nullptr || size < sizeof tensors->size) return;
-  std::memset(tensors, 0, size);
-  tensors->size = size;
-}
+void tessera_tensors_init(tessera_tensors* tensors, size_t size) { initialise(tensors, size); }
 
 void tessera_execution_init(tessera_execution* execution, size_t size) {
-  if (execution == nullptr || size < sizeof execution->size) return;
-  std::memset(execution, 0, size);
-  execution->size = size;
+  initialise(execution, size);
 }
 
 tessera_code tessera_plan_create(const tessera_problem* problem, const char* device,
@@ -352,7 +343,6 @@ tessera_code tessera_attend(const tessera_problem* problem, const tessera_tensor
 }
 
 void tessera_partial_results_init(tessera_partial_results* results, size_t size) {
-  if (results == nullptr || size < sizeof results->size) return;
   const tessera::PartialResults defaults;
   tessera_partial_results c{};
   c.dtype = static_cast<std::int32_t>(defaults.dtype);
@@ -362,15 +352,11 @@ void tessera_partial_results_init(tessera_partial_results* results, size_t size)
   c.seqlen_q = defaults.seqlen_q;
   c.num_heads = defaults.num_heads;
   c.head_dim_v = defaults.head_dim_v;
-  std::memset(results, 0, size);
-  std::memcpy(results, &c, std::min(size, sizeof c));
-  results->size = size;
+  initialise(results, size, c);
 }
 
 void tessera_partial_tensors_init(tessera_partial_tensors* tensors, size_t size) {
-  if (tensors == nullptr || size < sizeof tensors->size) return;
-  std::memset(tensors, 0, size);
-  tensors->size = size;
+  initialise(tensors, size);
 }
 
 tessera_code tessera_combine(const tessera_partial_results* results,

@@ -86,7 +86,6 @@ Result<tessera::AppendTensors> to_cpp(const tessera_append_tensors* from) {
 extern "C" {
 
 void tessera_append_shape_init(tessera_append_shape* shape, size_t size) {
-  if (shape == nullptr || size < sizeof shape->size) return;
   const tessera::AppendShape defaults;
   tessera_append_shape c{};
   c.dtype = static_cast<std::int32_t>(defaults.dtype);
@@ -94,15 +93,11 @@ void tessera_append_shape_init(tessera_append_shape* shape, size_t size) {
   c.batch = defaults.batch;
   c.num_heads = defaults.num_heads;
   c.num_heads_k = defaults.num_heads_k;
-  std::memset(shape, 0, size);
-  std::memcpy(shape, &c, std::min(size, sizeof c));
-  shape->size = size;
+  initialise(shape, size, c);
 }
 
 void tessera_append_tensors_init(tessera_append_tensors* tensors, size_t size) {
-  if (tensors == nullptr || size < sizeof tensors->size) return;
-  std::memset(tensors, 0, size);
-  tensors->size = size;
+  initialise(tensors, size);
 }
 
 tessera_code tessera_append(const tessera_append_shape* shape,

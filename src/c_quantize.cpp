@@ -70,19 +70,14 @@ Result<tessera::QuantizeTensors> to_cpp(const tessera_quantize_tensors* from) {
 extern "C" {
 
 void tessera_quantize_shape_init(tessera_quantize_shape* shape, size_t size) {
-  if (shape == nullptr || size < sizeof shape->size) return;
   const tessera::QuantizeShape defaults;
   tessera_quantize_shape c{};
   c.dtype = static_cast<std::int32_t>(defaults.dtype);
-  std::memset(shape, 0, size);
-  std::memcpy(shape, &c, std::min(size, sizeof c));
-  shape->size = size;
+  initialise(shape, size, c);
 }
 
 void tessera_quantize_tensors_init(tessera_quantize_tensors* tensors, size_t size) {
-  if (tensors == nullptr || size < sizeof tensors->size) return;
-  std::memset(tensors, 0, size);
-  tensors->size = size;
+  initialise(tensors, size);
 }
 
 tessera_code tessera_quantize(const tessera_quantize_shape* shape,

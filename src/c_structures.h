@@ -49,6 +49,15 @@ Status read_struct(const char* name, const Struct* from, Struct& to) {
   return {};
 }
 
+/// A caller's structure, of any version: its defaults, zeros in what we do not know, and `size`.
+template <class Struct>
+void initialise(Struct* structure, std::size_t size, const Struct& defaults = {}) {
+  if (structure == nullptr || size < sizeof structure->size) return;
+  std::memset(structure, 0, size);
+  std::memcpy(structure, &defaults, std::min(size, sizeof defaults));
+  structure->size = size;
+}
+
 /// An enumerator or flag in [0, last].
 template <class Enum>
 Status read_enum(const char* name, std::int64_t value, Enum last, Enum& out) {

@@ -19,7 +19,8 @@ namespace tessera::core {
 struct ValueTiles {
   static constexpr int kKeys = 128;
   static constexpr int kPanelKeys = 32;
-  static constexpr int kOnes = 8;  ///< rows of ones
+  static constexpr int kOnes = 8;             ///< rows of ones
+  static constexpr std::uint8_t kOne = 0x38;  ///< 1 as e4m3
 
   int columns = 0;  ///< of v, with those that padding adds: padded()
 
@@ -54,10 +55,18 @@ struct ValueTiles {
   TESSERA_HD static constexpr int place_of(int key) {
     return (key & 1) | (key & 6) << 1 | (key & 8) >> 2;
   }
+  /// Which of them stands at a place.
+  TESSERA_HD static constexpr int key_at(int place) {
+    return (place & 1) | (place & 12) >> 1 | (place & 2) << 2;
+  }
+  /// In which half of a column's row of a panel a group of 16 keys stands; and the other way round,
+  /// which of a panel's two groups stands in a half.
+  TESSERA_HD static constexpr int half_of(int group, int column) {
+    return (group ^ column / 4) & 1;
+  }
   /// Bytes from a sequence's first tile to an element; columns from `columns` on are ones.
   TESSERA_HD constexpr std::int64_t offset(int key, int column) const {
-    const int half = (key / 16 ^ column / 4) & 1;
-    const int in_panel = column * kPanelKeys + half * 16 + place_of(key % 16);
+    const int in_panel = column * kPanelKeys + half_of(key / 16, column) * 16 + place_of(key % 16);
     return std::int64_t{key / kPanelKeys} * panel_bytes() + in_panel;
   }
 };

@@ -490,7 +490,6 @@ class Quantizer {
   /// The columns that v does not have, and the ones.
   TESSERA_INLINE void finish_tile(const core::ValueTiles& tiles, std::uint8_t* tile) const {
     using core::ValueTiles;
-    constexpr std::uint8_t kOne = 0x38;
     for (int panel = 0; panel < ValueTiles::kKeys / ValueTiles::kPanelKeys; ++panel) {
       std::uint8_t* const rows = tile + panel * tiles.panel_bytes();
       const auto fill = [&](std::int64_t from, std::int64_t to, int byte) {
@@ -498,7 +497,7 @@ class Quantizer {
                     static_cast<std::size_t>((to - from) * ValueTiles::kPanelKeys));
       };
       fill(way_.dim, tiles.columns, 0);
-      fill(tiles.columns, tiles.rows(), kOne);
+      fill(tiles.columns, tiles.rows(), ValueTiles::kOne);
     }
   }
 

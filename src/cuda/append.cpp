@@ -7,6 +7,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/maps.h"
+#include "cuda/rotary.h"
 #include "cuda/target.h"
 #include "plan/append.h"
 
@@ -77,18 +78,6 @@ aux::CarriedRows carried_q(const AppendShape& s, const aux::AppendParams& p,
   aux::CarriedRows rows = carried(s, p, t.q, sizes, t.q_out, sizes, dim, s.rotary->dim);
   rows.seqlen = core::Divisor(s.packed ? 0 : static_cast<int>(s.seqlen_q));
   return rows;
-}
-
-/// Of queries and keys alike.
-void set_tables(aux::AppendParams& p, const RotaryShape& shape, const RotaryTensors& tables) {
-  p.cos = tables.cos;
-  p.sin = tables.sin;
-  const bool several = shape.positions > 1;
-  p.stride_cos = several ? tables.stride_cos : 0;
-  p.stride_sin = several ? tables.stride_sin : 0;
-  p.positions = shape.positions;
-  p.table_dtype = shape.dtype;
-  p.interleaved = shape.interleaved;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/maps.h"
+#include "cuda/rotary.h"
 #include "cuda/target.h"
 #include "plan/quantize.h"
 #include "plan/text.h"
@@ -74,18 +75,6 @@ void set_rows(aux::QuantizedRows& rows, const QuantizeShape& s, const aux::Quant
       rows.whole && rows_aligned(rows.to, 1, {out.batch, out.seqlen, out.head, rows.dim}, 16);
 }
 
-void set_tables(aux::QuantizeParams& p, const RotaryShape& shape, const RotaryTensors& tables) {
-  p.cos = tables.cos;
-  p.sin = tables.sin;
-  const bool several = shape.positions > 1;
-  p.stride_cos = several ? tables.stride_cos : 0;
-  p.stride_sin = several ? tables.stride_sin : 0;
-  p.positions = shape.positions;
-  p.table_dtype = shape.dtype;
-  p.rotary = static_cast<int>(shape.dim);
-  p.interleaved = shape.interleaved;
-}
-
 }  // namespace
 
 Status refusal(const QuantizeShape& s, const QuantizeTensors& t) {
@@ -115,7 +104,10 @@ aux::QuantizeParams quantize_params(const QuantizeShape& s, const QuantizeTensor
   p.places = positions_of(s, t);
   p.hadamard = s.hadamard;
   p.signs = s.signs ? t.signs : nullptr;
-  if (s.rotary) set_tables(p, *s.rotary, t.rotary);
+  if (s.rotary) {
+    set_tables(p, *s.rotary, t.rotary);
+    p.rotary = static_cast<int>(s.rotary->dim);
+  }
   const auto dim = static_cast<int>(problem.head_dim);
   if (has_q(s, t)) {
     p.q().queries = p.q().turns = true;

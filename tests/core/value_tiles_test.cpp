@@ -33,7 +33,10 @@ TEST(ValueTiles, EveryElementHasAPlaceOfItsOwn_S14) {
 TEST(ValueTiles, KeysStandWhereTheirWeightsAre_S14) {
   for (int lane = 0; lane < 4; ++lane) {
     const int keys[] = {2 * lane, 2 * lane + 1, 2 * lane + 8, 2 * lane + 9};
-    for (int i = 0; i < 4; ++i) EXPECT_EQ(ValueTiles::place_of(keys[i]), 4 * lane + i);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(ValueTiles::place_of(keys[i]), 4 * lane + i);
+      EXPECT_EQ(ValueTiles::key_at(4 * lane + i), keys[i]);
+    }
   }
 }
 

@@ -6,18 +6,13 @@
 #include <cstddef>
 #include <string>
 
+#include "plan/planned.h"
 #include "tessera/tessera.h"
 
 namespace tessera {
 namespace {
 
 alignas(64) std::byte memory[64];
-
-Problem problem_of(const std::string& text) {
-  const Result<Problem> problem = parse_problem(text);
-  EXPECT_TRUE(problem.ok()) << problem.status().text;
-  return *problem;
-}
 
 /// Contiguous tensors of `problem`, all at one aligned address.
 Tensors tensors_of(const Problem& p) {

@@ -8,16 +8,11 @@
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
+#include "plan/planned.h"
 #include "plan/select.h"
 
 namespace tessera {
 namespace {
-
-Problem problem_of(const char* text) {
-  const Result<Problem> parsed = parse_problem(text);
-  EXPECT_TRUE(parsed.ok()) << parsed.status().text;
-  return parsed.ok() ? *parsed : Problem{};
-}
 
 Device gpu(const char* name = "h200") {
   const Result<Device> device = named_device(name);
@@ -172,8 +167,7 @@ TEST(Decoding, MasksWithHolesAreDecoded_S3) {
                {"tree", "takes no tree"}};
   for (const auto& [words, refused] : cases) {
     const auto planned = [&](const std::string& sizes) {
-      return tessera::plan(problem_of(("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words).c_str()),
-                           gpu());
+      return tessera::plan(problem_of("fwd bf16 b=3 " + sizes + " k=4096 d=128 " + words), gpu());
     };
     for (const char* sizes : {"h=8 q=60", "h=8/2 q=60"}) {
       const Result<Plan> fits = planned(sizes);
@@ -181,8 +175,7 @@ TEST(Decoding, MasksWithHolesAreDecoded_S3) {
       EXPECT_EQ(fits->kernel(), "sm90.forward.decode.bf16.d128.16x64") << words;
       EXPECT_EQ(fits->data().work.blocks, sizes == std::string("h=8 q=60") ? 4 : 15);
     }
-    const Problem p =
-        problem_of(("fwd bf16 b=3 h=8 q=60 k=4096 d=128 " + std::string(words)).c_str());
+    const Problem p = problem_of("fwd bf16 b=3 h=8 q=60 k=4096 d=128 " + std::string(words));
     for (const core::Kernel& row : kCatalog) {
       if (!is_gpu(row.arch) || row.pass == Pass::backward || row.form == core::Form::decode) {
         continue;
@@ -198,7 +191,7 @@ TEST(Decoding, MasksWithHolesAreDecoded_S3) {
 /// would leave most multiprocessors idle; otherwise tiles of query rows walk over them.
 TEST(Decoding, ACacheIsDecodedOrTiled_S13) {
   const auto kernel = [](const std::string& problem) -> std::string {
-    const Result<Plan> plan = tessera::plan(problem_of(problem.c_str()), gpu());
+    const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());
     return plan ? std::string(plan->kernel()) : plan.status().text;
   };
   const std::string decode = "sm90.forward.decode.bf16.d128.16x64";
@@ -244,7 +237,7 @@ TEST(Decoding, BatchesDoNotDecideOnTheRow_S9) {
           {"q=5", "sm90.forward.bf16.d128.128x128"},
           {"q=500 packed=500", "sm90.forward.decode.bf16.d128.16x64"}}) {
       const std::string problem = cache + words;
-      const Result<Plan> plan = tessera::plan(problem_of(problem.c_str()), gpu());
+      const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());
       ASSERT_TRUE(plan.ok()) << plan.status().text;
       EXPECT_EQ(plan->kernel(), name) << problem;
     }

@@ -112,7 +112,7 @@ class TileColumns {
         int keys[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          keys[i] = group * 16 + 2 * word + i % 2 + i / 2 * 8;
+          keys[i] = group * 16 + core::ValueTiles::key_at(4 * word + i);
           load(begin + keys[i], column, raw[i]);
         }
 #pragma unroll
@@ -144,8 +144,10 @@ class TileColumns {
     for (int panel = 0; panel < kPanels; ++panel) {
       for (int unit = static_cast<int>(threadIdx.x); unit < 2 * tiles.rows();
            unit += kQuantizeThreads) {
-        const int column = unit / 2, group = 2 * panel + ((unit ^ column / 4) & 1);
-        const std::uint32_t same = column < tiles.columns ? 0U : 0x38383838U;
+        const int column = unit / 2;
+        const int group = 2 * panel + core::ValueTiles::half_of(unit, column);
+        constexpr std::uint32_t kOnes = core::ValueTiles::kOne * 0x01010101U;
+        const std::uint32_t same = column < tiles.columns ? 0U : kOnes;
         uint4 words = {same, same, same, same};
         if (column < rows_.dim) {
           words = *reinterpret_cast<const uint4*>(
