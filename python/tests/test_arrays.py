@@ -181,7 +181,8 @@ def test_scaled() -> None:
     exact, exact_lse = three_steps(*scaled_values(*given))
     o, lse = tessera.scaled_attention(*given, k_block=7, dtype=np.float32, return_lse=True)
     assert isinstance(o, np.ndarray) and o.dtype == np.float32
-    np.testing.assert_allclose(o, exact, atol=5e-6)
+    largest = np.abs(scaled_values(*given)[2]).max()  # of v, some 10: errors of sums of weights times v grow with it
+    np.testing.assert_allclose(o, exact, atol=2e-6 * largest)
     np.testing.assert_allclose(lse, exact_lse, atol=5e-6)
     half = tessera.scaled_attention(*given, k_block=7, dtype=np.float16)
     np.testing.assert_array_equal(half, o.astype(np.float16))
