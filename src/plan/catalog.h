@@ -68,11 +68,9 @@ inline constexpr core::Kernel kGpuRows[] = {
 inline constexpr core::Kernel kEightBitRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,    128,      0,    0,      64,        64,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      96,        96,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     96,      0,    0,      96,        96,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     64,      0,    0,     128,       128,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     96,      0,    0,     192,       128,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     192,       192,    128,       1, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::none},

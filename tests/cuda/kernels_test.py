@@ -100,11 +100,11 @@ def wanted_loop(row):
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
     if row["eight_bits"]:
-        # The sums of weights are columns of O, of which one wgmma has at most 256. The compiler has made two
-        # copies of what weighs: the second, after references were raised, looks for no greatest weight. R2UR are
-        # where sums are promoted, every 512 keys.
+        # The sums of weights are columns of O, of which one wgmma has at most 256. Where references are
+        # raised the mean of some scores is looked for, too. R2UR and two divisions are where sums are
+        # promoted, every 512 keys.
         return {"QGMMA": row["head_dim"] // 32 + row["block_n"] // 32 * ((row["head_dim_v"] + 8) // 257 + 1),
-                "MUFU": 2 * (row["block_n"] // 2 + 2), "VIMNMX3": row["block_n"] // 4, "SHFL": 4, "BAR": 2}
+                "MUFU": row["block_n"] // 2 + 4, "VIMNMX3": row["block_n"] // 4, "SHFL": 8, "BAR": 2}
     return {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
             "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
             "VIMNMX3": 0, "SHFL": 4,  # the greatest score is only looked for where weights turn out too large

@@ -57,6 +57,8 @@ class ForwardConsumer : ForwardRows<K> {
   /// warpgroups take longer over weights than over products, slower where products are the limit.
   static constexpr bool kEndsLate =
       K.extra == core::Extra::none && K.head_dim == 64 && S::kGroups == 2;
+  /// 8 bits: weights are made while O is multiplied, where there are registers for two operands.
+  static constexpr bool kOverlaps = S::kEightBit && S::kGroups == 2;
 
  public:
   __device__ __forceinline__ ForwardConsumer(const ForwardParams& params,
@@ -213,7 +215,8 @@ class ForwardConsumer : ForwardRows<K> {
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
     if constexpr (S::kEightBit) {
-      weigh_eight_bit(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), [] {});
+      weigh_eight_bit(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      take_weights();
     } else {
       weigh(tile_, own.seen.end - 1, own);
       make_operand();
@@ -248,7 +251,8 @@ class ForwardConsumer : ForwardRows<K> {
       take_output();
       eight_.finish(tile_, o_, sum);
       w_.reset();
-      weigh_eight_bit(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), [] {});
+      weigh_eight_bit(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      take_weights();
     } else {
       begin_step();
       release_keys(own.seen.size() == 1);
@@ -357,9 +361,15 @@ class ForwardConsumer : ForwardRows<K> {
     begin_step();
     release_keys(last_of_tile);
     if constexpr (S::kEightBit) {
-      take_output();
-      eight_.promote_after(tile_, n + 1, o_);
-      weigh_eight_bit(tile_, n, kMasked, [&] { rescale(); });
+      if constexpr (kOverlaps) {
+        const bool rescales = weigh_eight_bit(tile_, n, kMasked, false, [] {});
+        take_sums(n + 1);
+        if (rescales) rescale();
+      } else {
+        take_sums(n + 1);
+        weigh_eight_bit(tile_, n, kMasked, false, [&] { rescale(); });
+      }
+      take_weights();
     } else if constexpr (kSoftcap) {
       soften<kMasked>(n);
     } else {
@@ -400,14 +410,24 @@ class ForwardConsumer : ForwardRows<K> {
     if constexpr (S::kEightBit) eight_.rescale(w_.factor);
   }
 
-  /// Of 8 bits: S of the n-th block of tile t becomes the operand. The O before it is done.
+  /// Of 8 bits: S of the n-th block of tile t, perhaps its first, becomes weights. True: O must be
+  /// rescaled.
   template <class Rescale>
-  __device__ __forceinline__ void weigh_eight_bit(const Tile& t, int n, bool masked,
+  __device__ __forceinline__ bool weigh_eight_bit(const Tile& t, int n, bool masked, bool first,
                                                   const Rescale& rescale) {
     if constexpr (kSoftcap) w_.cap(p.score.post);
     if (masked) mask(t, n);
+    return w_.weigh(first, rescale);
+  }
+  /// Waits for O of tile_'s n-th block.
+  __device__ __forceinline__ void take_sums(int n) {
+    take_output();
+    eight_.promote_after(tile_, n, o_);
+  }
+  /// They are the next operand. The O before it is there.
+  __device__ __forceinline__ void take_weights() {
+    w_.take(kOverlaps ? static_cast<std::uint32_t>(p.promotion) >> 31 : 0);
     weighed_ = item_;
-    w_.weigh_at_once(rescale);
   }
   /// Of 8 bits: the scales of a tile's rows, and of the keys of its first block.
   __device__ __forceinline__ void take_scales(const Tile& t, const core::KeyBlocks& own) {

@@ -39,18 +39,19 @@ template <int kColumns, int kPanels, int kCount, int kOperand>
 __device__ __forceinline__ void add_panels(float (&d)[kCount], const std::uint32_t (&a)[kOperand],
                                            std::uint32_t b, bool begins) {
   constexpr std::uint32_t kPanel = core::ValueTiles{kColumns}.panel_bytes() / 16;
-  constexpr bool kApart = kColumns + core::ValueTiles::kOnes > 256;  // more than one wgmma takes
-  constexpr int kWide = kApart ? kColumns : kColumns + core::ValueTiles::kOnes;
+  constexpr int kAll = kColumns + core::ValueTiles::kOnes;
+  // More columns than one wgmma takes are two halves: eight alone would cost far more.
+  constexpr int kFirst = kAll > 256 ? kColumns / 2 : kAll;
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kPanels; ++i) {
     const int add = i > 0 || !begins ? 1 : 0;
-    ptx::Wgmma<Dtype::e4m3, kWide>::registers(d, a + 4 * i, ptx::panel_descriptor(b + i * kPanel),
-                                              add);
-    if constexpr (kApart) {
-      constexpr std::uint32_t kOnes = kColumns * core::ValueTiles::kPanelKeys / 16;
-      ptx::Wgmma<Dtype::e4m3, core::ValueTiles::kOnes>::registers(
-          d + kColumns / 2, a + 4 * i, ptx::panel_descriptor(b + i * kPanel + kOnes), add);
+    ptx::Wgmma<Dtype::e4m3, kFirst>::registers(d, a + 4 * i, ptx::panel_descriptor(b + i * kPanel),
+                                               add);
+    if constexpr (kFirst < kAll) {
+      constexpr std::uint32_t kBehind = kFirst * core::ValueTiles::kPanelKeys / 16;
+      ptx::Wgmma<Dtype::e4m3, kAll - kFirst>::registers(
+          d + kFirst / 2, a + 4 * i, ptx::panel_descriptor(b + i * kPanel + kBehind), add);
     }
   }
   ptx::wgmma_commit();

@@ -15,9 +15,13 @@ namespace tessera::cuda {
 
 /// log2 of the greatest weight of the block that a row's reference was taken from.
 inline constexpr float kEightBitOffset = 6.0F;
-/// The largest e4m3, as the bits of an fp32. Positive numbers, infinity and NaN among them, are in
-/// the order of their bits.
-inline constexpr int kMostWeight = 0x43E00000;
+/// A reference may lie so much above it, where what the mean of kSampled of a thread's scores, at
+/// most kFarBelow the greatest, lies below it keeps weights from vanishing.
+inline constexpr float kRoom = 2.0F, kFarBelow = 20.0F, kNearBelow = 11.0F;
+inline constexpr int kSampled = 8;
+/// log2 of the largest e4m3, 448, as the bits of an fp32. Positive numbers, infinity and NaN among
+/// them, are in the order of their bits, and negative ones before them.
+inline constexpr int kMostWeight = 0x410CEAED;
 /// Keys that may have a scale of their own: those of one panel of values.
 inline constexpr int kScaledKeys = 32;
 
@@ -26,6 +30,7 @@ template <int kN, bool kCapped>
 struct EightBitWeights {
   float s[kN / 2];                ///< of a block: products, or base-2 scores
   std::uint32_t operand[kN / 8];  ///< the weights as the A operand of the next product
+  std::uint32_t made[kN / 8];     ///< what it becomes, made while the one before is multiplied
   float reference[2];             ///< of the rows, base 2
   float factor[2];                ///< what O must be multiplied by after raise()
   float row_scale[2];             ///< what makes products scores, less the keys' scale
@@ -36,22 +41,35 @@ struct EightBitWeights {
 
   __device__ __forceinline__ void reset() { reference[0] = reference[1] = -core::kInfinity; }
 
-  /// Scores become the operand at once. References are raised only if a weight turns out too large,
-  /// and then all are made anew. rescale(): O *= factor.
+  /// Scores become weights, in `made`. References are raised for a tile's first block, which has
+  /// none, and if a weight turns out too large; then all are made anew. True: O must be multiplied
+  /// by `factor`.
   template <class Rescale>
-  __device__ __forceinline__ void weigh_at_once(const Rescale& rescale) {
+  __device__ __forceinline__ bool weigh(bool first, const Rescale& rescale) {
     float shift[2] = {reference[0] - kEightBitOffset, reference[1] - kEightBitOffset};
+    // Not known to the compiler: it would have two copies of what follows.
+    std::uint32_t raises = ptx::opaque(first ? 1 : 0);
 #pragma unroll 1
-    for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
-      const int most = make_weights(shift);
-      if (!agreed(raised == 0 && most > kMostWeight)) return;
-      raise();
-      rescale();
+    for (;;) {
+      if (agreed(raises != 0)) {
+        raise();
+        rescale();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        shift[half] = core::shift_of(reference[half]) - kEightBitOffset;
+        for (int half = 0; half < 2; ++half) {
+          shift[half] = core::shift_of(reference[half]) - kEightBitOffset;
+        }
       }
+      const int most = make_weights(shift);
+      if (!agreed(raises == 0 && most > kMostWeight)) return raises != 0;
+      raises = ptx::opaque(1);
     }
+  }
+  /// The operand has been multiplied: it becomes what was made. zero: one that the compiler does
+  /// not know. It would leave a copy out, make weights in the registers that are being multiplied,
+  /// and have the products wait for each other.
+  __device__ __forceinline__ void take(std::uint32_t zero) {
+#pragma unroll
+    for (int i = 0; i < kN / 8; ++i) operand[i] = made[i] ^ zero;
   }
 
   /// s becomes tanh of the scores, times `post`: 1 - 2 / (1 + e^2x) errs by 2^-22, which is little
@@ -69,13 +87,13 @@ struct EightBitWeights {
   __device__ __forceinline__ float scale_of(int i) const {
     return row_scale[i / 2 % 2] * key_scale[i / (kScaledKeys / 2)];
   }
-  /// Score i, in base 2.
-  __device__ __forceinline__ float score(int i) const {
-    return kCapped ? s[i] : s[i] * scale_of(i);
+  /// Score i, in base 2; one: 1.
+  __device__ __forceinline__ float score(int i, float one) const {
+    return s[i] * (kCapped ? one : scale_of(i) * one);
   }
 
-  /// The operand becomes powers of 2; returns the bits of the greatest of them. A row without a
-  /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
+  /// Weights, powers of 2, are made; returns the bits of the greatest exponent: those are there
+  /// long before the powers.
   __device__ __forceinline__ int make_weights(const float (&shift)[2]) {
     int most = 0;
 #pragma unroll
@@ -88,26 +106,40 @@ struct EightBitWeights {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const int half = j / 2 % 2;
-          weight[j] = ptx::ex2(fmaf(s[i + j], scale[half], -shift[half]));
-          most = max(most, __float_as_int(weight[j]));
+          const float power = fmaf(s[i + j], scale[half], -shift[half]);
+          most = max(most, __float_as_int(power));
+          weight[j] = ptx::ex2(power);
         }
-        operand[i / 4] = ptx::pack_e4m3(weight[0], weight[1], weight[4], weight[5]);
-        operand[i / 4 + 1] = ptx::pack_e4m3(weight[2], weight[3], weight[6], weight[7]);
+        made[i / 4] = ptx::pack_e4m3(weight[0], weight[1], weight[4], weight[5]);
+        made[i / 4 + 1] = ptx::pack_e4m3(weight[2], weight[3], weight[6], weight[7]);
       }
     }
     return most;
   }
 
-  /// References become the rows' greatest scores, where these are greater.
+  /// References become the rows' greatest scores, where these are greater; and where the mean of
+  /// some scores lies so near that it stays a normal number, kRoom more: such rows have many
+  /// weights alike, and a greater one is likely to come.
   __device__ __forceinline__ void raise() {
+    // Not known to the compiler: it would look for the greatest score of every block.
+    const float one = __uint_as_float(ptx::opaque(0x3F800000));
     float top[2] = {-core::kInfinity, -core::kInfinity};
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score(i));
+    for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score(i, one));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
       top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
-      const float raised = fmaxf(top[half], reference[half]);
+      float below = 0.0F;
+#pragma unroll
+      for (int i = 2 * half; i < kSampled; i += 4) {
+        below += fminf(top[half] - score(i, one), kFarBelow) +
+                 fminf(top[half] - score(i + 1, one), kFarBelow);
+      }
+      below += __shfl_xor_sync(~0U, below, 1);
+      below += __shfl_xor_sync(~0U, below, 2);
+      const float room = below < 2 * kSampled * kNearBelow ? kRoom : 0.0F;
+      const float raised = top[half] > reference[half] ? top[half] + room : reference[half];
       factor[half] = raised == -core::kInfinity ? 1.0F : ptx::ex2(reference[half] - raised);
       reference[half] = raised;
     }
