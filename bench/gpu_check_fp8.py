@@ -2,7 +2,7 @@
 
     gpu_check_fp8.py --command build/release/tessera --library build/release/libtessera.so [--seed N] [--cases N]
 
-1. Problems, one `tessera check` each, several at a time: every head dim, every feature alone and in pairs, ragged
+1. Problems, some to a `tessera check`, several at a time: every head dim, every feature alone and in pairs, ragged
    sizes, many tiles, random problems. The judge is docs/correctness.md's for 8 bits.
 2. Sums of 1k to 128k keys: constant values come back to 1e-3; the relative rms error of random values, which
    must not grow, against double on the dequantised tensors.
@@ -88,30 +88,38 @@ def random_lines(generator, count):
         yield line(b=b, h=hk * generator.choice((1, 2, 4)), hk=hk, q=q, k=k, d=d, words=words)
 
 
-def check_line(command, device, text, seed):
-    """(right, what to print)."""
-    run = subprocess.run([command, "check", text, "--device", device, "--seed", str(seed), "--json"],
+TOGETHER = 12  # problems of one process: starting CUDA takes longer than most of them
+
+
+def check_lines(command, device, lines, seed):
+    """(right, what to print) of each."""
+    run = subprocess.run([command, "check", *lines, "--device", device, "--seed", str(seed), "--json"],
                          capture_output=True, text=True, check=False)
     if run.returncode not in (0, 1):
-        return False, f"{text}: {run.stderr.strip()}"
-    result = json.loads(run.stdout)["results"][0]
-    outputs = ", ".join(f"{o['output']} {o['error']:.2e} / {o['bound']:.2e}" for o in result["outputs"])
-    return result["pass"], f"{text} seed {seed}: {result['kernel']} {outputs} {result['damage']}"
+        return [(False, f"one of {'; '.join(lines)}: {run.stderr.strip()}")] * len(lines)
+    checked = []
+    for text, result in zip(lines, json.loads(run.stdout)["results"], strict=True):
+        outputs = ", ".join(f"{o['output']} {o['error']:.2e} / {o['bound']:.2e}" for o in result["outputs"])
+        checked.append((result["pass"], f"{text} seed {seed}: {result['kernel']} {outputs} {result['damage']}"))
+    return checked
 
 
 def check_problems(arguments):
     generator = random.Random(arguments.seed)
     lines = list(dict.fromkeys([*edges(), *random_lines(generator, arguments.cases)]))
-    wrong = 0
+    groups = [lines[n:n + TOGETHER] for n in range(0, len(lines), TOGETHER)]
+    wrong = done = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        results = pool.map(lambda text: check_line(arguments.command, arguments.device, text,
-                                                   arguments.seed), lines)
-        for n, (right, text) in enumerate(results, 1):
-            wrong += not right
-            if not right:
-                print(f"WRONG: {text}", flush=True)
-            elif n % 100 == 0:
-                print(f"{n} of {len(lines)}", flush=True)
+        results = pool.map(lambda group: check_lines(arguments.command, arguments.device, group,
+                                                     arguments.seed), groups)
+        for result in results:
+            for right, text in result:
+                wrong += not right
+                if not right:
+                    print(f"WRONG: {text}", flush=True)
+            done += len(result)
+            if done // 100 > (done - len(result)) // 100:
+                print(f"{done} of {len(lines)}", flush=True)
     print(f"problems: {len(lines) - wrong} of {len(lines)} right, seed {arguments.seed}", flush=True)
     return wrong == 0
 

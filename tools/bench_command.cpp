@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <vector>
 
@@ -19,8 +18,7 @@ namespace tessera::tools {
 namespace {
 
 struct BenchOptions {
-  std::vector<std::string> problems;
-  std::string file;
+  ProblemOptions what;
   DeviceOptions where;
   double seconds = 1.0;
   double peak_seconds = 0.05;
@@ -239,30 +237,8 @@ Json to_json(const Measurement& m) {
           {"three_step_bytes", m.three_step_bytes}};
 }
 
-/// The problems of the command line, then those of the file: one a line, '#' starts a comment.
-Result<std::vector<Problem>> read_problems(const BenchOptions& options) {
-  std::vector<std::string> lines = options.problems;
-  if (!options.file.empty()) {
-    std::ifstream file(options.file);
-    if (!file) return Status::invalid(options.file + ": cannot be read");
-    for (std::string line; std::getline(file, line);) {
-      line = line.substr(0, line.find('#'));
-      if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
-    }
-  }
-  if (lines.empty()) return Status::invalid("no problem given; name one or use --file");
-  std::vector<Problem> problems;
-  for (const std::string& line : lines) {
-    const Result<Problem> problem = parse_problem(line);
-    if (!problem) return problem.status();
-    if (Status s = validate(*problem); !s) return s;
-    problems.push_back(*problem);
-  }
-  return problems;
-}
-
 int run_bench(const BenchOptions& options) {
-  const auto problems = read_problems(options);
+  const auto problems = options.what.read();
   if (!problems) return fail(problems.status());
 
   Json json = Json::array();
@@ -298,8 +274,7 @@ void add_bench(CLI::App& app, Context& context) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand(
       "bench", "Time problems; share of the peak that is measured right before and after");
-  command->add_option("problems", options->problems, "problems, one argument each");
-  command->add_option("--file", options->file, "a file of problems, one a line");
+  options->what.add_to(*command);
   options->where.add_to(*command);
   command->add_option("--seconds", options->seconds, "time spent on each problem")
       ->capture_default_str()

@@ -12,7 +12,7 @@ namespace tessera::tools {
 namespace {
 
 struct CheckOptions {
-  std::string problem;
+  ProblemOptions what;
   DeviceOptions where;
   std::uint64_t seed = 0;
   bool seed_given = false;
@@ -20,7 +20,7 @@ struct CheckOptions {
   bool json = false;
 };
 
-Json verdicts_json(const CheckResult& result, std::uint64_t seed) {
+Json verdicts_json(const Problem& problem, const CheckResult& result, std::uint64_t seed) {
   Json outputs = Json::array();
   for (const Verdict& v : result.verdicts) {
     // JSON has no NaN: an error that is not a number becomes null.
@@ -30,7 +30,8 @@ Json verdicts_json(const CheckResult& result, std::uint64_t seed) {
                        {"largest", v.largest},
                        {"pass", v.pass()}});
   }
-  return {{"seed", seed},
+  return {{"problem", to_string(problem)},
+          {"seed", seed},
           {"kernel", result.kernel},
           {"pass", result.pass()},
           {"damage", result.damage},
@@ -50,35 +51,37 @@ void print_result(const CheckResult& result, std::uint64_t seed) {
 }
 
 int run_check(const CheckOptions& options) {
-  const Result<Problem> problem = parse_problem(options.problem);
-  if (!problem) return fail(problem.status());
-  const Result<Device> device = device_for(options.where, *problem);
-  if (!device) return fail(device.status());
-  std::uint64_t seed = options.seed;
-  if (!options.seed_given) seed = std::random_device()() & 0xFFFFFFU;
+  const auto problems = options.what.read();
+  if (!problems) return fail(problems.status());
+  std::uint64_t first_seed = options.seed;
+  if (!options.seed_given) first_seed = std::random_device()() & 0xFFFFFFU;
 
   Json results = Json::array();
   int failures = 0;
+  std::int64_t done = 0;
   Progress progress("checking");
-  for (int i = 0; i < options.count; ++i) {
-    const std::uint64_t this_seed = seed + static_cast<std::uint64_t>(i);
-    const CheckResult result = check(*problem, this_seed, *device);
-    if (!result.status) return fail(result.status);
-    failures += result.pass() ? 0 : 1;
-    if (options.json) {
-      results.push_back(verdicts_json(result, this_seed));
-    } else if (!result.pass() || options.count == 1) {
-      print_result(result, this_seed);
+  for (const Problem& problem : *problems) {
+    const Result<Device> device = device_for(options.where, problem);
+    if (!device) return fail(device.status());
+    int wrong = 0;
+    for (int i = 0; i < options.count; ++i) {
+      const std::uint64_t seed = first_seed + static_cast<std::uint64_t>(i);
+      const CheckResult result = check(problem, seed, *device);
+      if (!result.status) return fail(result.status);
+      wrong += result.pass() ? 0 : 1;
+      if (options.json) {
+        results.push_back(verdicts_json(problem, result, seed));
+      } else if (!result.pass() || options.count == 1) {
+        print_result(result, seed);
+      }
+      progress.update(++done, static_cast<std::int64_t>(problems->size()) * options.count);
     }
-    progress.update(i + 1, options.count);
+    failures += wrong;
+    if (options.json) continue;
+    std::printf("%s: %d passed, %d failed\n", to_string(problem).c_str(), options.count - wrong,
+                wrong);
   }
-  if (options.json) {
-    std::printf("%s\n",
-                Json{{"problem", to_string(*problem)}, {"results", results}}.dump(2).c_str());
-  } else {
-    std::printf("%s: %d passed, %d failed\n", to_string(*problem).c_str(), options.count - failures,
-                failures);
-  }
+  if (options.json) std::printf("%s\n", Json{{"results", results}}.dump(2).c_str());
   return failures == 0 ? kSuccess : kCheckFailed;
 }
 
@@ -87,18 +90,18 @@ int run_check(const CheckOptions& options) {
 void add_check(CLI::App& app, Context& context) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command = app.add_subcommand(
-      "check", "Run a problem on random inputs and compare with the double-precision reference");
+      "check", "Run problems on random inputs and compare with the double-precision reference");
   command->footer(
       "Of each output: the error of the worst element, the bound that it must keep, and the "
       "largest\n"
       "magnitude in the reference's result, all three in the output's own units. Where gradients\n"
       "cancel, as of keys that are all alike, that magnitude may be smaller than the error.");
-  command->add_option("problem", options->problem, "the problem, in one line")->required();
+  options->what.add_to(*command);
   CLI::Option* seed = command
                           ->add_option("--seed", options->seed,
                                        "seed of the inputs; random if not given, always printed")
                           ->transform(any_seed());
-  command->add_option("--count", options->count, "checks, with seeds SEED, SEED + 1, ...")
+  command->add_option("--count", options->count, "checks of each, with seeds SEED, SEED + 1, ...")
       ->transform(whole_number(1, 1000000));
   options->where.add_to(*command);
   command->add_flag("--json", options->json, "print JSON");

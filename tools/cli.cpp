@@ -1,6 +1,7 @@
 // The application: global help, exit codes, and what every command shares.
 #include <cstdio>
 #include <exception>
+#include <fstream>
 
 #include "commands.h"
 #include "numbers.h"
@@ -15,6 +16,32 @@ int fail(const Status& status) {
 void add_threads(CLI::App& command, int& threads) {
   command.add_option("--threads", threads, "worker threads of a CPU; 0: all")
       ->transform(whole_number(0, kMaxThreads));
+}
+
+void ProblemOptions::add_to(CLI::App& command) {
+  command.add_option("problems", lines, "problems, one argument each");
+  command.add_option("--file", file, "a file of problems, one a line");
+}
+
+Result<std::vector<Problem>> ProblemOptions::read() const {
+  std::vector<std::string> all = lines;
+  if (!file.empty()) {
+    std::ifstream from(file);
+    if (!from) return Status::invalid(file + ": cannot be read");
+    for (std::string line; std::getline(from, line);) {
+      line = line.substr(0, line.find('#'));
+      if (line.find_first_not_of(" \t\r") != std::string::npos) all.push_back(line);
+    }
+  }
+  if (all.empty()) return Status::invalid("no problem given; name one or use --file");
+  std::vector<Problem> problems;
+  for (const std::string& line : all) {
+    const Result<Problem> problem = parse_problem(line);
+    if (!problem) return problem.status();
+    if (Status s = validate(*problem); !s) return s;
+    problems.push_back(*problem);
+  }
+  return problems;
 }
 
 void DeviceOptions::add_to(CLI::App& command) {

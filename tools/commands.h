@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "cli.h"
 #include "tessera/tessera.hpp"
@@ -24,6 +25,19 @@ void add_plan(CLI::App& app, Context& context);
 void add_memory(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_docs(CLI::App& app, Context& context);
+
+/// Problems, those of --file too, of commands that take several.
+struct ProblemOptions {
+  std::vector<std::string> lines;
+  std::string file;
+
+  /// With what --help says of them.
+  void add_to(CLI::App& command);
+
+  /// Those of the command line, then those of the file: one a line, '#' starts a comment. All are
+  /// valid. Errors: invalid, also if there is none.
+  Result<std::vector<Problem>> read() const;
+};
 
 /// --device and --threads, which most commands have.
 struct DeviceOptions {

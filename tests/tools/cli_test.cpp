@@ -309,6 +309,8 @@ TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
       {{"fly"}, "fly"},
       {{"check", "q=4 k=4"}, "head_dim = 0"},
       {{"bench"}, "no problem given"},
+      {{"check"}, "no problem given"},
+      {{"check", "--file", folder_ / "none"}, "none: cannot be read"},
       {{"plan", "d=64 q=5 k=5 h=3/2"}, "num_heads_k = 2"},
   };
   for (const auto& c : cases) {
@@ -333,6 +335,12 @@ TEST(Cli, CheckPassesAndPrintsItsSeed) {
   EXPECT_EQ(output["output"], "dv");
   EXPECT_GT(output["largest"].get<double>(), output["error"].get<double>());
   EXPECT_LE(output["error"].get<double>(), output["bound"].get<double>());
+  const Ran several = tessera({"check", "fwd f32 q=3 k=4 d=8", "fwd f16 q=5 k=4 d=8", "--json"});
+  ASSERT_EQ(several.code, kSuccess) << several.err << several.out;
+  const Json both = Json::parse(several.out)["results"];
+  ASSERT_EQ(both.size(), 2U);
+  EXPECT_NE(both[0]["problem"].get<std::string>().find("q=3"), std::string::npos);
+  EXPECT_NE(both[1]["problem"].get<std::string>().find("fwd f16"), std::string::npos);
   const Ran table = tessera({"check", "fwd f32 q=33 k=40 d=24", "--seed", "64"});
   EXPECT_NE(table.out.find("bound  largest |value|"), std::string::npos) << table.out;
 }
