@@ -30,12 +30,9 @@ Json verdicts_json(const Problem& problem, const CheckResult& result, std::uint6
                        {"largest", v.largest},
                        {"pass", v.pass()}});
   }
-  return {{"problem", to_string(problem)},
-          {"seed", seed},
-          {"kernel", result.kernel},
-          {"pass", result.pass()},
-          {"damage", result.damage},
-          {"outputs", outputs}};
+  return {{"problem", to_string(problem)}, {"seed", seed},
+          {"kernel", result.kernel},       {"pass", result.pass()},
+          {"damage", result.damage},       {"outputs", outputs}};
 }
 
 void print_result(const CheckResult& result, std::uint64_t seed) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "check/device_copy.h"
 #include "check/inputs.h"
@@ -136,17 +137,23 @@ CheckResult check(const Problem& problem, std::uint64_t seed, const Device& devi
   Result<Plan> planned = plan(checked, device);
   result.status = planned.status();
   if (!planned) return result;
-  RunMemory memory(checked, seed);
-  if (is_gpu(device.arch) && needs_unaligned(checked, memory.tensors())) {
+  std::optional<RunMemory> memory(std::in_place, checked, seed);
+  if (is_gpu(device.arch) && needs_unaligned(checked, memory->tensors())) {
     checked.unaligned = true;
-    planned = plan(checked, device);
-    result.status = planned.status();
-    if (!planned) return result;
+    Result<Plan> other = plan(checked, device);
+    if (other) {
+      planned = std::move(other);
+    } else {
+      // No kernel takes such tensors: the seed's others, side by side.
+      Variation variation = variation_of(seed);
+      variation.strided = false;
+      memory.emplace(problem, seed_with(variation, seed >> 6));
+    }
   }
   result.kernel = std::string(planned->kernel());
-  if (problem.pass == Pass::backward) give_forward(memory);
-  result.status = execute(*planned, memory, in_reverse, result.damage);
-  if (result.status.ok()) result.verdicts = judge_all(memory, result.kernel);
+  if (problem.pass == Pass::backward) give_forward(*memory);
+  result.status = execute(*planned, *memory, in_reverse, result.damage);
+  if (result.status.ok()) result.verdicts = judge_all(*memory, result.kernel);
   return result;
 }
 

@@ -26,9 +26,9 @@ struct CheckResult {
 std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kernel);
 
 /// Inputs follow from the seed (check/inputs.h); on a GPU those that need it make the
-/// problem an unaligned one. The device must be this machine's CPU, with an instruction set it has,
-/// or a GPU of it. On a CPU device.threads workers run, one after another in reverse order if
-/// `in_reverse`.
+/// problem an unaligned one, or lie side by side where no kernel takes such. The device must be
+/// this machine's CPU, with an instruction set it has, or a GPU of it. On a CPU device.threads
+/// workers run, one after another in reverse order if `in_reverse`.
 CheckResult check(const Problem& problem, std::uint64_t seed, const Device& device,
                   bool in_reverse = false);
 
