@@ -157,7 +157,9 @@ Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, std:
                           std::to_string(INT32_MAX) + " are one launch");
   }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
-  return queue.launch_auxiliary(kernels + static_cast<std::size_t>(shape.dtype), blocks, &params);
+  const std::size_t usual = params.usual() ? static_cast<std::size_t>(kPlainDtypes) : 0;
+  return queue.launch_auxiliary(kernels + usual + static_cast<std::size_t>(shape.dtype), blocks,
+                                &params);
 }
 
 }  // namespace tessera::cuda

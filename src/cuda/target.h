@@ -25,7 +25,7 @@ struct Target {
   std::size_t combine;
   /// The same of those that append to a cache (aux/append.h).
   std::size_t append;
-  /// The same of those that quantise (aux/quantize.h).
+  /// The same of those that quantise (aux/quantize.h), and behind them of the usual.
   std::size_t quantize;
 };
 

@@ -19,15 +19,20 @@
 namespace tessera {
 namespace {
 
-void quantize_on_host(const cuda::aux::QuantizeParams& p, Dtype dtype) {
+template <bool kUsual>
+void quantize_as(const cuda::aux::QuantizeParams& p, Dtype dtype) {
   host::launch(static_cast<unsigned>(p.blocks()), [&] {
     switch (dtype) {
-      case Dtype::f32: return cuda::aux::quantize<Dtype::f32>(p);
-      case Dtype::bf16: return cuda::aux::quantize<Dtype::bf16>(p);
-      case Dtype::f16: return cuda::aux::quantize<Dtype::f16>(p);
+      case Dtype::f32: return cuda::aux::quantize<Dtype::f32, kUsual>(p);
+      case Dtype::bf16: return cuda::aux::quantize<Dtype::bf16, kUsual>(p);
+      case Dtype::f16: return cuda::aux::quantize<Dtype::f16, kUsual>(p);
       default: FAIL() << to_string(dtype);
     }
   });
+}
+
+void quantize_on_host(const cuda::aux::QuantizeParams& p, Dtype dtype) {
+  p.usual() ? quantize_as<true>(p, dtype) : quantize_as<false>(p, dtype);
 }
 
 class QuantizeKernel : public testing::Test {
@@ -135,25 +140,33 @@ TEST(QuantizeParams, WorkIsSharedOut) {
   EXPECT_TRUE(other.v().whole);
 }
 
-// What kernels of attention will want, with as many keys of a block as a block of threads keeps.
+// What kernels of attention will want, with as many keys of a block as a block of threads keeps: by
+// the kernel of what is usual, and by the other one.
 TEST(QuantizeBits, AreTheCpus_S14) {
-  for (const char* words :
+  for (const std::string words :
        {"e4m3 scales=token/block:128/block:128 v_tiles", "e4m3 scales=token/block:120/block:256",
-        "i8 scales=head/block:150/block:64", "e4m3 scales=tensor/block:1000/tensor v_tiles"}) {
-    Dense dense(words);
-    quantize_on_host(cuda::quantize_params(dense.shape, dense.tensors), Dtype::bf16);
-    const Elements q = dense.q_out, k = dense.k_out, v = dense.v_out;
-    const std::vector<float> q_scale = dense.q_scale, k_scale = dense.k_scale;
-    const std::vector<float> v_scale = dense.v_scale;
-    for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
-    const Status status = quantize(dense.shape, dense.tensors, this_cpu());
-    ASSERT_TRUE(status) << status.text;
-    EXPECT_EQ(q, dense.q_out) << words;
-    EXPECT_EQ(k, dense.k_out) << words;
-    EXPECT_EQ(v, dense.v_out) << words;
-    EXPECT_EQ(q_scale, dense.q_scale) << words;
-    EXPECT_EQ(k_scale, dense.k_scale) << words;
-    EXPECT_EQ(v_scale, dense.v_scale) << words;
+        "e4m3 scales=token/block:64/channel v_tiles", "i8 scales=head/block:150/block:64",
+        "e4m3 scales=tensor/block:1000/tensor v_tiles"}) {
+    Dense dense(words.c_str());
+    const cuda::aux::QuantizeParams params = cuda::quantize_params(dense.shape, dense.tensors);
+    EXPECT_EQ(params.usual(), words[0] == 'e') << words;
+    for (const bool usual : {false, true}) {
+      if (usual && !params.usual()) continue;
+      for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
+      usual ? quantize_as<true>(params, Dtype::bf16) : quantize_as<false>(params, Dtype::bf16);
+      const Elements q = dense.q_out, k = dense.k_out, v = dense.v_out;
+      const std::vector<float> q_scale = dense.q_scale, k_scale = dense.k_scale;
+      const std::vector<float> v_scale = dense.v_scale;
+      for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
+      const Status status = quantize(dense.shape, dense.tensors, this_cpu());
+      ASSERT_TRUE(status) << status.text;
+      EXPECT_EQ(q, dense.q_out) << words << usual;
+      EXPECT_EQ(k, dense.k_out) << words << usual;
+      EXPECT_EQ(v, dense.v_out) << words << usual;
+      EXPECT_EQ(q_scale, dense.q_scale) << words << usual;
+      EXPECT_EQ(k_scale, dense.k_scale) << words << usual;
+      EXPECT_EQ(v_scale, dense.v_scale) << words << usual;
+    }
   }
 }
 
@@ -212,7 +225,7 @@ TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
   const Status status = quantize(dense_.shape, dense_.tensors, execution);
   ASSERT_TRUE(status) << status.text;
   EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
-  EXPECT_EQ(fake::state().last.kernel, "quantize_bf16");
+  EXPECT_EQ(fake::state().last.kernel, "quantize_usual_bf16");
   EXPECT_TRUE(fake::state().last.begins_early);
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
   EXPECT_EQ(fake::state().last.grid_x, 30U);
@@ -222,14 +235,18 @@ TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
   }
 }
 
-TEST_F(QuantizeLaunch, TheKernelIsThatOfTheRowsType) {
-  for (const auto& [dtype, name] : {std::pair{Dtype::f32, "quantize_f32"},
-                                    {Dtype::bf16, "quantize_bf16"},
-                                    {Dtype::f16, "quantize_f16"}}) {
-    dense_.shape.dtype = dtype;
-    const Status status = quantize(dense_.shape, dense_.tensors);
-    ASSERT_TRUE(status) << status.text;
-    EXPECT_EQ(fake::state().last.kernel, name);
+TEST_F(QuantizeLaunch, TheKernelIsThatOfTheRowsTypeAndOfWhatIsUsual) {
+  for (const bool usual : {true, false}) {
+    // Rows that are not written by eights.
+    if (!usual) dense_.tensors.q_out.stride_seqlen += 1;
+    for (const auto& [dtype, name] :
+         {std::pair{Dtype::f32, "f32"}, {Dtype::bf16, "bf16"}, {Dtype::f16, "f16"}}) {
+      dense_.shape.dtype = dtype;
+      const Status status = quantize(dense_.shape, dense_.tensors);
+      ASSERT_TRUE(status) << status.text;
+      EXPECT_EQ(fake::state().last.kernel,
+                std::string(usual ? "quantize_usual_" : "quantize_") + name);
+    }
   }
 }
 

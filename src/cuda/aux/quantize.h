@@ -8,8 +8,9 @@
 
 namespace tessera::cuda::aux {
 
-/// The kernel, for inputs of one type; a block for each of p.blocks().
-template <Dtype kType>
+/// The kernel, for inputs of one type; a block for each of p.blocks(). kUsual: p.usual(), of which
+/// there is half as much to ask.
+template <Dtype kType, bool kUsual>
 __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   __shared__ QuantizeShared shared;
   ptx::wait_for_grids();
@@ -24,9 +25,9 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   if (range.begin < range.end) {
     if (rows.tiles) {
       const HeadAt at = {p.sequences.at(range.batch), head};
-      TileColumns<kType>(rows, range, at, shared).write();
+      TileColumns<kType, kUsual>(rows, range, at, shared).write();
     } else {
-      quantize_rows<kType>(p, which, range, head, shared);
+      quantize_rows<kType, kUsual>(p, which, range, head, shared);
     }
   }
   ptx::launch_dependents();

@@ -69,6 +69,15 @@ struct QuantizeParams {
   QuantizedRows& v() { return rows[2]; }
   /// @}
   std::int64_t blocks() const { return rows[0].blocks + rows[1].blocks + rows[2].blocks; }
+  /// All that is there is e4m3 and comes and goes in whole pieces; rows are direct, and only tiles
+  /// have scales by column.
+  bool usual() const {
+    for (const QuantizedRows& r : rows) {
+      const bool as_rows = r.direct && r.whole_pieces && r.scales.by != Scaling::channel;
+      if (r.blocks > 0 && (r.dtype != Dtype::e4m3 || !(r.tiles ? r.whole : as_rows))) return false;
+    }
+    return true;
+  }
 };
 
 }  // namespace tessera::cuda::aux

@@ -20,6 +20,7 @@ union QuantizeShared {
     /// Of 256 columns: a word has four keys, in the order of tiles.
     std::uint32_t words[256][core::ValueTiles::kKeys / 4];
     float factors[core::ValueTiles::kKeys];  ///< of keys' blocks
+    float columns[256];                      ///< factors of columns
     float most[kQuantizeThreads / 32];
   } tile;
 };

@@ -10,8 +10,8 @@
 
 namespace tessera::cuda::aux {
 
-/// A thread's columns of the rows of one head.
-template <Dtype kType>
+/// A thread's columns of the rows of one head. kUsual: as QuantizeParams::usual() has it.
+template <Dtype kType, bool kUsual>
 class QuantizedColumns {
  public:
   static constexpr int kSize = static_cast<int>(size_of(kType));
@@ -31,7 +31,7 @@ class QuantizedColumns {
 #pragma unroll 1
     for (int four = 0; four < kThreadColumns / 4; ++four) {
       float y[4];
-      load_numbers(by_column, column_of(four), rows.dim, rows.whole, 1.0F, y);
+      load_numbers(by_column, column_of(four), rows.dim, whole(), 1.0F, y);
       if (by_channel()) {
         const Exact one(1.0F);
         shared_.kept[kFactors][four][threadIdx.x] = {(one / Exact(y[0])).x, (one / Exact(y[1])).x,
@@ -83,14 +83,14 @@ class QuantizedColumns {
     for (int four = 0; four < kThreadColumns / 4; ++four) {
       const int column = column_of(four);
       Raw<kType, 4> raw;
-      raw.load_four(row_at(row), column, exists ? rows_().dim : 0, rows_().whole);
+      raw.load_four(row_at(row), column, exists ? rows_().dim : 0, whole());
       Exact y[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) y[i] = raw.at(i);
       if (turns.there && column < p_.rotary) rotate_four(turns, row_at(row), column, y);
       if (off_ != nullptr && exists) {
         float off[4];
-        load_numbers(off_, column, rows_().dim, rows_().whole, 0.0F, off);
+        load_numbers(off_, column, rows_().dim, whole(), 0.0F, off);
 #pragma unroll
         for (int i = 0; i < 4; ++i) take_off(off[i], y[i], sum);
       }
@@ -152,7 +152,7 @@ class QuantizedColumns {
       std::uint32_t words[kPiece / 4];
 #pragma unroll
       for (int j = 0; j < kPiece; j += 4) {
-        words[j / 4] = narrow_four(rows_().dtype, y[j], y[j + 1], y[j + 2], y[j + 3]);
+        words[j / 4] = narrow_four(dtype(), y[j], y[j + 1], y[j + 2], y[j + 3]);
       }
       store_piece(to + column(i), rows_().dim - column(i), words);
     }
@@ -165,6 +165,12 @@ class QuantizedColumns {
 
  private:
   __device__ __forceinline__ const QuantizedRows& rows_() const { return p_.rows[which_]; }
+  /// What is known where all is as usual.
+  /// @{
+  __device__ __forceinline__ bool whole() const { return kUsual || rows_().whole; }
+  __device__ __forceinline__ bool whole_pieces() const { return kUsual || rows_().whole_pieces; }
+  __device__ __forceinline__ Dtype dtype() const { return kUsual ? Dtype::e4m3 : rows_().dtype; }
+  /// @}
 
   /// Of QuantizeShared::kept, where no numbers are kept.
   static constexpr int kFactors = 0, kMade = 1;
@@ -173,11 +179,11 @@ class QuantizedColumns {
   __device__ __forceinline__ void store_piece(char* to, int exist,
                                               const std::uint32_t (&words)[kPiece / 4]) const {
     if (exist <= 0) return;
-    if (rows_().whole_pieces) {
+    if (whole_pieces()) {
       *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
       return;
     }
-    if (rows_().whole) {
+    if (whole()) {
       *reinterpret_cast<Eight*>(to) = Eight{words[0], words[1]};
       if (exist > kUnit) *reinterpret_cast<Eight*>(to + kUnit) = Eight{words[2], words[3]};
       return;
@@ -190,7 +196,7 @@ class QuantizedColumns {
     }
   }
   __device__ __forceinline__ bool by_channel() const {
-    return rows_().scales.by == Scaling::channel;
+    return !kUsual && rows_().scales.by == Scaling::channel;
   }
   __device__ __forceinline__ const char* row_at(int row) const {
     return from_ + row * rows_().from.strides.seqlen * kSize;
@@ -254,8 +260,8 @@ class QuantizedColumns {
     const int half = p_.rotary / 2;
     Raw<kType, 4> before = {}, behind = {};
     if (!p_.interleaved) {
-      before.load_four(from, column - half, half, rows_().whole);
-      behind.load_four(from, column + half, p_.rotary, rows_().whole);
+      before.load_four(from, column - half, half, whole());
+      behind.load_four(from, column + half, p_.rotary, whole());
     }
     Exact y[4];
 #pragma unroll
@@ -344,7 +350,7 @@ __device__ __forceinline__ Exact most_of(Exact most, const Exact (&x)[kThreadCol
 }
 
 /// Rows of a block of threads that stay rows.
-template <Dtype kType>
+template <Dtype kType, bool kUsual>
 __device__ __forceinline__ void quantize_rows(const QuantizeParams& p, int which,
                                               const core::RowRange& range, int head,
                                               QuantizeShared& shared) {
@@ -355,31 +361,32 @@ __device__ __forceinline__ void quantize_rows(const QuantizeParams& p, int which
             begin = range.begin + group / rows.side;
   const int steps = core::ceil_div(range.end - range.begin, step);
   const HeadAt at = {p.sequences.at(range.batch), head + member};
-  QuantizedColumns<kType> columns(p, which, at, lane, shared);
+  QuantizedColumns<kType, kUsual> columns(p, which, at, lane, shared);
   const float* const scale = at.scale(rows);
   const float limit = core::limit_of(rows.dtype);
   const bool together = rows.scales.by == Scaling::block, each = rows.scales.by == Scaling::token;
-  const bool kept = steps <= kKeptSteps && rows.direct;
+  const bool direct = kUsual || rows.direct;
+  const bool kept = steps <= kKeptSteps && direct;
 
   Exact factor(1.0F), most(0.0F);
-  if (!together && !each && rows.scales.by != Scaling::channel) {
+  if (!together && !each && (kUsual || rows.scales.by != Scaling::channel)) {
     factor = Exact(1.0F) / Exact(*scale);
   }
   Exact x[kThreadColumns] = {};
-  typename QuantizedColumns<kType>::Pieces raw = {};
+  typename QuantizedColumns<kType, kUsual>::Pieces raw = {};
   const auto row_of = [&](int i) { return begin + i * step; };
   // Twice where a scale is shared: the second time with the scale.
 #pragma unroll 1
   for (int pass = together ? 0 : 1; pass < 2; ++pass) {
     const bool writes = pass == 1, reads = !(writes && together && kept);
-    if (reads && rows.direct) columns.load(row_of(0), row_of(0) < range.end, raw);
+    if (reads && direct) columns.load(row_of(0), row_of(0) < range.end, raw);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       columns.forget();
       const int row = row_of(i);
       const bool exists = row < range.end;
       if (reads) {
-        if (rows.direct) {
+        if (direct) {
           columns.widen(raw, x);
           // On its way while this one is made.
           columns.load(row + step, i + 1 < steps && row + step < range.end, raw);

@@ -12,8 +12,8 @@ __device__ __forceinline__ int tile_word(int column, int word) {
   return word ^ ((column / kUnit ^ column % 4 * 2) & 7) * 4;
 }
 
-/// Rows of a block of threads that become tiles.
-template <Dtype kType>
+/// Rows of a block of threads that become tiles. kUsual: as QuantizeParams::usual() has it.
+template <Dtype kType, bool kUsual>
 class TileColumns {
  public:
   __device__ __forceinline__ TileColumns(const QuantizedRows& rows, const core::RowRange& range,
@@ -30,6 +30,9 @@ class TileColumns {
     const int thread = static_cast<int>(threadIdx.x), block = rows_.scales.block;
     const bool written = rows_.scales.by == Scaling::block;
     float factor = 1.0F;
+    for (int column = thread; by_channel() && column < rows_.dim; column += kQuantizeThreads) {
+      shared_.tile.columns[column] = (Exact(1.0F) / Exact(scale_[column])).x;
+    }
     if (written && block > kKeys) factor = scale_keys(range_.begin, range_.end);
     if (rows_.scales.by == Scaling::tensor || rows_.scales.by == Scaling::head) {
       factor = (Exact(1.0F) / Exact(*scale_)).x;
@@ -44,7 +47,11 @@ class TileColumns {
         shared_.tile.factors[thread] = factor;
       }
       __syncthreads();
-      turn(begin);
+      if (kUsual && off_ == nullptr && begin + kKeys <= range_.end) {
+        turn<true>(begin);
+      } else {
+        turn<false>(begin);
+      }
       __syncthreads();
       store(begin);
       __syncthreads();
@@ -54,15 +61,18 @@ class TileColumns {
  private:
   using Columns = Raw<kType, kUnit>;
 
+  __device__ __forceinline__ bool whole() const { return kUsual || rows_.whole; }
+  __device__ __forceinline__ bool by_channel() const { return rows_.scales.by == Scaling::channel; }
+
   __device__ __forceinline__ void load(int key, int column, Columns& raw) const {
     const bool exists = key < range_.end;
     raw.load(from_ + key * rows_.from.strides.seqlen * Columns::kSize, column,
-             exists ? rows_.dim : 0, rows_.whole);
+             exists ? rows_.dim : 0, whole());
   }
   __device__ __forceinline__ void load_off(int column, float (&off)[kUnit]) const {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) off[i] = 0.0F;
-    if (off_ != nullptr) load_numbers(off_, column, rows_.dim, rows_.whole, 0.0F, off);
+    if (off_ != nullptr) load_numbers(off_, column, rows_.dim, whole(), 0.0F, off);
   }
 
   /// Writes the scale of keys [begin, end) and returns what they are multiplied by.
@@ -90,30 +100,31 @@ class TileColumns {
   }
 
   /// A tile's keys into shared memory. A thread has four of a piece of columns, which are a word of
-  /// each.
+  /// each. kFull: all keys are there, and nothing is subtracted.
+  template <bool kFull>
   __device__ __forceinline__ void turn(int begin) const {
     const int thread = static_cast<int>(threadIdx.x), word = thread % 4;
-    const bool by_channel = rows_.scales.by == Scaling::channel;
+    const bool channels = by_channel();
     for (int column = thread / 4 % 8 * kUnit; column < core::round_up(rows_.dim, 8 * kUnit);
          column += 8 * kUnit) {
       if (column >= rows_.dim) continue;
-      float off[kUnit], scales[kUnit];
-      Exact factors[kUnit];
-      load_off(column, off);
-      if (by_channel) {
-        load_numbers(scale_, column, rows_.dim, rows_.whole, 1.0F, scales);
+      float off[kUnit], factors[kUnit];
+      if (!kFull) load_off(column, off);
 #pragma unroll
-        for (int i = 0; i < kUnit; ++i) factors[i] = Exact(1.0F) / Exact(scales[i]);
+      for (int i = 0; i < kUnit; ++i) {
+        if (channels) factors[i] = shared_.tile.columns[column + i];
       }
 #pragma unroll 1
       for (int group = thread / 32; group < core::ValueTiles::kKeys / 16;
            group += kQuantizeThreads / 32) {
         Columns raw[4];
         int keys[4];
+        float by_key[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           keys[i] = group * 16 + core::ValueTiles::key_at(4 * word + i);
           load(begin + keys[i], column, raw[i]);
+          by_key[i] = channels ? 1.0F : shared_.tile.factors[keys[i]];
         }
 #pragma unroll
         for (int j = 0; j < kUnit; ++j) {
@@ -121,10 +132,11 @@ class TileColumns {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             x[i] = raw[i].at(j);
-            if (off_ != nullptr && begin + keys[i] < range_.end) x[i] = x[i] - Exact(off[j]);
+            const bool exists = kFull || begin + keys[i] < range_.end;
+            if (!kFull && off_ != nullptr && exists) x[i] = x[i] - Exact(off[j]);
             // Of keys behind the last one x is 0, whatever the factor.
-            const Exact factor = by_channel ? factors[j] : Exact(shared_.tile.factors[keys[i]]);
-            x[i] = begin + keys[i] < range_.end ? x[i] * factor : Exact(0.0F);
+            const float factor = channels ? factors[j] : by_key[i];
+            x[i] = exists ? x[i] * Exact(factor) : Exact(0.0F);
           }
           shared_.tile.words[column + j][tile_word(j + column, 4 * group + word)] =
               narrow_four(Dtype::e4m3, x[0], x[1], x[2], x[3]);

@@ -25,6 +25,9 @@ enum class AuxiliaryKernel : std::uint8_t {
   quantize_f32,
   quantize_bf16,
   quantize_f16,
+  quantize_usual_f32,
+  quantize_usual_bf16,
+  quantize_usual_f16,
 };
 
 inline constexpr Auxiliary kAuxiliary[] = {
@@ -41,9 +44,12 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams", 8, true},
     {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
     {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
-    {"quantize_f32", "aux::quantize<Dtype::f32>", "aux::QuantizeParams", 3, true},
-    {"quantize_bf16", "aux::quantize<Dtype::bf16>", "aux::QuantizeParams", 3, true},
-    {"quantize_f16", "aux::quantize<Dtype::f16>", "aux::QuantizeParams", 3, true},
+    {"quantize_f32", "aux::quantize<Dtype::f32, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_bf16", "aux::quantize<Dtype::bf16, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_f16", "aux::quantize<Dtype::f16, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_usual_f32", "aux::quantize<Dtype::f32, true>", "aux::QuantizeParams", 2, true},
+    {"quantize_usual_bf16", "aux::quantize<Dtype::bf16, true>", "aux::QuantizeParams", 3, true},
+    {"quantize_usual_f16", "aux::quantize<Dtype::f16, true>", "aux::QuantizeParams", 3, true},
 };
 
 extern const Architecture kArchitecture;
