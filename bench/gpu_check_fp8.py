@@ -69,7 +69,10 @@ def edges():
                 yield line(d=d, words=(one,) if first == second else (one, other))
     for d, mask in itertools.product((64, 96, 128, 192, 256), MASKS):
         yield line(b=5, d=d, words=("packed=410,700", mask, "scales=token/block:64/channel"))
-    # Many tiles for every multiprocessor, and more keys than one promotion.
+
+
+def large():
+    """Many tiles for every multiprocessor, and more keys than one promotion: most of the time is the reference's."""
     for d, mask in itertools.product((64, 128, 256), MASKS[:4]):
         yield line(b=2, h=16, hk=4, q=400, k=600, d=d, words=(mask,))
         yield line(b=1, h=2, hk=1, q=200, k=2300, d=d, words=(mask, "scales=token/block:64/block:384"))
@@ -106,7 +109,7 @@ def check_lines(command, device, lines, seed):
 
 def check_problems(arguments):
     generator = random.Random(arguments.seed)
-    lines = list(dict.fromkeys([*edges(), *random_lines(generator, arguments.cases)]))
+    lines = list(dict.fromkeys([*edges(), *random_lines(generator, arguments.cases), *large()]))
     groups = [lines[n:n + TOGETHER] for n in range(0, len(lines), TOGETHER)]
     wrong = done = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
