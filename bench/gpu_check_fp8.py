@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ def line(b=2, h=4, hk=2, q=150, k=270, d=128, dv=None, words=()):
     if not any(w.startswith("scales=") for w in words):
         words.append("scales=tensor/tensor/tensor")
     return f"fwd e4m3 b={b} h={h}/{hk} q={q} k={k} d={d}/{dv or d} v_tiles " + " ".join(words)
+
+
+def of_integers(text):
+    """The same problem with scores of i8 and values of 16 bits."""
+    text = text.replace("fwd e4m3", "fwd i8").replace(" v_shift", "")
+    text = re.sub(r"(scales=[^/]+/[^/]+)/\S+", r"\1/none", text)
+    return text.replace(" o=f16", "").replace("v_tiles", "v=f16" if " o=f16" in text else "v=bf16")
 
 
 def edges():
@@ -109,7 +117,9 @@ def check_lines(command, device, lines, seed):
 
 def check_problems(arguments):
     generator = random.Random(arguments.seed)
-    lines = list(dict.fromkeys([*edges(), *random_lines(generator, arguments.cases), *large()]))
+    lines = [*edges(), *random_lines(generator, arguments.cases), *large()]
+    both = {"e4m3": lines, "i8": [of_integers(text) for text in lines]}
+    lines = list(dict.fromkeys(text for scores in arguments.scores for text in both[scores]))
     groups = [lines[n:n + TOGETHER] for n in range(0, len(lines), TOGETHER)]
     wrong = done = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
@@ -131,20 +141,22 @@ def relative_error(library, where, keys, mean, scalings, words=""):
     """(rms of o's error over rms of o, worst |o - 1| where the values are constant and all scores equal)."""
     b, h, sq, d = 1, 2, 128, 128
     draw = lambda *shape: torch.randn(*shape, device=where).bfloat16()
-    problem = f"fwd e4m3 b={b} h={h} q={sq} k={keys} d={d} scales={scalings} {words}"
+    eight_bit_values = not scalings.endswith("/none")
+    problem = f"fwd {'e4m3' if eight_bit_values else 'i8'} b={b} h={h} q={sq} k={keys} d={d} scales={scalings} {words}"
+    tiled, rows = (" v_tiles", "") if eight_bit_values else (" v=bf16", " v=bf16")
     kinds = scalings.split("/")
 
     def attend(q, k, v):
-        tiles = Quantized(library, problem + " v_tiles", q, k, v)
-        rows = Quantized(library, problem, q, k, v)
-        for made in (tiles, rows):
+        in_tiles = Quantized(library, problem + tiled, q, k, v)
+        in_rows = Quantized(library, problem + rows, q, k, v)
+        for made in (in_tiles, in_rows):
             made.run("cpu" if where == "cpu" else "gpu", stream_of(where))
         o = torch.empty(b, sq, h, d, dtype=torch.bfloat16, device=where)
-        tiles.attend(library, "cpu" if where == "cpu" else "gpu", o, stream=stream_of(where))[1]()
+        in_tiles.attend(library, "cpu" if where == "cpu" else "gpu", o, stream=stream_of(where))[1]()
         synchronize(where)
         names = ("q_scale", "k_scale", "v_scale")
-        exact = [values(x, rows.scales[name], kind, h)
-                 for x, name, kind in zip((rows.q, rows.k, rows.v), names, kinds)]
+        exact = [values(x, in_rows.scales.get(name), kind, h)
+                 for x, name, kind in zip((in_rows.q, in_rows.k, in_rows.v), names, kinds)]
         return o, exact
 
     o, (Q, K, V) = attend(draw(b, sq, h, d), draw(b, keys, h, d), draw(b, keys, h, d) + mean)
@@ -161,7 +173,7 @@ def check_lengths(library, arguments):
     """Errors against length, as a table."""
     lengths = [1 << n for n in range(10, 18) if 1 << n <= arguments.longest]
     right = True
-    for scalings in ("tensor/tensor/tensor", "token/block:64/channel"):
+    for scalings in ("tensor/tensor/tensor", "token/block:64/channel", "token/block:64/none"):
         for mean in (0.0, 0.5):
             errors = [relative_error(library, arguments.where, n, mean, scalings) for n in lengths]
             flat = max(e for e, _ in errors) <= 1.5 * errors[0][0] + 1e-3
@@ -262,6 +274,8 @@ def main():
     parser.add_argument("--longest", type=int, default=131072, help="keys of the longest sum")
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--only", nargs="+", choices=("problems", "lengths", "quantize", "bits"))
+    parser.add_argument("--scores", nargs="+", choices=("e4m3", "i8"), default=("e4m3", "i8"),
+                        help="types of q and k of the problems")
     arguments = parser.parse_args()
     arguments.where = "cuda" if arguments.device == "gpu" else "cpu"
     torch.manual_seed(arguments.seed)

@@ -1,12 +1,13 @@
 """The forward pass in FP8 on an H200 beside cuDNN's, cell by cell, in one run: bench/results/h200_fp8.csv.
 
-    gpu_fp8.py --library build/release/libtessera.so --output FILE [--mode inputs quantize] [--seqlen ...]
+    gpu_fp8.py --library build/release/libtessera.so --output FILE [--mode inputs quantize scores] [--seqlen ...]
 
 The grid of gpu_forward.py; inputs random normal. Modes:
 
 - inputs: q, k and v are of 8 bits already, v in tiles; `tessera` beside cuDNN's FP8 (scales of 1, output of 8 bits;
   ours is bf16). `bar` is the better of FlashAttention-3 and cuDNN as h200_fp8_peers.csv has them, times what cuDNN
   reaches in this run over what it reached there.
+- scores: q and k are i8 already, v is bf16; `bar` is our own bf16 kernel.
 - quantize: from bf16, quantising included (rows of q, blocks of 64 keys, columns of v); `bar` is our own bf16 kernel.
 
 All take turns within a cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. The last line is the
@@ -58,14 +59,19 @@ def measure(library, mode, d, causal, s, rounds):
     lse = torch.empty(b, h, s, device="cuda")
     flops = 4 * b * h * s * s * d / (2 if causal else 1)
     line = f"fwd e4m3 b={b} h={h} q={s} k={s} d={d}{mask} v_tiles scales="
-    if mode == "quantize":
-        made = Quantized(library, line + QUANTIZED, q, k, v)
+    if mode == "scores":
+        line = f"fwd i8 b={b} h={h} q={s} k={s} d={d}{mask} v=bf16 scales="
+    if mode != "inputs":
+        made = Quantized(library, line + ("token/block:64/none" if mode == "scores" else QUANTIZED), q, k, v)
         plan, attend = made.attend(library, "gpu", o, lse, stream)
         ours = lambda: (made.run("gpu", stream), attend())
         wide = library.plan(f"fwd bf16 b={b} h={h} q={s} k={s} d={d}{mask}", "gpu")
         other = torch.empty_like(o)
         tensors = wide.tensors(q=q, k=k, v=v, o=other, softmax_lse=lse)
         peer = lambda: wide.enqueue(tensors, stream)
+        if mode == "scores":
+            made.run("gpu", stream)
+            ours = attend
     else:
         made = Quantized(library, line + "tensor/tensor/tensor", q, k, v)
         for scale in made.scales.values():
@@ -98,7 +104,8 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--mode", nargs="+", choices=("inputs", "quantize"), default=("inputs", "quantize"))
+    parser.add_argument("--mode", nargs="+", choices=("inputs", "quantize", "scores"),
+                        default=("inputs", "quantize", "scores"))
     parser.add_argument("--head-dim", nargs="+", type=int, default=(64, 128, 256))
     parser.add_argument("--seqlen", nargs="+", type=int, default=[512 << i for i in range(6)])
     parser.add_argument("--rounds", type=int, default=9)
@@ -114,7 +121,7 @@ def main():
                     bar = rate["peer"] * (factors.get((d, int(causal), s), 1.0) if mode == "inputs" else 1.0)
                     rows.append(dict(zip(COLUMNS, (
                         datetime.date.today().isoformat(), arguments.commit, query("driver_version"),
-                        query("clocks.sm"), mode, "tiles", d, int(causal), s, b, h, kernel, f"{rate['ours']:.1f}",
+                        query("clocks.sm"), mode, "rows" if mode == "scores" else "tiles", d, int(causal), s, b, h, kernel, f"{rate['ours']:.1f}",
                         f"{rate['peer']:.1f}" if mode == "inputs" else "", f"{bar:.1f}", f"{rate['ours'] / bar:.3f}",
                         f"{difference:.1e}"))))
                     print(f"{mode} d={d} {'causal' if causal else 'full'} s={s}: {rate['ours']:.0f} TFLOP/s, bar "

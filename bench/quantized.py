@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "demo"))
 import libtessera  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0  # of e4m3
+LARGEST = {E4M3: 448.0, torch.int8: 127.0}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # tessera_dtype
 
 
@@ -34,33 +34,41 @@ def scale_shape(scaling, b, h, hk, sq, sk, dv):
 
 
 class Quantized:
-    """Dense q, k, v of 16 or 32 bits, (batch, seqlen, heads, head_dim), as the tensors of a problem of e4m3.
+    """Dense q, k, v of 16 or 32 bits, (batch, seqlen, heads, head_dim), as the tensors of a problem of 8 bits.
 
-    line: the problem, with its `scales=` and, for tiles, `v_tiles`. Scales that the library does not write are the
-    tensor's, the head's or the column's largest magnitude over 448.
+    line: the problem, with its `scales=`, for tiles `v_tiles`, and `v=` if v stays as it is. Scales that the library
+    does not write are the largest magnitude of the tensor, the head or the column over the type's largest.
     """
 
     def __init__(self, library, line, q, k, v, hadamard=0, signs=None, k_mean=None):
         (b, sq, h, d), (_, sk, hk, _), dv = q.shape, k.shape, v.shape[-1]
         self.line, scalings = line, re.search(r"scales=(\S+)", line)[1].split("/")
-        empty = lambda x: torch.empty(x.shape, dtype=E4M3, device=x.device)
+        self.dtype = torch.int8 if line.startswith("fwd i8 ") else E4M3
+        empty = lambda x: torch.empty(x.shape, dtype=self.dtype, device=x.device)
         self.q, self.k = empty(q), empty(k)
         self.tiles = " v_tiles" in line
         if self.tiles:
             size = -(-sk // 128) * tile_bytes(dv)
             self.v = torch.zeros(b, hk, size, dtype=torch.uint8, device=v.device)
+        elif scalings[2] == "none":
+            self.v = v
         else:
             self.v = empty(v)
         names = ("q_scale", "k_scale", "v_scale")
         self.scales = {}
         for name, scaling, x in zip(names, scalings, (q, k, v)):
+            if scaling == "none":
+                continue
             scale = torch.ones(scale_shape(scaling, b, h, hk, sq, sk, dv), device=x.device)
             if scaling in ("tensor", "head", "channel"):
                 most = self._given(scaling, x, hk)
-                scale.copy_(torch.where(most == 0, LARGEST, most) / LARGEST)
+                largest = LARGEST[self.dtype]
+                scale.copy_(torch.where(most == 0, largest, most) / largest)
             self.scales[name] = scale
         shape = {"dtype": DTYPES[q.dtype], "hadamard": hadamard, "signs": int(signs is not None)}
-        tensors = {"q": q, "k": k, "v": v, "q_out": self.q, "k_out": self.k, "v_out": self._v(), **self.scales}
+        tensors = {"q": q, "k": k, "q_out": self.q, "k_out": self.k, **self.scales}
+        if "v_scale" in self.scales:
+            tensors |= {"v": v, "v_out": self._v()}
         if signs is not None:
             tensors["signs"] = signs
         if k_mean is not None:  # (batch, num_heads_k, head_dim); the line has score_shift
@@ -98,6 +106,8 @@ class Quantized:
 def values(x, scale, scaling, heads_k):
     """Elements times scales in double, of rows that are no tiles: (batch, seqlen, heads, dim)."""
     y = x.double()
+    if scaling == "none":
+        return y
     if scaling == "tensor":
         return y * scale.double()
     group = x.shape[2] // heads_k

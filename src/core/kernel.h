@@ -21,6 +21,8 @@ enum class Operand : std::uint8_t {
   bf16,  ///< bf16 into fp32 (VDPBF16PS, wgmma)
   f16,   ///< fp16 into fp32 (wgmma)
   e4m3,  ///< 8 bits into 22 or so (wgmma): sums are promoted to fp32 in time
+  i8_bf16,  ///< scores of i8, exactly; weights and values of bf16 into fp32 (wgmma)
+  i8_f16,   ///< the same, and fp16
 };
 
 /// What a GPU row does between a product and its weight besides scale and mask. All of it in one

@@ -20,15 +20,23 @@ TESSERA_HD constexpr Operand operand_of(Dtype dtype) {
   return Operand::f32;
 }
 
-/// The type that lies as a row multiplies it.
+/// The type of values as a row multiplies them, and of their weights.
 TESSERA_HD constexpr Dtype dtype_of(Operand operand) {
   switch (operand) {
     case Operand::f32: return Dtype::f32;
     case Operand::bf16: return Dtype::bf16;
     case Operand::f16: return Dtype::f16;
     case Operand::e4m3: return Dtype::e4m3;
+    case Operand::i8_bf16: return Dtype::bf16;
+    case Operand::i8_f16: return Dtype::f16;
   }
   return Dtype::f32;
+}
+
+/// The same of queries and keys.
+TESSERA_HD constexpr Dtype score_dtype_of(Operand operand) {
+  const bool integers = operand == Operand::i8_bf16 || operand == Operand::i8_f16;
+  return integers ? Dtype::i8 : dtype_of(operand);
 }
 
 /// Bytes of a row of the swizzled layout in which wgmma reads shared memory, and of the part of a

@@ -67,8 +67,8 @@ Status encode_once(ptx::TensorMap& map, const Key& key) {
 }  // namespace
 
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
-                bool queries, std::int64_t dim, int rows, int row_heads) {
-  if (Status s = check_copyable(name, tensor, p, queries); !s) return s;
+                Dtype dtype, bool queries, std::int64_t dim, int rows, int row_heads) {
+  if (Status s = check_copyable(name, tensor, p, dtype, queries); !s) return s;
   const RowSizes sizes = row_sizes(p, queries);
   if (sizes.empty()) {
     map = {};
@@ -84,12 +84,12 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
   key.data = tensor.data;
   key.sizes[0] = static_cast<std::uint64_t>(dim);
   for (std::size_t i = 0; i < 3; ++i) {
-    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size_of(p.dtype) : kRowAlignment;
+    const std::int64_t bytes = axes[i].size > 1 ? axes[i].stride * size_of(dtype) : kRowAlignment;
     key.sizes[i + 1] = static_cast<std::uint64_t>(axes[i].size);
     key.strides[i] = static_cast<std::uint64_t>(bytes);
   }
-  key.type = map_type(p.dtype);
-  const auto columns = static_cast<unsigned>(core::swizzled_columns(p.dtype));
+  key.type = map_type(dtype);
+  const auto columns = static_cast<unsigned>(core::swizzled_columns(dtype));
   const auto side = static_cast<unsigned>(row_heads), length = static_cast<unsigned>(rows);
   key.box = {columns, length, 1, 1};
   if (row_heads > 1) key.box = {columns, side, length / side, 1};

@@ -52,8 +52,9 @@ Status check_aligned(const char* name, const ConstTensor& tensor, const Problem&
   return check(name, tensor, p, dtype, queries, false);
 }
 
-Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries) {
-  return check(name, tensor, p, p.dtype, queries, true);
+Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, Dtype dtype,
+                      bool queries) {
+  return check(name, tensor, p, dtype, queries, true);
 }
 
 Status check_tiles(const ConstTensor& v, const Problem& p) {

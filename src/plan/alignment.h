@@ -27,7 +27,8 @@ Status check_aligned(const char* name, const ConstTensor& tensor, const Problem&
                      bool queries);
 
 /// The same for the copy engine, whose strides are positive, and below 2^40 bytes.
-Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, bool queries);
+Status check_copyable(const char* name, const ConstTensor& tensor, const Problem& p, Dtype dtype,
+                      bool queries);
 
 /// The same of v where it lies in tiles (S14), which bulk copies fetch.
 Status check_tiles(const ConstTensor& v, const Problem& p);

@@ -64,6 +64,19 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
 };
 
+// Scores of 8 bits, weights and values of 16. Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kIntegerRows[] = {
+  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  192,    64,     64,      0,    0,     128,       128,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,     96,      0,    0,     192,       192,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,     64,      0,    0,     256,       256,    128,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,     64,      0,    0,     256,       256,    128,       2, core::Extra::softcap},
+};
+
 // Each of these is one row.
 inline constexpr core::Kernel kEightBitRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra
@@ -85,9 +98,10 @@ struct Catalog {
   using value_type = core::Kernel;
   static constexpr unsigned kCpu = sizeof kCpuRows / sizeof kCpuRows[0];
   static constexpr unsigned kGpu = sizeof kGpuRows / sizeof kGpuRows[0];
+  static constexpr unsigned kInteger = sizeof kIntegerRows / sizeof kIntegerRows[0];
   static constexpr unsigned kEightBit = sizeof kEightBitRows / sizeof kEightBitRows[0];
 
-  core::Kernel rows[kCpu + 2 * kGpu + kEightBit] = {};
+  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -99,10 +113,16 @@ struct Catalog {
       }
     }
     for (const core::Kernel& one : kEightBitRows) *row++ = one;
+    for (const core::Kernel& one : kIntegerRows) {
+      for (const core::Operand operand : {core::Operand::i8_bf16, core::Operand::i8_f16}) {
+        *row = one;
+        row++->operand = operand;
+      }
+    }
   }
   constexpr const core::Kernel* begin() const { return rows; }
   constexpr const core::Kernel* end() const { return rows + size(); }
-  constexpr unsigned size() const { return kCpu + 2 * kGpu + kEightBit; }
+  constexpr unsigned size() const { return sizeof rows / sizeof rows[0]; }
   constexpr const core::Kernel& operator[](unsigned i) const { return rows[i]; }
 };
 inline constexpr Catalog kCatalog;

@@ -1,4 +1,5 @@
 // What a GPU's row costs, by the numbers of its architecture.
+#include "core/storage.h"
 #include "plan/cost.h"
 #include "plan/shape.h"
 
@@ -51,12 +52,15 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
   const bool is_crowded = crowded(row, costs);
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
-  const double rate = costs.multiply_adds * (row.operand == core::Operand::e4m3 ? 2.0 : 1.0);
+  // Of 8 bits, twice as many at a time.
+  const auto columns = [](Dtype dtype, int dim) { return dim / (is_scaled(dtype) ? 2.0 : 1.0); };
+  const double multiplied = columns(core::score_dtype_of(row.operand), row.head_dim) +
+                            columns(core::dtype_of(row.operand), row.head_dim_v);
   const double ease = !is_crowded             ? 1.0
                       : rows < costs.few_rows ? costs.crowded_of_few
                                               : costs.crowded;
   // At the row's own head dims and on whole tiles.
-  const double multiply = ease * (pairs * (row.head_dim + row.head_dim_v) / rate + costs.step);
+  const double multiply = ease * (pairs * multiplied / costs.multiply_adds + costs.step);
   const double latency = splits_roles(row) ? costs.latency_of_roles : costs.latency;
   // Of two that wait for latencies, the one that multiplies less.
   const double step = (core::max(multiply, latency) + 0.01 * multiply) *

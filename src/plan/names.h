@@ -14,6 +14,8 @@ inline const char* to_string(core::Operand operand) {
     case core::Operand::bf16: return "bf16";
     case core::Operand::f16: return "f16";
     case core::Operand::e4m3: return "e4m3";
+    case core::Operand::i8_bf16: return "i8_bf16";
+    case core::Operand::i8_f16: return "i8_f16";
   }
   return "?";
 }

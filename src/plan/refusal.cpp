@@ -61,14 +61,27 @@ std::string refused_scales(const Problem& problem) {
          to_string(problem.dtype);
 }
 
-/// What a GPU row of 8 bits asks of them.
-std::string refused_eight_bits(const core::Kernel& row, const Problem& problem) {
-  if (problem.dtype != Dtype::e4m3 || problem.stored_v() != Dtype::e4m3) {
-    return std::string("takes q, k and v of e4m3; they are ") + to_string(problem.dtype) + " and " +
-           to_string(problem.stored_v());
+/// What a GPU row asks of q and k of 8 bits and of their scales.
+std::string refused_scores(const core::Kernel& row, const Problem& problem) {
+  const Dtype dtype = core::score_dtype_of(row.operand), v = core::dtype_of(row.operand);
+  if (problem.dtype != dtype || problem.stored_v() != v) {
+    return std::string("takes q and k of ") + to_string(dtype) + " and v of " + to_string(v) +
+           "; they are " + to_string(problem.dtype) + " and " + to_string(problem.stored_v());
   }
-  if (!problem.v_tiles) return "takes v in tiles (v_tiles), as quantize() makes them";
   if (problem.cache) return "takes no cache";
+  const ScaleShape& scales = problem.scales;
+  const std::int64_t keys = core::ValueTiles::kPanelKeys;
+  if (scales.k == Scaling::block && scales.block_k % keys != 0) {
+    return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
+           "block_k = " + std::to_string(scales.block_k);
+  }
+  if (problem.stored_o() == Dtype::f32) return "writes o of 16 bits; the problem's o is f32";
+  return {};
+}
+
+/// The same of v.
+std::string refused_values(const core::Kernel& row, const Problem& problem) {
+  if (!problem.v_tiles) return "takes v in tiles (v_tiles), as quantize() makes them";
   const int columns = core::ValueTiles::padded(static_cast<int>(problem.head_dim_v));
   if (columns != row.head_dim_v) {
     return "takes tiles of " + std::to_string(row.head_dim_v) +
@@ -76,16 +89,10 @@ std::string refused_eight_bits(const core::Kernel& row, const Problem& problem) 
            std::to_string(columns);
   }
   const ScaleShape& scales = problem.scales;
-  const std::int64_t keys = core::ValueTiles::kPanelKeys;
-  if (scales.k == Scaling::block && scales.block_k % keys != 0) {
-    return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
-           "block_k = " + std::to_string(scales.block_k);
-  }
   if (scales.v == Scaling::block && scales.block_v % row.block_n != 0) {
     return "takes blocks of " + std::to_string(row.block_n) +
            " keys, or a multiple, for scales of v; block_v = " + std::to_string(scales.block_v);
   }
-  if (problem.stored_o() == Dtype::f32) return "writes o of 16 bits; the problem's o is f32";
   return {};
 }
 
@@ -99,23 +106,23 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
-  const bool eight_bits = row.operand == core::Operand::e4m3;
-  if (!eight_bits) {
+  const bool scaled = is_scaled(core::score_dtype_of(row.operand));
+  if (!scaled) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;
   }
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
-  if (row.operand != core::operand_of(problem.dtype) && !(eight_bits && is_scaled(problem.dtype))) {
+  if (scaled ? !is_scaled(problem.dtype) : row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
-  if (std::string other =
-          eight_bits ? refused_eight_bits(row, problem) : refused_output_type(row, problem);
-      !other.empty()) {
-    return other;
+  std::string of_types = scaled ? refused_scores(row, problem) : refused_output_type(row, problem);
+  if (of_types.empty() && row.operand == core::Operand::e4m3) {
+    of_types = refused_values(row, problem);
   }
+  if (!of_types.empty()) return of_types;
   if (row.form == core::Form::decode) {
     if (problem.dropout_p > 0.0F) return "takes no dropout";
     // What no other row does it does for any number of rows, block by block.
@@ -146,10 +153,11 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     const char* name;
     std::int64_t value;
     int limit;
-  } dims[] = {{"head_dim", problem.head_dim, row.head_dim},
-              {"head_dim_v", problem.head_dim_v, row.head_dim_v}};
-  const std::int64_t loaded = facts.load_bytes / size_of(problem.dtype);  // elements
+    Dtype dtype;
+  } dims[] = {{"head_dim", problem.head_dim, row.head_dim, problem.dtype},
+              {"head_dim_v", problem.head_dim_v, row.head_dim_v, problem.stored_v()}};
   for (const auto& dim : dims) {
+    const std::int64_t loaded = facts.load_bytes / size_of(dim.dtype);  // elements
     if (dim.value > dim.limit || (dim.value % loaded != 0 && !row.any_layout)) {
       return "takes " + (row.any_layout ? "head dims" : "multiples of " + std::to_string(loaded)) +
              " up to " + std::to_string(dim.limit) + "; " + dim.name + " = " +

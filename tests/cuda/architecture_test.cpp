@@ -110,8 +110,16 @@ TEST(Storage, GpuRowsComeInPairs) {
     twin.operand = core::Operand::f16;
     EXPECT_EQ(twin, kCatalog[i + 1]);
   }
-  for (unsigned i = Catalog::kCpu + 2 * Catalog::kGpu; i < kCatalog.size(); ++i) {
+  constexpr unsigned kEightBit = Catalog::kCpu + 2 * Catalog::kGpu;
+  constexpr unsigned kInteger = kEightBit + Catalog::kEightBit;
+  for (unsigned i = kEightBit; i < kInteger; ++i) {
     EXPECT_EQ(kCatalog[i].operand, core::Operand::e4m3);
+  }
+  for (unsigned i = kInteger; i < kCatalog.size(); i += 2) {
+    core::Kernel twin = kCatalog[i];
+    EXPECT_EQ(twin.operand, core::Operand::i8_bf16);
+    twin.operand = core::Operand::i8_f16;
+    EXPECT_EQ(twin, kCatalog[i + 1]);
   }
 }
 

@@ -76,7 +76,7 @@ def instructions(nvdisasm, symbol):
 def block_loops(names, labels, branches):
     """Loops over blocks of keys or rows: they multiply, and no loop inside them does."""
     loops = [(labels[target], end) for end, target in branches if labels.get(target, end + 1) <= end]
-    products = ("HGMMA", "QGMMA", "HMMA")
+    products = ("HGMMA", "QGMMA", "IGMMA", "HMMA")
     loops = [loop for loop in loops if any(n.startswith(products) for n in names[loop[0]:loop[1] + 1])]
     return [loop for loop in loops
             if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
@@ -99,7 +99,11 @@ def wanted_loop(row):
         products = {"S": row["head_dim"], "dP": row["head_dim_v"], "dV": row["block_m"], "dK": row["block_m"],
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
-    if row["eight_bits"]:
+    if row["scores"] == 32 and row["values"] == 16:
+        # Integer scores; references are raised in the same loop, by greatest scores.
+        return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2,
+                "I2F": 0, "SHFL": 4, "BAR": 2}
+    if row["values"] == 32:
         # The sums of weights are columns of O, of which one wgmma has at most 256. Where references are
         # raised the mean of some scores is looked for, too. R2UR and two divisions are where sums are
         # promoted, every 512 keys.

@@ -10,6 +10,7 @@
 
 #include "check/check.h"
 #include "check/inputs.h"
+#include "core/storage.h"
 #include "cuda/backend.h"
 #include "cuda/fake_driver.h"
 #include "kernels.h"
@@ -66,7 +67,8 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   const auto up_to = [&random](int low, int high) {
     return std::to_string(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
   };
-  std::string text = std::string("fwd ") + to_string(row.operand) + " ";
+  const Dtype scores = core::score_dtype_of(row.operand), values = core::dtype_of(row.operand);
+  std::string text = std::string("fwd ") + to_string(scores) + " ";
   text += one_of(random, {"h=1 ", "h=2/1 ", "h=4/2 "});
   const std::string longest_q = up_to(1, 200), longest_k = up_to(1, 400);
   if (random() % 3 == 0) {
@@ -75,18 +77,20 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   } else {
     text += "q=" + longest_q + " k=" + longest_k + " ";
   }
-  const int step = row.operand == core::Operand::e4m3 ? 16 : 8;
+  const int step = is_scaled(scores) ? 16 : 8;
   const int narrow = row.head_dim_v > 64 ? row.head_dim_v - 16 : step;
   text += "d=" + std::to_string(row.head_dim - (random() % 2 == 0 ? 0 : step)) + "/" +
           std::to_string(random() % 2 == 0 ? row.head_dim_v : narrow) + " ";
   text += one_of(random, {"", "causal ", "causal ", "window=70,30 ", "align=tl causal "});
   if (random() % 4 == 0) text += "sink ";
   if (row.extra == core::Extra::softcap) text += one_of(random, {"softcap=2 ", "softcap=40 "});
-  if (row.operand != core::Operand::e4m3) return text;
-  text += "v_tiles " + one_of(random, {"", "score_shift ", "v_shift ", "v_shift score_shift "});
-  text += one_of(random, {"", "o=f16 "});
-  return text + "scales=" + one_of(random, {"tensor", "head", "token"}) + "/" +
-         one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"}) + "/" +
+  if (!is_scaled(scores)) return text;
+  text += one_of(random, {"", "score_shift "});
+  const std::string scales = "scales=" + one_of(random, {"tensor", "head", "token"}) + "/" +
+                             one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"});
+  if (!is_scaled(values)) return text + "v=" + to_string(values) + " " + scales + "/none";
+  text += "v_tiles " + one_of(random, {"", "v_shift "}) + one_of(random, {"", "o=f16 "});
+  return text + scales + "/" +
          one_of(random, {"tensor", "head", "channel", "block:192", "block:384"});
 }
 

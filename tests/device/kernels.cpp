@@ -20,14 +20,16 @@ constexpr bool is(const core::Kernel& row, core::Operand operand, int head_dim, 
 }
 
 /// Of every kind one: two and three warpgroups, held queries, one buffer of queries, two wgmmas a
-/// panel, a softcap; and rows of 16 bits, which show that what is known to be right is found right.
+/// panel, a softcap, scores of integers; and rows of 16 bits, which show that what is known to be right is found right.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   constexpr core::Extra kNone = core::Extra::none, kSoftcap = core::Extra::softcap;
   return is(row, bf16, 64, 64, 128, kNone) || is(row, bf16, 64, 64, 192, kSoftcap) ||
          is(row, e4m3, 64, 64, 128, kNone) || is(row, e4m3, 64, 64, 192, kNone) ||
          is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 192, 128, 128, kNone) ||
-         is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap);
+         is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap) ||
+         is(row, i8_bf16, 64, 64, 192, kNone) || is(row, i8_f16, 128, 128, 128, kNone) ||
+         is(row, i8_bf16, 192, 192, 128, kNone) || is(row, i8_bf16, 128, 128, 128, kSoftcap);
 }
 
 constexpr std::size_t count_chosen() {

@@ -221,7 +221,9 @@ TEST_P(EveryRow, TilesComputeAttention) {
   const bool decode = row.form == core::Form::decode;
   // An f16 row has the tiling of its bf16 twin, and the numbers here are fp32 for all.
   const bool eight_bits = row.operand == core::Operand::e4m3;
-  const bool few = kSanitized || row.operand == core::Operand::f16 || eight_bits;
+  const bool integers = core::score_dtype_of(row.operand) == Dtype::i8;
+  const bool few =
+      kSanitized || core::dtype_of(row.operand) == Dtype::f16 || is_scaled(core::score_dtype_of(row.operand));
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
   int merged = 0, merged_units = 0, cached = 0, several_blocks = 0, high_boxes = 0;
@@ -233,7 +235,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.window_left = -1;
     }
     if (is_gpu(row.arch)) {
-      p.head_dim = p.head_dim_v = eight_bits ? 16 : 8;
+      p.head_dim = p.head_dim_v = eight_bits || integers ? 16 : 8;
       // A row takes the columns that its tiles of values have.
       if (eight_bits && row.head_dim_v > 64) p.head_dim_v = row.head_dim_v - 16;
       p.deterministic = row.pass == Pass::backward && random() % 2 == 0;
@@ -280,10 +282,16 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.v_tiles = true;
       p.scales = {Scaling::tensor, Scaling::tensor, Scaling::tensor};
     }
+    if (integers) {
+      p.dtype = Dtype::i8;
+      p.dtype_v = core::dtype_of(row.operand);
+      p.scales = {Scaling::tensor, Scaling::tensor, Scaling::none};
+    }
     if (!refusal(row, p, device).empty()) continue;
     const PlanData plan = plan_row(row, p, device);
     Problem as_f32 = p;
     as_f32.dtype = Dtype::f32;
+    as_f32.dtype_v.reset();
     as_f32.v_tiles = false;
     as_f32.scales = {};
     const reference::Inputs inputs(as_f32, data.tensors);

@@ -8,6 +8,7 @@
 
 #include "check/device_copy.h"
 #include "check/inputs.h"
+#include "core/storage.h"
 #include "plan/catalog.h"
 #include "plan/names.h"
 #include "reference/naive.h"
@@ -77,7 +78,13 @@ std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kerne
   const reference::Inputs inputs(p, memory.tensors());
   const reference::Outputs exact = reference::attend(inputs);
   const reference::Outputs naive = reference::naive(inputs);
-  const reference::Outputs noise = reference::noise(inputs, exact);
+  const auto* const row = std::find_if(kCatalog.begin(), kCatalog.end(),
+                                       [&](const auto& one) { return name_of(one) == kernel; });
+  reference::Rounding rounding;
+  if (row != kCatalog.end() && core::score_dtype_of(row->operand) == Dtype::i8) {
+    rounding = {core::dtype_of(row->operand), true};
+  }
+  const reference::Outputs noise = reference::noise(inputs, exact, rounding);
   const struct {
     const char* name;
     std::vector<double> reference::Outputs::* values;
@@ -92,8 +99,6 @@ std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kerne
       {"dsink", &reference::Outputs::dsink, Dtype::f32},
   };
   std::vector<Verdict> verdicts;
-  const auto* const row = std::find_if(kCatalog.begin(), kCatalog.end(),
-                                       [&](const auto& one) { return name_of(one) == kernel; });
   if (row != kCatalog.end() && row->operand == core::Operand::e4m3) {
     return judge_eight_bits(
         *row, inputs, exact, noise, memory.output("o"),

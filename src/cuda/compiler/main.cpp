@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/storage.h"
 #include "cuda/compiler/compiler.h"
 
 namespace tessera::cuda {
@@ -78,7 +79,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
   std::string text =
       "NVRTC " + nvrtc.version() +
       " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
-      " extra eight_bits\n";
+      " extra scores values\n";
   for (const Program& program : list) {
     text += program.symbol;
     if (program.row != nullptr) {
@@ -87,7 +88,8 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
            {static_cast<int>(row.pass == Pass::backward), static_cast<int>(splits_roles(row)),
             program.architecture->threads(row), program.architecture->shared_bytes(row),
             row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra),
-            static_cast<int>(row.operand == core::Operand::e4m3)}) {
+            core::multiplied_columns(core::score_dtype_of(row.operand)),
+            core::multiplied_columns(core::dtype_of(row.operand))}) {
         text += " " + std::to_string(value);
       }
     }

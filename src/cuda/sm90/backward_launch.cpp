@@ -57,10 +57,10 @@ Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t)
   if (status) status = check_aligned("dq", t.dq, p, p.dtype, true);
   if (status) status = check_aligned("dk", t.dk, p, p.dtype, false);
   if (status) status = check_aligned("dv", t.dv, p, p.dtype, false);
-  if (status) status = make_map(params.q, "q", t.q, p, true, d, row.block_m, 1);
-  if (status) status = make_map(params.k, "k", t.k, p, false, d, row.block_n, 1);
-  if (status) status = make_map(params.v, "v", t.v, p, false, dv, row.block_n, 1);
-  if (status) status = make_map(params.dout, "dout", t.dout, p, true, dv, row.block_m, 1);
+  if (status) status = make_map(params.q, "q", t.q, p, p.dtype, true, d, row.block_m, 1);
+  if (status) status = make_map(params.k, "k", t.k, p, p.dtype, false, d, row.block_n, 1);
+  if (status) status = make_map(params.v, "v", t.v, p, p.dtype, false, dv, row.block_n, 1);
+  if (status) status = make_map(params.dout, "dout", t.dout, p, p.dtype, true, dv, row.block_m, 1);
   return status;
 }
 

@@ -48,7 +48,7 @@ class ForwardConsumer : ForwardRows<K> {
   using Base::row_of;
   using Base::store_lse;
   using Base::warp_;
-  using ScoreWgmma = ptx::Wgmma<S::kType, K.block_n>;
+  using ScoreWgmma = ptx::Wgmma<S::kScoreType, K.block_n>;
   static constexpr int kAccumulators = ConsumerState<K>::kAccumulators;
   static constexpr int kN = K.block_n;
   static constexpr bool kAll = K.extra == core::Extra::all;
@@ -58,13 +58,14 @@ class ForwardConsumer : ForwardRows<K> {
   static constexpr bool kEndsLate =
       K.extra == core::Extra::none && K.head_dim == 64 && S::kGroups == 2;
   /// 8 bits: weights are made while O is multiplied, where there are registers for two operands.
-  static constexpr bool kOverlaps = S::kEightBit && S::kGroups == 2;
+  static constexpr bool kOverlaps = S::kScaled && S::kGroups == 2;
+  static constexpr bool kIntegers = S::kScoreType == Dtype::i8;
 
  public:
   __device__ __forceinline__ ForwardConsumer(const ForwardParams& params,
                                              const ForwardBuffers<K>& shared, int group)
       : Base(params, shared, group),
-        eight_(params, shared.promoted, group),
+        scaled_(params, shared.promoted, group),
         w_(kAll       ? 1.0F
            : kSoftcap ? params.score.pre * params.score.post
                       : params.score.pre) {}
@@ -86,7 +87,7 @@ class ForwardConsumer : ForwardRows<K> {
       finish_output();
       if constexpr (S::kEightBit) {
         float sum[2];
-        eight_.finish(tile_, o_, sum);
+        scaled_.finish(tile_, o_, sum);
         write(tile_, w_.reference, sum);
       } else {
         write(tile_, w_.reference, w_.sum);
@@ -107,17 +108,18 @@ class ForwardConsumer : ForwardRows<K> {
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
     const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
+    if constexpr (kIntegers) w_.clear_products();
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K.head_dim / S::kStepColumns; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
       const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
       if constexpr (S::kHoldsQueries) {
-        ScoreWgmma::registers(w_.s, queries_ + 4 * i, keys, i != 0);
+        ScoreWgmma::registers(w_.s, queries_ + 4 * i, keys, kIntegers || i != 0);
       } else {
         ScoreWgmma::shared(w_.s,
                            ptx::descriptor(q_descriptor_ + (chunk * K.q_rows * 128 + column) / 16),
-                           keys, i != 0);
+                           keys, kIntegers || i != 0);
       }
     }
     ptx::wgmma_commit();
@@ -128,7 +130,7 @@ class ForwardConsumer : ForwardRows<K> {
     const std::uint32_t v = buffers.v.buffer(weighed_);
     if constexpr (S::kEightBit) {
       add_panels<K.head_dim_v, S::kPanels>(o_, w_.operand, ptx::descriptor_of_panel(v),
-                                           eight_.begins());
+                                           scaled_.begins());
     } else {
       add_across<ptx::Wgmma<S::kType, K.head_dim_v>, kN>(o_, w_.operand,
                                                          ptx::descriptor_across(v, kN * 128));
@@ -214,8 +216,8 @@ class ForwardConsumer : ForwardRows<K> {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
-    if constexpr (S::kEightBit) {
-      weigh_eight_bit(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+    if constexpr (S::kScaled) {
+      weigh_scaled(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
       take_weights();
     } else {
       weigh(tile_, own.seen.end - 1, own);
@@ -244,21 +246,21 @@ class ForwardConsumer : ForwardRows<K> {
     skip_keys(skipped);
     const float reference[2] = {w_.reference[0], w_.reference[1]};
     float sum[2];
+    take_scales(next, own);
+    begin_step();
+    release_keys(own.seen.size() == 1);
+    if constexpr (S::kScaled) take_output();
     if constexpr (S::kEightBit) {
-      take_scales(next, own);
-      begin_step();
-      release_keys(own.seen.size() == 1);
-      take_output();
-      eight_.finish(tile_, o_, sum);
-      w_.reset();
-      weigh_eight_bit(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
-      take_weights();
+      scaled_.finish(tile_, o_, sum);
     } else {
-      begin_step();
-      release_keys(own.seen.size() == 1);
       sum[0] = w_.sum[0];
       sum[1] = w_.sum[1];
-      w_.reset();
+    }
+    w_.reset();
+    if constexpr (S::kScaled) {
+      weigh_scaled(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      take_weights();
+    } else {
       weigh(next, own.seen.end - 1, own);
       finish_step();
     }
@@ -357,17 +359,17 @@ class ForwardConsumer : ForwardRows<K> {
 
   template <bool kMasked>
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
-    if constexpr (S::kEightBit) eight_.ask(tile_, n, w_);
+    if constexpr (S::kScaled) scaled_.ask(tile_, n, w_);
     begin_step();
     release_keys(last_of_tile);
-    if constexpr (S::kEightBit) {
+    if constexpr (S::kScaled) {
+      if constexpr (!kOverlaps) take_sums(n + 1);
+      const bool rescales = weigh_scaled(tile_, n, kMasked, false, [&] {
+        if constexpr (!kOverlaps) rescale();
+      });
       if constexpr (kOverlaps) {
-        const bool rescales = weigh_eight_bit(tile_, n, kMasked, false, [] {});
         take_sums(n + 1);
         if (rescales) rescale();
-      } else {
-        take_sums(n + 1);
-        weigh_eight_bit(tile_, n, kMasked, false, [&] { rescale(); });
       }
       take_weights();
     } else if constexpr (kSoftcap) {
@@ -407,14 +409,14 @@ class ForwardConsumer : ForwardRows<K> {
   __device__ __forceinline__ void rescale() {
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) o_[i] *= w_.factor[i / 2 % 2];
-    if constexpr (S::kEightBit) eight_.rescale(w_.factor);
+    if constexpr (S::kEightBit) scaled_.rescale(w_.factor);
   }
 
   /// Of 8 bits: S of the n-th block of tile t, perhaps its first, becomes weights. True: O must be
   /// rescaled.
   template <class Rescale>
-  __device__ __forceinline__ bool weigh_eight_bit(const Tile& t, int n, bool masked, bool first,
-                                                  const Rescale& rescale) {
+  __device__ __forceinline__ bool weigh_scaled(const Tile& t, int n, bool masked, bool first,
+                                               const Rescale& rescale) {
     if constexpr (kSoftcap) w_.cap(p.score.post);
     if (masked) mask(t, n);
     return w_.weigh(first, rescale);
@@ -422,7 +424,7 @@ class ForwardConsumer : ForwardRows<K> {
   /// Waits for O of tile_'s n-th block.
   __device__ __forceinline__ void take_sums(int n) {
     take_output();
-    eight_.promote_after(tile_, n, o_);
+    if constexpr (S::kEightBit) scaled_.promote_after(tile_, n, o_);
   }
   /// They are the next operand. The O before it is there.
   __device__ __forceinline__ void take_weights() {
@@ -431,11 +433,11 @@ class ForwardConsumer : ForwardRows<K> {
   }
   /// Of 8 bits: the scales of a tile's rows, and of the keys of its first block.
   __device__ __forceinline__ void take_scales(const Tile& t, const core::KeyBlocks& own) {
-    if constexpr (S::kEightBit) {
-      eight_.take_scales(
+    if constexpr (S::kScaled) {
+      scaled_.take_scales(
           t, w_, [&](int half) { return query_of(t, half); },
           [&](int half) { return head_of(t, half); });
-      eight_.ask(t, own.seen.end - 1, w_);
+      scaled_.ask(t, own.seen.end - 1, w_);
     }
   }
 
@@ -504,7 +506,7 @@ class ForwardConsumer : ForwardRows<K> {
   /// Of a tile's blocks the first comes next.
   __device__ __forceinline__ void begin_output(const core::KeyBlocks& own) {
     if constexpr (S::kEightBit) {
-      eight_.begin(own.seen.begin);
+      scaled_.begin(own.seen.begin);
     } else {
       clear_output();
     }
@@ -543,7 +545,7 @@ class ForwardConsumer : ForwardRows<K> {
   /// What o must be multiplied by besides.
   __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2]) {
     if constexpr (S::kEightBit) {
-      return eight_.scale_values(t, sum, o_);
+      return scaled_.scale_values(t, sum, o_);
     } else {
       return 1.0F;
     }
@@ -551,12 +553,14 @@ class ForwardConsumer : ForwardRows<K> {
   /// Of a row, from what a thread has of it.
   __device__ __forceinline__ core::Softmax<float> row_state(const Tile& t, int half,
                                                             float reference, float& sum) const {
-    if constexpr (S::kEightBit) {
-      const float shift = eight_.row_shift(t, query_of(t, half), head_of(t, half));
-      return {reference - kEightBitOffset + shift, sum};
-    } else {
+    if constexpr (!S::kEightBit) {
       sum += __shfl_xor_sync(~0U, sum, 1);
       sum += __shfl_xor_sync(~0U, sum, 2);
+    }
+    if constexpr (S::kScaled) {
+      const float shift = scaled_.row_shift(t, query_of(t, half), head_of(t, half));
+      return {reference - (S::kEightBit ? kEightBitOffset : 0.0F) + shift, sum};
+    } else {
       return {reference * w_.to_base2, sum};
     }
   }
@@ -565,8 +569,8 @@ class ForwardConsumer : ForwardRows<K> {
   std::uint32_t item_ = ~0U;  ///< in the ring of K: whose scores come next
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
-  EightBitRows<K> eight_;              ///< or unused
-  typename ConsumerState<K>::Type w_;  ///< S, then P; the rows' softmax
+  typename ConsumerState<K>::Rows scaled_;  ///< or unused
+  typename ConsumerState<K>::Type w_;       ///< S, then P; the rows' softmax
   float o_[kAccumulators];
 };
 
@@ -581,7 +585,7 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
-    if constexpr (!K.any_layout && !S::kEightBit) {
+    if constexpr (!K.any_layout && !S::kScaled) {
       if (p.box_keys > 0) {
         fetch_pages(p, buffers);
         return;

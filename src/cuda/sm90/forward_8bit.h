@@ -1,5 +1,5 @@
 // What a consumer of the Hopper forward kernel (forward.h) does besides where tensors have 8 bits
-// (S14): scales, and sums that are promoted.
+// (S14): scales; and where values have them, sums that are promoted.
 //
 // wgmma adds products of 8 bits to an accumulator that keeps 13 fraction bits of its greatest term,
 // so a sum of many keys loses the small ones (docs/correctness.md). After some blocks of keys the
@@ -14,30 +14,25 @@
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
 #include "cuda/tile/softmax_8bit.h"
+#include "cuda/tile/softmax_i8.h"
 
 namespace tessera::cuda::sm90 {
 
+/// Scales of queries and keys.
 template <core::Kernel K>
-class EightBitRows {
-  using S = ForwardShape<K>;
+class ScaledRows {
+ protected:
   static constexpr int kN = K.block_n;
-  static constexpr int kColumns = K.head_dim_v;  ///< of O; behind them its sums of weights
   static constexpr bool kCapped = K.extra == core::Extra::softcap;
 
  public:
-  using State = EightBitWeights<kN, kCapped>;
-  /// O, and two equal sums of weights of each of a thread's rows.
-  static constexpr int kAccumulators = (kColumns + core::ValueTiles::kOnes) / 2;
-
-  __device__ __forceinline__ EightBitRows(const ForwardParams& params, std::uint32_t promoted,
-                                          int group)
-      : p(params), promoted_(promoted + group * (kRows * kColumns * 4) + threadIdx.x % 128 * 16) {}
-
-  // ---- scales ----
+  __device__ __forceinline__ ScaledRows(const ForwardParams& params, std::uint32_t /*promoted*/,
+                                        int /*group*/)
+      : p(params) {}
 
   /// Those of a tile's sequence and head, and of its rows: row_of(half) is a query, head_of(half)
   /// its head.
-  template <class QueryOf, class HeadOf>
+  template <class State, class QueryOf, class HeadOf>
   __device__ __forceinline__ void take_scales(const Tile& t, State& w, const QueryOf& query_of,
                                               const HeadOf& head_of) {
     const core::Sequence sequence = p.sequences.at(t.batch);
@@ -62,6 +57,7 @@ class EightBitRows {
   /// nobody sees, have the last one's. A thread asks by a key of its own: of what is the same for
   /// the whole warp the compiler would wait before the products are issued, to have it in uniform
   /// registers.
+  template <class State>
   __device__ __forceinline__ void ask(const Tile& t, int n, State& w) const {
     if (agreed(p.k_scale.by != Scaling::block)) return;
 #pragma unroll
@@ -71,6 +67,39 @@ class EightBitRows {
       w.key_scale[i] = k_scales_[p.k_scale_block.quotient(key)];
     }
   }
+
+  /// What smoothing of keys took off the scores of a row, in base 2: of no account but in lse and
+  /// beside a sink. Capped scores have it already.
+  __device__ __forceinline__ float row_shift(const Tile& t, int query, int head) const {
+    if (kCapped || !p.score_shift) return 0.0F;
+    const core::Sequence sequence = p.sequences.at(t.batch);
+    const int at = core::min(query, sequence.seqlen_q - 1);
+    return p.score.pre * p.score_shift.of(sequence, head)[at];
+  }
+
+ protected:
+  const ForwardParams& p;
+
+ private:
+  const float* k_scales_ = nullptr;
+};
+
+/// The same, and scales and sums of values.
+template <core::Kernel K>
+class EightBitRows : public ScaledRows<K> {
+  using Base = ScaledRows<K>;
+  using Base::kN;
+  using Base::p;
+  static constexpr int kColumns = K.head_dim_v;  ///< of O; behind them its sums of weights
+
+ public:
+  /// O, and two equal sums of weights of each of a thread's rows.
+  static constexpr int kAccumulators = (kColumns + core::ValueTiles::kOnes) / 2;
+
+  __device__ __forceinline__ EightBitRows(const ForwardParams& params, std::uint32_t promoted,
+                                          int group)
+      : Base(params, promoted, group),
+        promoted_(promoted + group * (kRows * kColumns * 4) + threadIdx.x % 128 * 16) {}
 
   /// What the accumulators of tile t's n-th block and those of its interval are multiplied by.
   __device__ __forceinline__ float part_scale(const Tile& t, int n) const {
@@ -170,14 +199,6 @@ class EightBitRows {
     });
     return 1.0F;
   }
-  /// What smoothing of keys took off the scores of a row, in base 2: of no account but in lse and
-  /// beside a sink. Capped scores have it already.
-  __device__ __forceinline__ float row_shift(const Tile& t, int query, int head) const {
-    if (kCapped || !p.score_shift) return 0.0F;
-    const core::Sequence sequence = p.sequences.at(t.batch);
-    const int at = core::min(query, sequence.seqlen_q - 1);
-    return p.score.pre * p.score_shift.of(sequence, head)[at];
-  }
 
  private:
   __device__ __forceinline__ std::uint32_t slot(int i) const { return promoted_ + i / 4 * 2048; }
@@ -203,9 +224,7 @@ class EightBitRows {
     }
   }
 
-  const ForwardParams& p;
   const std::uint32_t promoted_;  ///< this thread's sums
-  const float* k_scales_ = nullptr;
   int last_block_ = 0;  ///< of the tile, the leftmost
   float pending_[2];    ///< what the promoted sums must still be multiplied by
   float sum_[2];        ///< of weights, promoted
@@ -213,16 +232,25 @@ class EightBitRows {
   bool begins_ = true;
 };
 
-/// A consumer's softmax, and how many accumulators its O has.
-template <core::Kernel K, bool kEightBit = is_eight_bit(K)>
+/// A consumer's softmax, what it knows of scales, and how many accumulators its O has.
+template <core::Kernel K, bool kScaled = has_scales(K), bool kEightBit = is_eight_bit(K)>
 struct ConsumerState {
   using Type = Weights<core::dtype_of(K.operand), K.block_n>;
+  using Rows = ScaledRows<K>;  ///< unused
   static constexpr int kAccumulators = K.head_dim_v / 2;
 };
 template <core::Kernel K>
-struct ConsumerState<K, true> {
-  using Type = typename EightBitRows<K>::State;
-  static constexpr int kAccumulators = EightBitRows<K>::kAccumulators;
+struct ConsumerState<K, true, false> {
+  using Type =
+      IntegerWeights<core::dtype_of(K.operand), K.block_n, K.extra == core::Extra::softcap>;
+  using Rows = ScaledRows<K>;
+  static constexpr int kAccumulators = K.head_dim_v / 2;
+};
+template <core::Kernel K>
+struct ConsumerState<K, true, true> {
+  using Type = EightBitWeights<K.block_n, K.extra == core::Extra::softcap>;
+  using Rows = EightBitRows<K>;
+  static constexpr int kAccumulators = Rows::kAccumulators;
 };
 
 }  // namespace tessera::cuda::sm90

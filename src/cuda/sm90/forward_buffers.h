@@ -14,13 +14,16 @@ template <core::Kernel K>
 struct ForwardShape {
   static constexpr int kGroups = consumers(K);
   static constexpr int kThreads = threads(K);
-  static constexpr Dtype kType = core::dtype_of(K.operand);
+  static constexpr Dtype kScoreType = core::score_dtype_of(K.operand);  ///< of queries and keys
+  static constexpr Dtype kType = core::dtype_of(K.operand);             ///< of weights and values
+  static constexpr bool kScaled = has_scales(K);  ///< queries and keys have scales
   /// Values come in tiles (core/value_tiles.h), and sums are promoted.
   static constexpr bool kEightBit = is_eight_bit(K);
-  static constexpr int kChunkColumns = core::swizzled_columns(kType);
-  static constexpr int kStepColumns = core::multiplied_columns(kType);  ///< of one wgmma
+  static constexpr int kChunkColumns = core::swizzled_columns(kScoreType);
+  static constexpr int kStepColumns = core::multiplied_columns(kScoreType);  ///< of one wgmma
   static constexpr int kChunks = core::ceil_div(K.head_dim, kChunkColumns);
-  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kChunkColumns);
+  static constexpr int kChunkColumnsV = core::swizzled_columns(kType);
+  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kChunkColumnsV);
   static constexpr int kShares = K.block_m / K.q_rows;  ///< items of queries of a tile
   static constexpr bool kSparesQueries = kShares == 1 && K.q_stages > 1;  ///< a tile of them
   static constexpr bool kHoldsQueries = holds_queries(K);
@@ -35,9 +38,9 @@ struct ForwardShape {
 
   static_assert(kShares == 1 || (kShares == kGroups && K.q_rows == kRows));
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
-  static_assert(kEightBit || kChunkColumns == kColumns);
+  static_assert(kEightBit || kChunkColumnsV == kColumns);
   static_assert(K.block_n % core::multiplied_columns(kType) == 0 &&
-                K.head_dim % core::multiplied_columns(kType) == 0 && K.head_dim_v % 32 == 0);
+                K.head_dim % kStepColumns == 0 && K.head_dim_v % 32 == 0);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 

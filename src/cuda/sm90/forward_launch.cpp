@@ -20,10 +20,12 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
     keys = core::box_keys(static_cast<int>(p.cache->page_size), row.block_n, p.cache->leftpad);
     params.box_keys = keys = keys < kLeastBox ? 1 : keys;
   }
-  Status status = make_map(params.q, "q", t.q, p, true, d, row.q_rows, plan.row_heads);
-  if (status) status = make_map(params.k, "k", t.k, p, false, d, keys, 1);
+  Status status = make_map(params.q, "q", t.q, p, p.dtype, true, d, row.q_rows, plan.row_heads);
+  if (status) status = make_map(params.k, "k", t.k, p, p.dtype, false, d, keys, 1);
   if (status && is_eight_bit(row)) status = check_tiles(t.v, p);
-  if (status && !is_eight_bit(row)) status = make_map(params.v, "v", t.v, p, false, dv, keys, 1);
+  if (status && !is_eight_bit(row)) {
+    status = make_map(params.v, "v", t.v, p, p.stored_v(), false, dv, keys, 1);
+  }
   if (status) status = check_aligned("o", t.o, p, p.stored_o(), true);
   return status;
 }
@@ -56,7 +58,7 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
   set_forward(params, plan, t);
   params.page_size = core::Divisor(params.cache.pages.size);
   params.strangers = p.packed || p.cache;
-  if (is_eight_bit(row)) set_scales(params, plan, t);
+  if (has_scales(row)) set_scales(params, plan, t);
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
   params.group = static_cast<int>(p.group() / plan.row_heads);

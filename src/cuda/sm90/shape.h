@@ -43,13 +43,19 @@ TESSERA_HD constexpr int threads(const core::Kernel& row) {
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
   return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
 }
-/// The same of a forward row's queries or keys, and of its values.
+/// Whether a forward row's queries and keys have 8 bits and scales; and its values, too.
 /// @{
+TESSERA_HD constexpr bool has_scales(const core::Kernel& row) {
+  return is_scaled(core::score_dtype_of(row.operand));
+}
 TESSERA_HD constexpr bool is_eight_bit(const core::Kernel& row) {
   return row.operand == core::Operand::e4m3;
 }
+/// @}
+/// Bytes of one buffer of a forward row's queries or keys, and of its values.
+/// @{
 TESSERA_HD constexpr int along_bytes(const core::Kernel& row, int rows) {
-  return buffer_bytes(is_eight_bit(row) ? core::ceil_div(row.head_dim, 2) : row.head_dim, rows);
+  return buffer_bytes(has_scales(row) ? core::ceil_div(row.head_dim, 2) : row.head_dim, rows);
 }
 TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
   if (!is_eight_bit(row)) return buffer_bytes(row.head_dim_v, row.block_n);
@@ -65,7 +71,7 @@ TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
 /// shared memory at every step? Where that is faster of what has registers for it.
 TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
   return row.extra == core::Extra::none && consumers(row) == 2 && row.head_dim >= 96 &&
-         row.head_dim <= 128;
+         row.head_dim <= 128 && has_scales(row) == is_eight_bit(row);
 }
 /// mbarriers of the forward kernel: full and empty of every buffer.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {

@@ -2,6 +2,7 @@
 // is there when it is issued. Operands are found by their descriptors, bit by bit.
 #pragma once
 
+#include <bit>
 #include <vector>
 
 #include "cuda/ptx/math.h"
@@ -140,6 +141,11 @@ struct Wgmma {
       bool finite = std::isfinite(sum);
       for (unsigned k = 0; k < kDepth; ++k) finite = finite && std::isfinite(x[k] * y[k]);
       if (finite) return static_cast<float>(reference::accumulate(sum, x, y));
+    }
+    if constexpr (kType == Dtype::i8) {
+      auto bits = std::bit_cast<std::int32_t>(sum);
+      for (unsigned k = 0; k < kDepth; ++k) bits += static_cast<std::int32_t>(x[k] * y[k]);
+      return std::bit_cast<float>(bits);
     }
     double total = static_cast<double>(sum);
     for (unsigned k = 0; k < kDepth; ++k) total += x[k] * y[k];
