@@ -68,7 +68,7 @@ inline constexpr core::Kernel kGpuRows[] = {
 inline constexpr core::Kernel kIntegerRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  192,    64,     96,      0,    0,      64,        64,    192,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  192,    64,    128,      0,    0,      64,        64,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  192,    64,     64,      0,    0,     128,       128,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::i8_bf16,  128,    64,     96,      0,    0,     192,       192,    128,       2, core::Extra::none},

@@ -32,9 +32,6 @@
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
 // product.
 //
-// Products of i8 that lie above 1.5 * 2^23 lose it when that, scaled, has been rounded: once for all
-// keys that share a scale, of which each counts as if it alone had it all.
-//
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
 // Verdict: the smaller of the worst case and 8 standard deviations (sums of bounded independent
@@ -179,7 +176,7 @@ class Alike {
 
 class Noise {
  public:
-  Noise(const Inputs& inputs, const Outputs& exact, const Rounding& kernel)
+  Noise(const Inputs& inputs, const Outputs& exact, Dtype weights)
       : in_(inputs),
         p_(inputs.problem()),
         exact_(exact),
@@ -194,8 +191,7 @@ class Noise {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
     if (is_scaled(p_.dtype)) {
       scalings_ = 2.0;
-      if (kernel.weights != Dtype::f32) u_ = unit_roundoff(kernel.weights);
-      if (kernel.offset_products) offset_ = 12582912.0;
+      if (weights != Dtype::f32) u_ = unit_roundoff(weights);
     }
     if (p_.stored_o() != Dtype::f32) u_o_ = unit_roundoff(p_.stored_o());
     if (p_.dtype == Dtype::bf16) exp2_ = kExp2Short;
@@ -238,16 +234,12 @@ class Noise {
   struct Parts {
     Dot qk;
     double s = 0.0, bias = 0.0, alibi = 0.0;
-    double offset = 0.0;  ///< what the product is too large by
     double size() const { return std::fabs(s) + std::fabs(bias) + std::fabs(alibi); }
   };
   Parts parts(const Place& at, std::int64_t j) const {
     Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.head_dim,
                 in_.score_shift(at.b, at.h, at.i), scalings_),
             0.0, in_.bias(at.b, at.h, at.i, j), in_.alibi(at.b, at.h, at.i, j)};
-    if (offset_ > 0.0) {
-      x.offset = offset_ * in_.q_scale(at.b, at.h, at.i) * in_.k_scale(at.b, at.hk, j);
-    }
     x.s = in_.softmax_scale() * x.qk.value;
     const auto cap = static_cast<double>(p_.softcap);
     if (cap > 0.0) x.s = cap * std::tanh(x.s / cap);
@@ -258,12 +250,6 @@ class Noise {
   Exponent exponent(const Parts& x, double slope, double shifted, double lse) const {
     Exponent e;
     e.own.add(x.qk.error, slope);
-    Error offset;
-    offset.round(x.offset, 2);
-    const bool by_block = p_.scales.k == Scaling::block;
-    e.own.variance += static_cast<double>(by_block ? p_.scales.block_k : p_.seqlen_k) *
-                      square(slope) * offset.variance;
-    e.own.worst += std::fabs(slope) * offset.worst;
     e.own.round(x.s, 3);
     if (p_.softcap > 0.0F) {
       e.own.round(x.s, 3);
@@ -527,14 +513,13 @@ class Noise {
   double u_ = 0.0;         ///< 0 for fp32: nothing is stored on the way
   double u_o_ = 0.0;       ///< of o; 0 for fp32
   double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
-  double offset_ = 0.0;    ///< of products, before they are scaled
   double exp2_ = kExp2;
 };
 
 }  // namespace
 
-Outputs noise(const Inputs& in, const Outputs& exact, const Rounding& kernel) {
-  return Noise(in, exact, kernel).finished();
+Outputs noise(const Inputs& in, const Outputs& exact, Dtype weights) {
+  return Noise(in, exact, weights).finished();
 }
 
 }  // namespace tessera::reference

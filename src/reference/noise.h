@@ -7,16 +7,10 @@
 
 namespace tessera::reference {
 
-/// What a kernel rounds besides what every kernel does.
-struct Rounding {
-  Dtype weights = Dtype::f32;     ///< of weights, where v is of 16 bits beside q and k of 8
-  /// Products of i8 become scores by one subtraction of 1.5 * 2^23 in fp32 (tile/softmax_i8.h).
-  bool offset_products = false;
-};
-
 /// For every element of every output of the pass, lse included, the size of error that is still
 /// rounding: in all of a sweep's 10^8 elements, none of a right kernel should reach it (noise.cpp
-/// derives it). `exact` is what attend() gave. Not counted: results too small to be normal.
-Outputs noise(const Inputs& inputs, const Outputs& exact, const Rounding& kernel = {});
+/// derives it). `exact` is what attend() gave. weights: what they are rounded to where q and k have 8
+/// bits; elsewhere it is the problem's type. Not counted: results too small to be normal.
+Outputs noise(const Inputs& inputs, const Outputs& exact, Dtype weights = Dtype::f32);
 
 }  // namespace tessera::reference

@@ -80,11 +80,9 @@ std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kerne
   const reference::Outputs naive = reference::naive(inputs);
   const auto* const row = std::find_if(kCatalog.begin(), kCatalog.end(),
                                        [&](const auto& one) { return name_of(one) == kernel; });
-  reference::Rounding rounding;
-  if (row != kCatalog.end() && core::score_dtype_of(row->operand) == Dtype::i8) {
-    rounding = {core::dtype_of(row->operand), true};
-  }
-  const reference::Outputs noise = reference::noise(inputs, exact, rounding);
+  const bool known = row != kCatalog.end();
+  const reference::Outputs noise =
+      reference::noise(inputs, exact, known ? core::dtype_of(row->operand) : Dtype::f32);
   const struct {
     const char* name;
     std::vector<double> reference::Outputs::* values;
@@ -99,7 +97,7 @@ std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kerne
       {"dsink", &reference::Outputs::dsink, Dtype::f32},
   };
   std::vector<Verdict> verdicts;
-  if (row != kCatalog.end() && row->operand == core::Operand::e4m3) {
+  if (known && row->operand == core::Operand::e4m3) {
     return judge_eight_bits(
         *row, inputs, exact, noise, memory.output("o"),
         memory.has_output("softmax_lse") ? memory.output("softmax_lse") : std::vector<double>());

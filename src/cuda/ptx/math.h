@@ -26,6 +26,12 @@ __device__ __forceinline__ std::uint32_t bits(int first, int count) {
   asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(y) : "r"(first), "r"(count));
   return y;
 }
+/// An int32, given by the bits of an fp32, as fp32; made where it stands in a loop.
+__device__ __forceinline__ float widen_integer(float bits) {
+  float y;
+  asm volatile("cvt.rn.f32.s32 %0, %1;" : "=f"(y) : "r"(__float_as_int(bits)));
+  return y;
+}
 /// x, of which the compiler knows nothing: it does not look through to what it was made of.
 __device__ __forceinline__ std::uint32_t opaque(std::uint32_t x) {
   asm volatile("" : "+r"(x));

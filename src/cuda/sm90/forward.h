@@ -108,18 +108,17 @@ class ForwardConsumer : ForwardRows<K> {
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
     const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
-    if constexpr (kIntegers) w_.clear_products();
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < K.head_dim / S::kStepColumns; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
       const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
       if constexpr (S::kHoldsQueries) {
-        ScoreWgmma::registers(w_.s, queries_ + 4 * i, keys, kIntegers || i != 0);
+        ScoreWgmma::registers(w_.s, queries_ + 4 * i, keys, i != 0);
       } else {
         ScoreWgmma::shared(w_.s,
                            ptx::descriptor(q_descriptor_ + (chunk * K.q_rows * 128 + column) / 16),
-                           keys, kIntegers || i != 0);
+                           keys, i != 0);
       }
     }
     ptx::wgmma_commit();
@@ -217,7 +216,7 @@ class ForwardConsumer : ForwardRows<K> {
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
     if constexpr (S::kScaled) {
-      weigh_scaled(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      weigh_scaled<true>(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
       take_weights();
     } else {
       weigh(tile_, own.seen.end - 1, own);
@@ -258,7 +257,7 @@ class ForwardConsumer : ForwardRows<K> {
     }
     w_.reset();
     if constexpr (S::kScaled) {
-      weigh_scaled(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      weigh_scaled<true>(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
       take_weights();
     } else {
       weigh(next, own.seen.end - 1, own);
@@ -364,7 +363,7 @@ class ForwardConsumer : ForwardRows<K> {
     release_keys(last_of_tile);
     if constexpr (S::kScaled) {
       if constexpr (!kOverlaps) take_sums(n + 1);
-      const bool rescales = weigh_scaled(tile_, n, kMasked, false, [&] {
+      const bool rescales = weigh_scaled<kMasked>(tile_, n, kMasked, false, [&] {
         if constexpr (!kOverlaps) rescale();
       });
       if constexpr (kOverlaps) {
@@ -413,13 +412,15 @@ class ForwardConsumer : ForwardRows<K> {
   }
 
   /// Of 8 bits: S of the n-th block of tile t, perhaps its first, becomes weights. True: O must be
-  /// rescaled.
-  template <class Rescale>
+  /// rescaled. kMayMask: `masked` may be true.
+  template <bool kMayMask, class Rescale>
   __device__ __forceinline__ bool weigh_scaled(const Tile& t, int n, bool masked, bool first,
                                                const Rescale& rescale) {
+    constexpr bool kBits = kIntegers && !kMayMask && !kSoftcap;
+    if constexpr (kIntegers && !kBits) w_.convert();
     if constexpr (kSoftcap) w_.cap(p.score.post);
     if (masked) mask(t, n);
-    return w_.weigh(first, rescale);
+    return w_.template weigh<kBits>(first, rescale);
   }
   /// Waits for O of tile_'s n-th block.
   __device__ __forceinline__ void take_sums(int n) {

@@ -39,7 +39,7 @@ class ScaledRows {
     const int head_k = t.head / p.group;
     k_scales_ = p.k_scale.of(sequence, head_k);
 #pragma unroll
-    for (int i = 0; i < kN / kScaledKeys; ++i) w.key_scale[i] = k_scales_[0];
+    for (int i = 0; i < kN / State::kScaledKeys; ++i) w.key_scale[i] = k_scales_[0];
     const float factor = kCapped ? 2.0F * core::kLog2e * p.score.pre : p.score.pre;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -61,8 +61,8 @@ class ScaledRows {
   __device__ __forceinline__ void ask(const Tile& t, int n, State& w) const {
     if (agreed(p.k_scale.by != Scaling::block)) return;
 #pragma unroll
-    for (int i = 0; i < kN / kScaledKeys; ++i) {
-      const int own = n * kN + i * kScaledKeys + static_cast<int>(threadIdx.x) % 4 * 2;
+    for (int i = 0; i < kN / State::kScaledKeys; ++i) {
+      const int own = n * kN + i * State::kScaledKeys + static_cast<int>(threadIdx.x) % 4 * 2;
       const int key = core::min(own, t.band.seqlen_k - 1);
       w.key_scale[i] = k_scales_[p.k_scale_block.quotient(key)];
     }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/softmax.h"
+#include "core/value_tiles.h"
 #include "cuda/ptx/math.h"
 #include "cuda/tile/fragment.h"
 
@@ -22,12 +23,12 @@ inline constexpr int kSampled = 8;
 /// log2 of the largest e4m3, 448, as the bits of an fp32. Positive numbers, infinity and NaN among
 /// them, are in the order of their bits, and negative ones before them.
 inline constexpr int kMostWeight = 0x410CEAED;
-/// Keys that may have a scale of their own: those of one panel of values.
-inline constexpr int kScaledKeys = 32;
-
 /// kCapped: a softcap makes base-2 scores of s first, and no scale is left.
 template <int kN, bool kCapped>
 struct EightBitWeights {
+  /// Keys that may have a scale of their own: those of one panel of values.
+  static constexpr int kScaledKeys = core::ValueTiles::kPanelKeys;
+
   float s[kN / 2];                ///< of a block: products, or base-2 scores
   std::uint32_t operand[kN / 8];  ///< the weights as the A operand of the next product
   std::uint32_t made[kN / 8];     ///< what it becomes, made while the one before is multiplied
@@ -44,7 +45,7 @@ struct EightBitWeights {
   /// Scores become weights, in `made`. References are raised for a tile's first block, which has
   /// none, and if a weight turns out too large; then all are made anew. True: O must be multiplied
   /// by `factor`.
-  template <class Rescale>
+  template <bool /*kBits*/, class Rescale>
   __device__ __forceinline__ bool weigh(bool first, const Rescale& rescale) {
     float shift[2] = {reference[0] - kEightBitOffset, reference[1] - kEightBitOffset};
     // Not known to the compiler: it would have two copies of what follows.

@@ -1,26 +1,29 @@
 // The online softmax of a warp's accumulators where products are of i8 and weights go on in 16 bits:
 // as tile/softmax.h, which has the layout and the lazy reference, but products have scales.
 //
-// Products are integers. A conversion of each would take as long as its exponential, so their sums
-// begin at the bits of 1.5 * 2^23 as fp32: a sum of up to 2^22 in magnitude, which is that of 256
-// columns, makes these the bits of 1.5 * 2^23 + sum. What they are too large by goes into what is
-// subtracted from scores, which errs by one unit of the products at most.
+// Products are integers, exact ones, and so are their values as fp32: those of 256 columns are less
+// than 2^23.
 #pragma once
 
 #include "core/softmax.h"
 #include "cuda/ptx/math.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
-#include "cuda/tile/softmax_8bit.h"
 
 namespace tessera::cuda {
 
-inline constexpr float kIntegerZero = 12582912.0F;
+/// Of a block of kN keys, how many may have a scale of their own: each takes registers, and blocks of
+/// kIntegerScaleBlock keys are fine enough.
+constexpr int integer_scaled_keys(int kN) {
+  return kN % 128 == 0 ? 128 : kN % 64 == 0 ? 64 : kN % 32 == 0 ? 32 : 16;
+}
 
 /// kType: of the weights; kCapped: a softcap makes base-2 scores of s first, and no scale is left.
 template <Dtype kType, int kN, bool kCapped>
 struct IntegerWeights {
-  float s[kN / 2];                ///< of a block: products, or base-2 scores
+  static constexpr int kScaledKeys = integer_scaled_keys(kN);
+
+  float s[kN / 2];                ///< of a block: the bits of products, products, or base-2 scores
   std::uint32_t operand[kN / 4];  ///< the weights as the A operand of the next product
   std::uint32_t made[kN / 4];     ///< what it becomes, made while the one before is multiplied
   float reference[2];             ///< of the rows, base 2
@@ -36,16 +39,17 @@ struct IntegerWeights {
     reference[0] = reference[1] = -core::kInfinity;
     sum[0] = sum[1] = 0.0F;
   }
-  /// Before products are added to it.
-  __device__ __forceinline__ void clear_products() {
+  /// Products as fp32, which can be masked and capped.
+  __device__ __forceinline__ void convert() {
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) s[i] = kIntegerZero;
+    for (int i = 0; i < kN / 2; ++i) s[i] = converted(i);
   }
 
-  /// Scores become weights, in `made`. References are raised for a tile's first block, which has
+  /// Scores become weights, in `made`; kBits: of products that have not been converted. That each is
+  /// where it is used costs less than all before the first use: there exponentials wait. References are raised for a tile's first block, which has
   /// none, and if weights turn out too large; then all are made anew. True: O must be multiplied by
   /// `factor`.
-  template <class Rescale>
+  template <bool kBits, class Rescale>
   __device__ __forceinline__ bool weigh(bool first, const Rescale& rescale) {
     float shift[2] = {reference[0], reference[1]};
     // Not known to the compiler: it would have two copies of what follows.
@@ -53,13 +57,13 @@ struct IntegerWeights {
 #pragma unroll 1
     for (;;) {
       if (agreed(raises != 0)) {
-        raise();
+        raise<kBits>();
         rescale();
 #pragma unroll
         for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference[half]);
       }
       float part[2];
-      make_weights(shift, part);
+      make_weights<kBits>(shift, part);
       if (!agreed(raises == 0 && !(part[0] < kMostPart && part[1] < kMostPart))) {
         sum[0] += part[0];
         sum[1] += part[1];
@@ -78,7 +82,7 @@ struct IntegerWeights {
   __device__ __forceinline__ void cap(float post) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
-      const float power = ptx::ex2(fmaf(s[i], scale_of(i), offset_of(i, row_shift[i / 2 % 2])));
+      const float power = ptx::ex2(fmaf(s[i], scale_of(i), row_shift[i / 2 % 2]));
       s[i] = fmaf(-2.0F * post, ptx::rcp(1.0F + power), post);
     }
   }
@@ -88,30 +92,30 @@ struct IntegerWeights {
   __device__ __forceinline__ float scale_of(int i) const {
     return row_scale[i / 2 % 2] * key_scale[i / (kScaledKeys / 2)];
   }
-  /// What is added to it, besides `more`, as s is too large.
-  __device__ __forceinline__ float offset_of(int i, float more) const {
-    return fmaf(-kIntegerZero, scale_of(i), more);
+  __device__ __forceinline__ float converted(int i) const {
+    return ptx::widen_integer(s[i]);
+  }
+  template <bool kBits>
+  __device__ __forceinline__ float at(int i) const {
+    return kBits ? converted(i) : s[i];
   }
 
   /// Weights, powers of 2, are made; part: their sums.
+  template <bool kBits>
   __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2]) {
+    constexpr int kScores = kScaledKeys / 2;  // of a thread, with the same scales
     part[0] = part[1] = 0.0F;
 #pragma unroll
     for (int group = 0; group < kN / kScaledKeys; ++group) {
-      float scale[2], offset[2];
+      const float scale[2] = {kCapped ? 1.0F : scale_of(group * kScores),
+                              kCapped ? 1.0F : scale_of(group * kScores + 2)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = group * 16 + 2 * half;
-        scale[half] = kCapped ? 1.0F : scale_of(i);
-        offset[half] = kCapped ? -shift[half] : offset_of(i, -shift[half]);
-      }
-#pragma unroll
-      for (int i = group * 16; i < group * 16 + 16; i += 2) {
+      for (int i = group * kScores; i < (group + 1) * kScores; i += 2) {
         const int half = i / 2 % 2;
         float weight[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          weight[j] = ptx::ex2(fmaf(s[i + j], scale[half], offset[half]));
+          weight[j] = ptx::ex2(fmaf(at<kBits>(i + j), scale[half], -shift[half]));
           part[half] += weight[j];
         }
         made[i / 2] = ptx::pack<kType>(weight[0], weight[1]);
@@ -121,13 +125,14 @@ struct IntegerWeights {
 
   /// References become the rows' greatest scores, where these are greater; what goes by them
   /// follows, but for O.
+  template <bool kBits>
   __device__ __forceinline__ void raise() {
     // Not known to the compiler: it would look for the greatest score of every block.
-    const float zero = __uint_as_float(ptx::opaque(0));
+    const float one = __uint_as_float(ptx::opaque(0x3F800000));
     float top[2] = {-core::kInfinity, -core::kInfinity};
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
-      const float score = kCapped ? s[i] + zero : fmaf(s[i], scale_of(i), offset_of(i, zero));
+      const float score = at<kBits>(i) * (kCapped ? one : scale_of(i) * one);
       top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score);
     }
 #pragma unroll
