@@ -1,12 +1,12 @@
 """Tessera: exact attention, one tile at a time, for torch tensors, NumPy arrays, and JAX arrays on the CPU.
 
 `attention` computes, `explain` says how, `combine` merges results over parts of the keys. `quantize` makes tensors of 8
-bits and their scales, `scaled_attention` is for these, `explain_scaled` explains it. `cached_attention` reads a cache of keys and values,
-which `explain_cached` explains, `append` writes to it; they are for torch tensors. `KVCache` and `CachedSequences` are
-such caches as objects, `PagePool` and `PagedSequence` keep account of their pages. `tessera.torch` has what only
-PyTorch needs (custom ops, SDPA), `tessera.transformers` makes `attn_implementation="tessera"` known to Hugging Face,
-`tessera.compat` stands in for the `flash_attn` and `xformers` packages. Importing `tessera` imports none of these
-frameworks.
+bits and their scales, `scaled_attention` is for these, `explain_scaled` explains it. `cached_attention` reads a cache
+of keys and values, which `explain_cached` explains, `append` writes to it; they are for torch tensors. `KVCache` and
+`CachedSequences` are such caches as objects, `PagePool` and `PagedSequence` keep account of their pages.
+`tessera.torch` has what only PyTorch needs (custom ops, SDPA), `tessera.transformers` makes
+`attn_implementation="tessera"` known to Hugging Face, `tessera.compat` stands in for the `flash_attn` and `xformers`
+packages. Importing `tessera` imports none of these frameworks.
 """
 
 import os as _os

@@ -294,8 +294,8 @@ def op_arguments(case: Scaled, **given: Any) -> tuple[Any, ...]:
     longest = 0 if case.starts is None else 50
     names = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "q_scale", "k_scale", "v_scale",
              "score_shift", "v_shift")  # fmt: skip
-    return (a["q"], a["k"], a["v"], *(a.get(name) for name in names), a["k_block"], a["v_block"], None, longest, longest,
-            None, 0.0, -1, 0, False, False, a.get("dtype", torch.bfloat16))  # fmt: skip
+    return (a["q"], a["k"], a["v"], *(a.get(name) for name in names), a["k_block"], a["v_block"], None, longest,
+            longest, None, 0.0, -1, 0, False, False, a.get("dtype", torch.bfloat16))  # fmt: skip
 
 
 def test_opcheck() -> None:

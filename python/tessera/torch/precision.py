@@ -59,13 +59,14 @@ def _run(
     )  # fmt: skip
     left: Any = (q8, k8, v if v8 is None else v8, *others)
     scaled.run(left, factors, (*options[:7], 0.0, *options[7:]), o, lse)
-    nothing = q_scale.new_empty(0)
-    return q8, k8, nothing if v8 is None else v8, q_scale, k_scale, nothing if v_scale is None else v_scale
+    if v8 is None or v_scale is None:
+        v8, v_scale = q_scale.new_empty(0), q_scale.new_empty(0)
+    return q8, k8, v8, q_scale, k_scale, v_scale
 
 
 def _split(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[ops.Inputs, tuple[Any, ...], str]:
     *options, precision = more[5:]
-    return (q, k, v, *more[:5]), tuple(options), precision  # type: ignore[return-value]
+    return (q, k, v, *more[:5]), tuple(options), precision
 
 
 @torch.library.impl(_library, "precision_forward", "CompositeExplicitAutograd")
@@ -81,8 +82,8 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     (q, k, v, *others), options, precision = _split(*arguments)
     _, _, k_block, v_block, _, tiles, _, _, dtype = _numbers(q, v, options, precision)
     made = quantize.results(_made_of(q, k, v, (others[3], others[4]), precision), k_block, v_block, tiles, dtype)
-    nothing = q.new_empty(0, dtype=torch.float32)
-    return empty_o(q, v), empty_lse(q), *(nothing if x is None else x for x in made[:6])
+    whole = (q.new_empty(0, dtype=torch.float32) if x is None else x for x in made[:6])
+    return empty_o(q, v), empty_lse(q), *whole
 
 
 @register_flop_formula(torch.ops.tessera.precision_forward, get_raw=False)
@@ -103,10 +104,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
 
 
-def _rounded(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _rounded(ctx: Any, saved: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as they were rounded, q and k after their Hadamard transform: elements times scales."""
-    _, _, q8, k8, v8, q_scale, k_scale, v_scale, _, _, _, cu_seqlens_q, cu_seqlens_k, v = ctx.saved_tensors
-    packed = cu_seqlens_q is not None
+    _, _, q8, k8, v8, q_scale, k_scale, v_scale, _, _, _, cu_seqlens_q, cu_seqlens_k, v = saved
+    packed, dtype = cu_seqlens_q is not None, ctx.dtype
     q = (q8.float() * quantize.of_tokens(q_scale, packed)).to(dtype)
     rows = ctx.rows_k
     k = (k8.float() * quantize.of_blocks(k_scale, eight_bits.K_BLOCK, rows, cu_seqlens_k)).to(dtype)
@@ -118,7 +119,7 @@ def _rounded(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _turned_back(x: Tensor, block: int) -> Tensor:
+def _turned_back(x: Tensor, block: int) -> Any:
     """The Hadamard transform of its columns in blocks, which is its own inverse."""
     if block == 0:
         return x
@@ -135,10 +136,11 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) 
     none = (None,) * (len(ctx.options) + 1)
     if dout is None and dlse is None:
         return (None,) * 8 + none
-    o, lse, *made, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, _ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: who recomputes them allows no more
+    o, lse, *_, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, _ = saved
     if dout is None:
         dout = torch.zeros_like(o)
-    q, k, v = _rounded(ctx, ctx.dtype)
+    q, k, v = _rounded(ctx, saved)
     needs_dbias, needs_dsink = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
     dq, dk, dv, dbias, dsink = torch.ops.tessera.backward(
         dout, dlse, q, k, v, o, lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, None, *ctx.options[:7], 0.0,
@@ -174,12 +176,12 @@ def attention(
         )
     if precision == "int8" and v.dtype is torch.float32:
         eight_bits.refuse_wide_v("float32", precision)
+    if ops.is_transformed():
+        raise NotImplementedError(f"precision = {precision!r} under a transform of torch.func: must be None there")
     numbers = (*options[:7], *options[8:])  # without dropout
     lse: Tensor | None
-    if (
-        ops.is_watched(q)
-        or ops.is_transformed()
-        or (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)))
+    if ops.is_watched(q) or (
+        torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink))
     ):
         o, lse, *_ = torch.ops.tessera.precision_forward(*inputs, *numbers, precision)
     else:
