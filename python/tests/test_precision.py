@@ -304,7 +304,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      "q.dtype = float64: must be float32, bfloat16 or float16"),
     ({"q": torch.ones(2, 7, 16)}, ValueError, "q has shape (2, 7, 16): must be (batch, seqlen, heads, head_dim)"),
     ({"bias": torch.ones(1, 1, 1, 7).half()}, ValueError, "bias.dtype = float16: must be float32"),
-    ({"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, ValueError, "cu_seqlens_k is given, but cu_seqlens_q is None"),
+    ({"cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, ValueError, "cu_seqlens_k is given, but cu_seqlens_q"),
 ]  # fmt: skip
 
 

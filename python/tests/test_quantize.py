@@ -226,8 +226,8 @@ def test_every_step(dtype: torch.dtype, interleaved: bool) -> None:
     assert_rounded(made.k, by_key(made.k_scale, 128, 150), hadamard((k_turned - mean.double()[:, None]) * signs, 16))
     assert_rounded(made.v, by_key(made.v_scale, 512, 150), v.double() - shift.double()[:, None])
     assert made.v_shift is shift
-    o, lse = made.attention(dtype=torch.float32, softmax_scale=0.02, return_lse=True)
-    full, full_lse = reference.dense(q_turned, k_turned, v.double(), softmax_scale=0.02)
+    o, lse = made.attention(dtype=torch.float32, softmax_scale=0.005, return_lse=True)
+    full, full_lse = reference.dense(q_turned, k_turned, v.double(), softmax_scale=0.005)
     assert (o - full).norm() < 0.15 * full.norm() and (lse - full_lse).abs().mean() < 0.1
 
     # Queries of one position, and alone: then they have the positions.
