@@ -149,8 +149,8 @@ def attention(
         batch_invariant: the bits of a sequence's result do not depend on the rest of the batch.
         precision: None: as the inputs are. "e4m3": q, k and v are rounded to 8 bits on the way, for the tensor cores of
             Hopper GPUs; o errs by some 5 %. "int8": q and k are, and v, of 16 bits, stays; by some 1 %, on a CPU only.
-            docs/python.md has the recipe, and when it is faster. Without dropout; a bias is float32. Gradients are those of 16
-            bits at the rounded tensors.
+            docs/python.md has the recipe, and when it is faster. Without dropout; a bias is float32. Gradients are
+            those of 16 bits at the rounded tensors.
 
     Returns:
         o, like q with v's head_dim; with `return_lse` (o, lse): float32, the natural logarithm of each softmax's
