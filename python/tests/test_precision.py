@@ -338,3 +338,10 @@ def test_matrix_of_the_transform() -> None:
         made = tessera.quantize(x[None, :, None], hadamard=block)
         value = made.q.float() * torch_quantize.of_tokens(made.q_scale, False)
         assert (value[0, :, 0] - turned).norm() < 0.05 * turned.norm()
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (128, 128), (192, 128), (192, 192), (256, 256)], ids=str)
+def test_recipe_fits_the_kernels_of_a_gpu(dims: tuple[int, int]) -> None:
+    q, k, v = tensors(torch.bfloat16, dims=dims)
+    made = tessera.quantize(q, k, v, v_tiles=True, v_block=eight_bits.v_block_of(dims[0]))
+    assert re.search(r"kernel +sm90\.forward\.e4m3", made.explain(device="h200", causal=True))
