@@ -1,6 +1,7 @@
 """Draws bench/results/h200_train.csv: losses over steps, tokens a second and peak memory against the context.
 
     plot_train.py [--input bench/results/h200_train.csv] [--output docs/figures/h200_train.svg]
+    plot_train.py --input bench/results/h200_train_e4m3.csv --output docs/figures/h200_train_e4m3.svg
 
 train.py --table prints the numbers. Needs matplotlib.
 """
@@ -16,7 +17,8 @@ from train import Cell, cells, curves, read
 # Attention in the file: label, colour, marker, width of its curve. Drawn in this order, thinner and thinner, so that
 # curves which lie on each other all show.
 STYLES = {"math": ("three steps of PyTorch", "#9a6700", "s", 5.0), "sdpa": ("PyTorch SDPA", "#57606a", "^", 2.8),
-          "cudnn": ("PyTorch SDPA, cuDNN", "#1a7f37", "D", 2.0), "tessera": ("Tessera", "#0969da", "o", 1.0)}
+          "cudnn": ("PyTorch SDPA, cuDNN", "#1a7f37", "D", 2.0),
+          "tessera-e4m3": ("Tessera, e4m3", "#cf222e", "v", 1.8), "tessera": ("Tessera", "#0969da", "o", 1.0)}
 
 
 def draw_curves(axis, losses: dict[str, list[float]]) -> None:

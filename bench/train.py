@@ -1,9 +1,11 @@
-"""Training on an H200 with four attentions, everything else the same: bench/results/h200_train.csv.
+"""Training on an H200 with several attentions, everything else the same: bench/results/h200_train.csv.
 
     train.py --output bench/results --commit 1234567        on the GPU machine
     train.py --output bench/results --table                 the table of a file that is there
     train.py --output /tmp/try --device cpu --dtype float32 --layers 2 --heads 2 --width 64 --contexts 256 1024
              --tokens 1024 --steps 20 10 --attentions tessera sdpa math      in miniature
+    train.py --output bench/results --name h200_train_e4m3.csv --attentions tessera tessera-e4m3 --contexts 8192
+             --steps 300 --rounds 1 --limit 1200        8 bits beside 16: the curves of both, from one seed
 
 Runs examples/train_gpt.py, each configuration in a process of its own. The first round trains the first context for
 the longest, which is the curve of losses; every further round times all configurations again, in the opposite order.
@@ -161,7 +163,7 @@ def everything(options: argparse.Namespace, path: pathlib.Path) -> int:
     import torch
     import train_gpt
 
-    if "tessera" in options.attentions:
+    if any(name.startswith("tessera") for name in options.attentions):
         import tessera.torch  # noqa: F401
 
     train_gpt.standard_library()  # read once, as well
@@ -196,7 +198,8 @@ def everything(options: argparse.Namespace, path: pathlib.Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = functools.partial(parser.add_argument, metavar="N", type=int)
-    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="FOLDER", help=f"where {NAME} goes")
+    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="FOLDER", help="where the file goes")
+    parser.add_argument("--name", default=NAME, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--table", action="store_true", help="print the table of the file that is there; run nothing")
     parser.add_argument("--commit", default="unknown", help="of the sources, for the file")
     parser.add_argument("--attentions", nargs="+", default=["tessera", "cudnn", "sdpa", "math"], metavar="NAME",
@@ -222,7 +225,7 @@ def main() -> int:
         parser.error(f"--tokens {options.tokens} is not a multiple of every context")
     if min(options.steps) <= options.warmup:
         parser.error(f"--steps {min(options.steps)} leaves nothing to time after --warmup {options.warmup}")
-    path = options.output / NAME
+    path = options.output / options.name
     failed = 0
     if not options.table:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -136,36 +136,6 @@ void check_tree_mask(const CacheInputs& in, const Problem& p) {
               p.packed ? "(total_q,)" : "(batch, seqlen_q)", fits);
 }
 
-/// Tables of the rotary embedding, and where rows begin in them.
-RotaryShape read_rotary(const AppendInputs& in, const AppendOptions& options, AppendShape& s) {
-  const View &cos = in.rotary_cos, &sin = in.rotary_sin;
-  check_dims("rotary_cos", cos, 2, "(positions, rotary_dim / 2)");
-  check_sizes("rotary_sin", sin, {cos.shape[0], cos.shape[1]});
-  RotaryShape rotary;
-  rotary.dim = 2 * cos.shape[1];
-  if (rotary.dim < 2 || rotary.dim > s.head_dim) {
-    invalid("rotary_cos has shape " + shape_text(cos) + ": twice its columns must lie in [2, " +
-            std::to_string(s.head_dim) + "], as columns of keys are rotated in pairs");
-  }
-  for (const auto& [name, table] : {std::pair{"rotary_cos", &cos}, {"rotary_sin", &sin}}) {
-    if (!same(table->dtype, kFloat32) && !same(table->dtype, in.k_cache.dtype)) {
-      invalid(std::string(name) + ".dtype = " + name_of(table->dtype) +
-              ": must be float32 or k_cache's type, " + name_of(in.k_cache.dtype));
-    }
-    if (!same(table->dtype, cos.dtype)) {
-      invalid("rotary_sin.dtype = " + name_of(sin.dtype) +
-              ", but rotary_cos.dtype = " + name_of(cos.dtype) + ": they must be the same");
-    }
-    check_device(name, *table, in.k_cache, "k_cache");
-    check_last_stride(name, *table);
-  }
-  rotary.positions = cos.shape[0];
-  rotary.dtype = same(cos.dtype, kFloat32) ? Dtype::f32 : s.dtype;
-  rotary.interleaved = options.rotary_interleaved;
-  rotary.constant_q = options.rotary_constant_q;
-  return rotary;
-}
-
 /// What says where each row goes, where rows have slots of their own.
 void read_slots(const AppendInputs& in, AppendShape& s) {
   constexpr DLType kInt64 = {kDLInt, 64, 1};
@@ -388,6 +358,33 @@ void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInput
   }
 }
 
+RotaryShape rotary_of(const View& cos, const View& sin, const View& rows, const char* name,
+                      Dtype dtype, std::int64_t head_dim) {
+  check_dims("rotary_cos", cos, 2, "(positions, rotary_dim / 2)");
+  check_sizes("rotary_sin", sin, {cos.shape[0], cos.shape[1]});
+  RotaryShape rotary;
+  rotary.dim = 2 * cos.shape[1];
+  if (rotary.dim < 2 || rotary.dim > head_dim) {
+    invalid("rotary_cos has shape " + shape_text(cos) + ": twice its columns must lie in [2, " +
+            std::to_string(head_dim) + "], as columns of keys are rotated in pairs");
+  }
+  for (const auto& [table_name, table] : {std::pair{"rotary_cos", &cos}, {"rotary_sin", &sin}}) {
+    if (!same(table->dtype, kFloat32) && !same(table->dtype, rows.dtype)) {
+      invalid(std::string(table_name) + ".dtype = " + name_of(table->dtype) +
+              ": must be float32 or " + name + "'s type, " + name_of(rows.dtype));
+    }
+    if (!same(table->dtype, cos.dtype)) {
+      invalid("rotary_sin.dtype = " + name_of(sin.dtype) +
+              ", but rotary_cos.dtype = " + name_of(cos.dtype) + ": they must be the same");
+    }
+    check_device(table_name, *table, rows, name);
+    check_last_stride(table_name, *table);
+  }
+  rotary.positions = cos.shape[0];
+  rotary.dtype = same(cos.dtype, kFloat32) ? Dtype::f32 : dtype;
+  return rotary;
+}
+
 AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const View &k = in.k_cache, &v = in.v_cache;
   check_cache_dims({k, v, in.page_table, in.cache_index});
@@ -405,7 +402,9 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const bool rotates = in.rotary_cos || in.rotary_sin;
   if (in.q && !rotates) invalid("q is given, but rotary_cos is None: queries are only rotated");
   if (rotates) {
-    s.rotary = read_rotary(in, options, s);
+    s.rotary = rotary_of(in.rotary_cos, in.rotary_sin, k, "k_cache", s.dtype, s.head_dim);
+    s.rotary->interleaved = options.rotary_interleaved;
+    s.rotary->constant_q = options.rotary_constant_q;
     check_positions(in, s, *s.rotary);
   } else if (in.rotary_seqlens || in.rotary_positions) {
     invalid(std::string(in.rotary_seqlens ? "rotary_seqlens" : "rotary_positions") +

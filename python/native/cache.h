@@ -45,6 +45,11 @@ struct AppendOptions {
   bool rotary_interleaved = false, rotary_constant_q = false;
 };
 
+/// Tables of the rotary embedding of `rows`, a tensor of that name, type and head_dim. Throws
+/// Raise(ValueError).
+RotaryShape rotary_of(const View& cos, const View& sin, const View& rows, const char* name,
+                      Dtype dtype, std::int64_t head_dim);
+
 /// An append and the attention that follows it in one call: `rows` gets what it shares with `in`,
 /// and `in` what follows from the append. The queries are rotated if there is rows.q_out.
 void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInputs& in,

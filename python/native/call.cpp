@@ -78,6 +78,7 @@ void read_sizes(const Inputs& in, const Options& options, Problem& p) {
   }
   for (const auto& [name, view] : {std::pair{"q", &q}, {"k", &in.k}, {"v", &in.v}}) {
     if (!*view) invalid(std::string(name) + " is None: a tensor is required");
+    if (view == &in.v && p.v_tiles) continue;
     if (view->ndim != (p.packed ? 3 : 4)) check_rows(name, *view, q, {}, p.packed);
   }
   const Axes axes(p.packed);
@@ -85,7 +86,7 @@ void read_sizes(const Inputs& in, const Options& options, Problem& p) {
   p.num_heads = q.shape[axes.heads];
   p.num_heads_k = in.k.shape[axes.heads];
   p.head_dim = q.shape[axes.dim];
-  p.head_dim_v = in.v.shape[axes.dim];
+  if (!p.v_tiles) p.head_dim_v = in.v.shape[axes.dim];
   if (p.packed) {
     check_longest("q", q, p.batch, options.max_seqlen_q);
     check_longest("k", in.k, p.batch, options.max_seqlen_k);
@@ -115,7 +116,11 @@ void check_shapes(const Inputs& in, const Problem& p) {
   };
   check_given("q", in.q, q_shape);
   check_given("k", in.k, k_shape, scaled);
-  check_given("v", in.v, v_shape, scaled);
+  if (p.v_tiles) {
+    check_tiles("v", in.v, in.q, p);
+  } else {
+    check_given("v", in.v, v_shape, scaled);
+  }
   check_given("o", in.o, o_shape, scaled);
   check_given("dout", in.dout, o_shape);
   check_given("dq", in.dq, q_shape);
@@ -161,6 +166,7 @@ Problem problem_of(const Inputs& in, const Options& options, const ScaleInputs* 
     p.dtype = storage_type(in.q, "q", "; tessera.scaled_attention takes 8 bits with their scales");
   }
   p.packed = static_cast<bool>(in.cu_seqlens_q);
+  if (scales != nullptr && scales->head_dim_v) read_tiles(*scales->head_dim_v, p);
   read_sizes(in, options, p);
   if (scales != nullptr) read_types(in, p);
   check_shapes(in, p);
@@ -212,7 +218,7 @@ Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   Tensors t;
   t.q = rows_of(in.q, p.packed);
   t.k = rows_of(in.k, p.packed);
-  t.v = rows_of(in.v, p.packed);
+  t.v = p.v_tiles ? tiles_of(in.v, p.packed) : rows_of(in.v, p.packed);
   t.o = rows_of(in.o, p.packed);
   t.softmax_lse = pointer<float>(in.softmax_lse);
   if (in.bias) {

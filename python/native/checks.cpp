@@ -54,7 +54,7 @@ void check_same_type(const char* name, const View& view, const View& q, const ch
 }
 
 void check_rows(const char* name, const View& view, const View& q,
-                std::array<std::int64_t, 4> shape, bool packed) {
+                std::array<std::int64_t, 4> shape, bool packed, const char* first) {
   if (!view) invalid(std::string(name) + " is None: a tensor is required");
   const int ndim = packed ? 3 : 4;
   const char* layout =
@@ -63,13 +63,13 @@ void check_rows(const char* name, const View& view, const View& q,
   if (view.ndim != ndim) {
     invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + layout);
   }
-  check_device(name, view, q);
-  const std::size_t first = packed ? 1 : 0;
-  for (std::size_t i = first; i < 4; ++i) {
-    if (view.shape[i - first] == shape[i]) continue;
+  check_device(name, view, q, first);
+  const std::size_t skipped = packed ? 1 : 0;
+  for (std::size_t i = skipped; i < 4; ++i) {
+    if (view.shape[i - skipped] == shape[i]) continue;
     std::string expected = "(";
-    for (std::size_t j = first; j < 4; ++j)
-      expected += (j > first ? ", " : "") + std::to_string(shape[j]);
+    for (std::size_t j = skipped; j < 4; ++j)
+      expected += (j > skipped ? ", " : "") + std::to_string(shape[j]);
     invalid(std::string(name) + " has shape " + shape_text(view) + ": must be " + expected + ")");
   }
   check_last_stride(name, view);
@@ -125,6 +125,66 @@ void check_sink(const char* name, const View& sink, const View& q, const Problem
 
 void check_window(const char* name, std::int64_t keys) {
   if (keys < -1) invalid(value(name, "", keys) + ": must be 0 or more, or -1 for unbounded");
+}
+
+namespace {
+
+/// Rows of a tile's panel: of columns, and of ones.
+std::int64_t panel_rows(std::int64_t head_dim_v) {
+  Problem one;
+  one.seqlen_k = kTileKeys;
+  one.head_dim_v = head_dim_v;
+  return one.value_tile_bytes() / kTileKeys;
+}
+
+}  // namespace
+
+void check_tiles(const char* name, const View& view, const View& q, const Problem& p,
+                 const char* first) {
+  if (!view) invalid(std::string(name) + " is None: a tensor is required");
+  if (scaled_type(view) != Dtype::e4m3) {
+    invalid(std::string(name) + ".dtype = " + name_of(view.dtype) +
+            ": must be float8_e4m3fn where it lies in tiles, as head_dim_v says");
+  }
+  const std::int64_t tiles =
+      p.packed ? p.total_k / kTileKeys + p.batch : (p.seqlen_k + kTileKeys - 1) / kTileKeys;
+  constexpr std::int64_t kPanels = kTileKeys / kPanelKeys;
+  const std::int64_t sizes[] = {p.batch,   p.num_heads_k, tiles, kPanels, panel_rows(p.head_dim_v),
+                                kPanelKeys};
+  const int skipped = p.packed ? 1 : 0, ndim = 6 - skipped;
+  if (view.ndim != ndim || !std::equal(sizes + skipped, sizes + 6, view.shape.begin())) {
+    std::string numbers;
+    for (const std::int64_t* size = sizes + skipped; size != sizes + 6; ++size) {
+      numbers += (numbers.empty() ? "" : ", ") + std::to_string(*size);
+    }
+    invalid(std::string(name) + " has shape " + shape_text(view) + ": must be (" +
+            (p.packed ? "" : "batch, ") + "num_heads_k, tiles, 4, rows, 32) = (" + numbers +
+            "), as head_dim_v = " + std::to_string(p.head_dim_v) + " says that it lies in tiles");
+  }
+  check_device(name, view, q, first);
+  if (view.size() == 0) return;
+  std::int64_t compact = 1;
+  for (auto i = static_cast<std::size_t>(ndim); i-- > static_cast<std::size_t>(2 - skipped);) {
+    if (view.shape[i] != 1 && view.strides[i] != compact) {
+      invalid(std::string(name) + ": stride of dimension " + std::to_string(i) + " = " +
+              std::to_string(view.strides[i]) + ": must be " + std::to_string(compact) +
+              ", as the tiles of a head are contiguous");
+    }
+    compact *= view.shape[i];
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(2 - skipped); ++i) {
+    if (view.shape[i] == 1 || view.strides[i] % 16 == 0) continue;
+    invalid(std::string(name) + ": stride of dimension " + std::to_string(i) + " = " +
+            std::to_string(view.strides[i]) + ": must be a multiple of 16");
+  }
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) {
+    invalid(std::string(name) + " begins at no multiple of 16 bytes: must, as it lies in tiles");
+  }
+}
+
+Tensor tiles_of(const View& view, bool packed) {
+  const std::size_t heads = packed ? 0 : 1;
+  return {view.data, packed ? 0 : view.strides[0], 0, view.strides[heads]};
 }
 
 Tensor rows_of(const View& view, bool packed) {

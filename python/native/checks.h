@@ -22,6 +22,9 @@ inline constexpr DLType kBfloat16Bits = {kDLUInt, 16, 1};
 inline constexpr DLType kFloat8E4m3 = {kDLFloat8E4m3Fn, 8, 1}, kInt8 = {kDLInt, 8, 1},
                         kFloat8E4m3Bits = {kDLUInt, 8, 1};
 
+/// Keys of a tile of v, and of one of its panels (S14).
+inline constexpr std::int64_t kTileKeys = 128, kPanelKeys = 32;
+
 /// Where the numbers of (batch, seqlen, heads, head_dim) stand in a shape; packed tensors have no
 /// batch.
 struct Axes {
@@ -53,7 +56,7 @@ void check_same_type(const char* name, const View& view, const View& q, const ch
 
 /// A tensor of rows: its dimensions, its device, and that head_dim is contiguous.
 void check_rows(const char* name, const View& view, const View& q,
-                std::array<std::int64_t, 4> shape, bool packed);
+                std::array<std::int64_t, 4> shape, bool packed, const char* first = "q");
 
 /// A contiguous array of one type. `shape`: what it must be, unless it `fits`.
 void check_array(const char* name, const View& view, const View& q, DLType dtype, const char* shape,
@@ -69,6 +72,13 @@ void check_window(const char* name, std::int64_t keys);
 
 /// A tensor of rows for the library; packed: without a batch.
 Tensor rows_of(const View& view, bool packed);
+
+/// v in tiles (S14), whose number and columns the problem says. first: as of check_device.
+/// @{
+void check_tiles(const char* name, const View& view, const View& q, const Problem& p,
+                 const char* first = "q");
+Tensor tiles_of(const View& view, bool packed);
+/// @}
 
 template <class T>
 T* pointer(const View& view) {

@@ -1,124 +1,21 @@
 // The module tessera._native: two calls that compute, one that explains, the same for tensors of 8
-// bits and for attention over caches, appends to them, the merge of partial results, the dropout
-// mask, and the threads.
+// bits, which another makes, and for attention over caches, appends to them, the merge of partial
+// results, the dropout mask, and the threads.
 // Written against CPython's limited API, so that one binary serves every Python from 3.10 on, and
 // DLPack, so that it serves every framework.
 //
 // Called by the package's own Python only; python/tessera/_native.pyi has the signatures.
-#include <cmath>
-#include <exception>
-#include <new>
-
+#include "arguments.h"
 #include "cache.h"
 #include "call.h"
 #include "execution.h"
 #include "plain.h"
+#include "quantize.h"
 #include "scaled.h"
 
 namespace tessera::python {
 
 namespace {
-
-/// "softcap = 'a': must be a number", with the object as Python prints it, cut to one short line.
-[[noreturn]] void wrong_type(const char* name, PyObject* object, const char* expected,
-                             PyObject* type = PyExc_TypeError) {
-  PyErr_Clear();
-  PyObject* const printed = PyObject_Repr(object);
-  const char* const bytes =
-      printed != nullptr ? PyUnicode_AsUTF8AndSize(printed, nullptr) : nullptr;
-  std::string text = bytes != nullptr ? bytes : "?";
-  Py_XDECREF(printed);
-  PyErr_Clear();
-  constexpr std::size_t kLongest = 60;
-  const std::size_t end = text.find('\n');
-  if (end < kLongest) {
-    text.replace(end, std::string::npos, " ...");
-  } else if (text.size() > kLongest) {
-    // Not into the middle of a character.
-    std::size_t cut = kLongest;
-    while ((static_cast<unsigned char>(text[cut]) & 0xC0U) == 0x80U) --cut;
-    text.replace(cut, std::string::npos, " ...");
-  }
-  throw Raise{type, std::string(name) + " = " + text + ": must be " + expected};
-}
-
-std::int64_t integer_of(const char* name, PyObject* object) {
-  const auto number = static_cast<std::int64_t>(PyLong_AsLongLong(object));
-  if (number == -1 && PyErr_Occurred() != nullptr) {
-    const bool large = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
-    wrong_type(name, object, large ? "an integer of 64 bits" : "an integer");
-  }
-  return number;
-}
-
-/// Arguments of a call by position.
-class Arguments {
- public:
-  Arguments(const char* function, PyObject* const* objects, Py_ssize_t count, Py_ssize_t expected)
-      : objects_(objects) {
-    if (count != expected) {
-      throw Raise{PyExc_TypeError, std::string(function) + " takes " + std::to_string(expected) +
-                                       " arguments, not " + std::to_string(count)};
-    }
-  }
-
-  PyObject* next() { return *objects_++; }
-
-  std::int64_t integer(const char* name) { return integer_of(name, next()); }
-
-  std::optional<std::int64_t> optional_integer(const char* name) {
-    if (*objects_ != Py_None) return integer(name);
-    ++objects_;
-    return std::nullopt;
-  }
-
-  std::uint64_t bits(const char* name) {
-    PyObject* const object = next();
-    const auto number = static_cast<std::uint64_t>(PyLong_AsUnsignedLongLongMask(object));
-    if (PyErr_Occurred() != nullptr) wrong_type(name, object, "an integer");
-    return number;
-  }
-
-  float real(const char* name) {
-    PyObject* const object = next();
-    const double number = PyFloat_AsDouble(object);
-    if (number == -1.0 && PyErr_Occurred() != nullptr) wrong_type(name, object, "a number");
-    return static_cast<float>(number);
-  }
-
-  std::optional<float> optional_real(const char* name) {
-    if (*objects_ != Py_None) return real(name);
-    ++objects_;
-    return std::nullopt;
-  }
-
-  bool flag(const char* name) {
-    PyObject* const object = next();
-    const int truth = PyObject_IsTrue(object);
-    if (truth < 0) wrong_type(name, object, "True or False");
-    return truth != 0;
-  }
-
- private:
-  PyObject* const* objects_;
-};
-
-/// Runs the body of a function of the module; a failure becomes a Python exception.
-template <class Body>
-PyObject* guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const PythonError&) {
-    return nullptr;
-  } catch (const Raise& raise) {
-    PyErr_SetString(raise.type, raise.text.c_str());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
-}
 
 PyObject* none() { return Py_NewRef(Py_None); }
 
@@ -238,7 +135,7 @@ PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   });
 }
 
-constexpr Py_ssize_t kScales = 7;
+constexpr Py_ssize_t kScales = 8;
 
 /// The scales of 8-bit tensors, which come behind the inputs.
 void read_scales(Arguments& arguments, Views& views, ScaleInputs& scales) {
@@ -249,6 +146,7 @@ void read_scales(Arguments& arguments, Views& views, ScaleInputs& scales) {
   views.read("v_shift", arguments.next(), scales.v_shift);
   scales.k_block = arguments.integer("k_block");
   scales.v_block = arguments.integer("v_block");
+  scales.head_dim_v = arguments.optional_integer("head_dim_v");
 }
 
 PyObject* scaled_forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
@@ -283,6 +181,59 @@ PyObject* explain_scaled(PyObject*, PyObject* const* objects, Py_ssize_t count) 
     read_scales(arguments, views, scales);
     read_options(arguments, options);
     return explained(problem_of(in, options, &scales), arguments.next(), in.q);
+  });
+}
+
+/// What quantising reads and writes, and how.
+PyObject* quantize_tensors(PyObject*, PyObject* const* objects, Py_ssize_t count) {
+  return guarded([&] {
+    Arguments arguments("quantize", objects, count, 18 + 11 + kFramework);
+    constexpr Py_ssize_t kK = 1, kV = 2;
+    PyObject* const first = objects[0] != Py_None ? objects[0] : objects[kK];
+    const Framework framework(objects[count - 1], first != Py_None ? first : objects[kV]);
+    Views views(framework.kind);
+    QuantizeInputs in;
+    views.read("q", arguments.next(), in.q);
+    views.read("k", arguments.next(), in.k);
+    views.read("v", arguments.next(), in.v);
+    views.read("q_out", arguments.next(), in.q_out, true);
+    views.read("k_out", arguments.next(), in.k_out, true);
+    views.read("v_out", arguments.next(), in.v_out, true);
+    QuantizeOptions options;
+    // Scales of a caller's may be read-only.
+    for (const auto& [name, view] : {std::pair{"q_scale", &in.q_scale},
+                                     {"k_scale", &in.k_scale},
+                                     {"v_scale", &in.v_scale},
+                                     {"k_mean", &in.k_mean}}) {
+      views.read(name, arguments.next(), *view);
+    }
+    views.read("score_shift", arguments.next(), in.score_shift, true);
+    views.read("v_shift", arguments.next(), in.v_shift);
+    views.read("signs", arguments.next(), in.signs);
+    views.read("cu_seqlens_q", arguments.next(), in.cu_seqlens_q);
+    views.read("cu_seqlens_k", arguments.next(), in.cu_seqlens_k);
+    views.read("rotary_cos", arguments.next(), in.rotary_cos);
+    views.read("rotary_sin", arguments.next(), in.rotary_sin);
+    views.read("rotary_seqlens", arguments.next(), in.rotary_seqlens);
+    options.q_given = arguments.flag("q_scale");
+    options.k_given = arguments.flag("k_scale");
+    options.v_given = arguments.flag("v_scale");
+    options.max_seqlen_q = arguments.integer("max_seqlen_q");
+    options.max_seqlen_k = arguments.integer("max_seqlen_k");
+    options.k_block = arguments.integer("k_block");
+    options.v_block = arguments.integer("v_block");
+    options.hadamard = arguments.integer("hadamard");
+    options.v_tiles = arguments.flag("v_tiles");
+    options.rotary_interleaved = arguments.flag("rotary_interleaved");
+    options.rotary_constant_q = arguments.flag("rotary_constant_q");
+    const QuantizeShape shape = shape_of(in, options);
+    const QuantizeTensors tensors = tensors_of(in, shape);
+    const View& told_by = in.first().second;
+    const Device device = device_of(told_by, in.first().first);
+    run_step(framework.stream(told_by), [&](const Execution& execution) {
+      return quantize(shape, tensors, device, execution);
+    });
+    return none();
   });
 }
 
@@ -540,6 +491,7 @@ PyMethodDef* methods() {
       {"explain", fast(explain_plan), METH_FASTCALL, nullptr},
       {"scaled_forward", fast(scaled_forward), METH_FASTCALL, nullptr},
       {"explain_scaled", fast(explain_scaled), METH_FASTCALL, nullptr},
+      {"quantize", fast(quantize_tensors), METH_FASTCALL, nullptr},
       {"cached_forward", fast(cached_forward), METH_FASTCALL, nullptr},
       {"cached_step", fast(cached_step), METH_FASTCALL, nullptr},
       {"explain_cached", fast(explain_cached), METH_FASTCALL, nullptr},

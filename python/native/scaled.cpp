@@ -1,8 +1,6 @@
 #include "scaled.h"
 
 #include <algorithm>
-#include <array>
-#include <initializer_list>
 
 #include "checks.h"
 
@@ -16,31 +14,24 @@ std::string type_of(const View& view) {
   return same(view.dtype, kBfloat16Bits) ? name_of(kBfloat16) : name_of(view.dtype);
 }
 
-/// A shape that a tensor of scales may have, and what it means then.
-struct Meaning {
-  Scaling by;
-  const char* names;
-  int ndim;
-  std::array<std::int64_t, 3> sizes;
+}  // namespace
 
-  bool fits(const View& view) const {
-    if (by == Scaling::tensor) return view.ndim == 0 || (view.ndim == 1 && view.shape[0] == 1);
-    // Packed rows may have a first dimension of 1, which no other scaling of q has.
-    const bool led = by == Scaling::token && ndim == 2 && view.ndim == 3 && view.shape[0] == 1;
-    return view.ndim == ndim + (led ? 1 : 0) &&
-           std::equal(sizes.begin(), sizes.begin() + ndim, view.shape.begin() + (led ? 1 : 0));
-  }
+bool Meaning::fits(const View& view) const {
+  if (by == Scaling::tensor) return view.ndim == 0 || (view.ndim == 1 && view.shape[0] == 1);
+  // Packed rows may have a first dimension of 1, which no other scaling of q has.
+  const bool led = by == Scaling::token && ndim == 2 && view.ndim == 3 && view.shape[0] == 1;
+  return view.ndim == ndim + (led ? 1 : 0) &&
+         std::equal(sizes.begin(), sizes.begin() + ndim, view.shape.begin() + (led ? 1 : 0));
+}
 
-  /// "(batch, num_heads_k) = (2, 4)"
-  std::string text() const {
-    if (by == Scaling::tensor) return names;
-    std::string numbers;
-    for (int i = 0; i < ndim; ++i) {
-      numbers += (i > 0 ? ", " : "") + std::to_string(sizes[static_cast<std::size_t>(i)]);
-    }
-    return std::string(names) + " = (" + numbers + ")";
+std::string Meaning::text() const {
+  if (by == Scaling::tensor) return names;
+  std::string numbers;
+  for (int i = 0; i < ndim; ++i) {
+    numbers += (i > 0 ? ", " : "") + std::to_string(sizes[static_cast<std::size_t>(i)]);
   }
-};
+  return std::string(names) + " = (" + numbers + ")";
+}
 
 Meaning by_tensor() { return {Scaling::tensor, "()", 0, {}}; }
 
@@ -66,9 +57,9 @@ Meaning by_token(const Problem& p) {
   return {Scaling::token, "(batch, num_heads, seqlen_q)", 3, {p.batch, p.num_heads, p.seqlen_q}};
 }
 
-/// The first meaning whose shape fits. why: ends the text of an error.
 Scaling meaning_of(const char* name, const View& view, const View& q,
-                   std::initializer_list<Meaning> meanings, const std::string& why) {
+                   std::initializer_list<Meaning> meanings, const std::string& why,
+                   const char* first) {
   const auto* const found = std::find_if(meanings.begin(), meanings.end(),
                                          [&](const Meaning& m) { return m.fits(view); });
   if (!view || found == meanings.end()) {
@@ -83,7 +74,7 @@ Scaling meaning_of(const char* name, const View& view, const View& q,
   if (!same(view.dtype, kFloat32)) {
     invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be float32");
   }
-  check_device(name, view, q);
+  check_device(name, view, q, first);
   if (found->by != Scaling::tensor && found->by != Scaling::head) check_last_stride(name, view);
   return found->by;
 }
@@ -94,18 +85,26 @@ void check_block(const char* name, std::int64_t block) {
           "], or be 0 where scales are not by block");
 }
 
-/// Strides by counting from the end, where batch, head and what a head has stand.
-ConstScales scales_of(const View& view, Scaling by) {
+Scales scales_of(const View& view, Scaling by) {
+  // By counting from the end, where batch, head and what a head has stand.
   const auto stride = [&](int from_end) {
     return view.ndim < from_end ? 0 : view.strides[static_cast<std::size_t>(view.ndim - from_end)];
   };
-  const auto* const data = pointer<const float>(view);
+  auto* const data = pointer<float>(view);
   if (!view || by == Scaling::tensor) return {data};
   if (by == Scaling::head) return {data, stride(2), stride(1)};
   return {data, stride(3), stride(2)};
 }
 
-}  // namespace
+void read_tiles(std::int64_t head_dim_v, Problem& p) {
+  constexpr std::int64_t kMost = 256;
+  if (head_dim_v < 1 || head_dim_v > kMost) {
+    invalid(value("head_dim_v", "", head_dim_v) + ": must lie in [1, " + std::to_string(kMost) +
+            "], the columns of tiles, or be None where v lies in rows");
+  }
+  p.v_tiles = true;
+  p.head_dim_v = head_dim_v;
+}
 
 void read_types(const Inputs& in, Problem& p) {
   const std::optional<Dtype> type = scaled_type(in.q), type_v = scaled_type(in.v);

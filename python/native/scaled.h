@@ -1,6 +1,9 @@
 // The scales of 8-bit tensors (S14): which elements share one follows from their shapes.
 #pragma once
 
+#include <array>
+#include <initializer_list>
+
 #include "call.h"
 
 namespace tessera::python {
@@ -9,11 +12,45 @@ namespace tessera::python {
 /// `tessera.scaled_attention`, which errors use.
 struct ScaleInputs {
   View q_scale, k_scale, v_scale, score_shift, v_shift;
-  std::int64_t k_block = 0, v_block = 0;  ///< keys that share a scale; 0: it is not by block
+  std::int64_t k_block = 0, v_block = 0;   ///< keys that share a scale; 0: it is not by block
+  std::optional<std::int64_t> head_dim_v;  ///< iff v lies in tiles, whose shape does not say it
 };
 
 /// The types of q, k, v and o. Throws Raise(ValueError) if they do not go together.
 void read_types(const Inputs& inputs, Problem& problem);
+
+/// v lies in tiles of so many columns. Throws Raise(ValueError).
+void read_tiles(std::int64_t head_dim_v, Problem& problem);
+
+/// A shape that a tensor of scales may have, and what it means then.
+struct Meaning {
+  Scaling by;
+  const char* names;
+  int ndim;
+  std::array<std::int64_t, 3> sizes;
+
+  bool fits(const View& view) const;
+  /// "(batch, num_heads_k) = (2, 4)"
+  std::string text() const;
+};
+
+Meaning by_tensor();
+Meaning by_head(const Problem& problem);
+Meaning by_token(const Problem& problem);
+Meaning by_block(const Problem& problem, std::int64_t block);
+Meaning by_channel(const Problem& problem);
+
+/// The first meaning whose shape fits. q: whose device the scales must be on, `first` its name.
+/// why: ends the text of an error.
+Scaling meaning_of(const char* name, const View& view, const View& q,
+                   std::initializer_list<Meaning> meanings, const std::string& why,
+                   const char* first = "q");
+
+/// Throws Raise(ValueError) if so many keys cannot share a scale.
+void check_block(const char* name, std::int64_t block);
+
+/// Where they lie.
+Scales scales_of(const View& view, Scaling by);
 
 /// Throws Raise(ValueError) if one is missing, or of no shape that the tensor may have.
 ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& inputs, const Problem& problem);

@@ -5,14 +5,19 @@
     explain(inputs, options, rng, backward: bool, device: str | None)
     scaled_forward(inputs, scales, options, rng, framework)
     explain_scaled(inputs, scales, options, rng, device: str | None)
+    quantize(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, k_mean, score_shift, v_shift, signs, cu_seqlens_q,
+        cu_seqlens_k, rotary_cos, rotary_sin, rotary_seqlens, q_given: bool, k_given: bool, v_given: bool, max_seqlen_q,
+        max_seqlen_k, k_block, v_block, hadamard, v_tiles: bool, rotary_interleaved: bool, rotary_constant_q: bool,
+        framework)
 
 inputs: q, k, v, o, lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, each anything with DLPack, or None where
 it is optional. options: the ten of `tessera.arguments.Options`. scales: q_scale, k_scale, v_scale, score_shift,
-v_shift, k_block, v_block. rng: seed and offset, integers taken modulo 2^64. gradients: dout, dlse, dq, dk, dv, dbias,
-dsink. `explain_scaled` looks at o's shape and type, not at its memory. `framework` is None, or of tensors that may lie
-on a GPU a tuple: the class that all of them must be of; `stream_of(q)`, the handle of the CUDA stream of a run; and
-`allocate(bytes, q)`, a tensor of that many bytes on the GPU of q. The functions are asked where the class does not
-offer the same to C (DLPack's table of functions), and never on a CPU.
+v_shift, k_block, v_block, and head_dim_v or None. rng: seed and offset, integers taken modulo 2^64. gradients: dout,
+dlse, dq, dk, dv, dbias, dsink. `explain_scaled` looks at o's shape and type, not at its memory. `quantize` writes what
+ends on _out, score_shift, and scales unless they are given; of q, k and v each may be None. `framework` is None, or of
+tensors that may lie on a GPU a tuple: the class that all of them must be of; `stream_of(q)`, the handle of the CUDA
+stream of a run; and `allocate(bytes, q)`, a tensor of that many bytes on the GPU of q. The functions are asked where
+the class does not offer the same to C (DLPack's table of functions), and never on a CPU.
 
     cached_forward(q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table,
         cache_index, leftpad, tree_mask, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, window_left,
@@ -51,6 +56,7 @@ def backward(*arguments: Any) -> None: ...
 def explain(*arguments: Any) -> str: ...
 def scaled_forward(*arguments: Any) -> None: ...
 def explain_scaled(*arguments: Any) -> str: ...
+def quantize(*arguments: Any) -> None: ...
 def cached_forward(*arguments: Any) -> Any: ...
 def cached_step(*arguments: Any) -> Any: ...
 def explain_cached(*arguments: Any) -> str: ...

@@ -56,6 +56,33 @@ class Scales:
     v_shift: Any
     k_block: int
     v_block: int
+    head_dim_v: int | None
+
+
+@dataclass(slots=True)
+class Quantization:
+    """What `tessera.quantize` takes beside q, k and v."""
+
+    dtype: Any
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    k_block: int
+    v_block: int
+    v_tiles: bool
+    k_mean: Any
+    v_shift: Any
+    hadamard: int
+    signs: Any
+    rotary_cos: Any
+    rotary_sin: Any
+    rotary_interleaved: bool
+    rotary_seqlens: Any
+    rotary_constant_q: bool
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
 
 
 class Keywords(TypedDict, total=False):

@@ -63,12 +63,12 @@ def to_native(name: str, array: Any, first: str = "q", eight_bits: bool = False)
     return array
 
 
-def _longest(name: str, cu_seqlens: Any, longest: int | None) -> int:
+def longest(name: str, cu_seqlens: Any, given: int | None) -> int:
     """max_seqlen_q or max_seqlen_k."""
     if cu_seqlens is None:
         return 0
-    if longest is not None:
-        return longest
+    if given is not None:
+        return given
     if is_traced(cu_seqlens):
         raise ValueError(
             f"max_seqlen_{name} is None, and cu_seqlens_{name} is traced by JAX: it must be given; any upper bound "
@@ -119,13 +119,13 @@ def prepare(
     ]
     left, right = band(a.causal, a.window)
     options = (
-        _longest("q", cu_seqlens_q, a.max_seqlen_q), _longest("k", cu_seqlens_k, max_seqlen_k), a.softmax_scale,
+        longest("q", cu_seqlens_q, a.max_seqlen_q), longest("k", cu_seqlens_k, max_seqlen_k), a.softmax_scale,
         a.softcap, left, right, is_top_left(a.alignment), a.dropout_p, a.deterministic, a.batch_invariant,
     )  # fmt: skip
     return arrays, options
 
 
-def _empty_lse(q: np.ndarray) -> np.ndarray:
+def empty_lse(q: np.ndarray) -> np.ndarray:
     batch, (rows, heads) = q.shape[:-3], q.shape[-3:-1] if q.ndim >= 3 else (0, 0)
     return np.empty((*batch, heads, rows), np.float32)
 
@@ -143,9 +143,9 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
     first, _, value, *_ = arrays
     assert first is not None and value is not None
     o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
-    lse = _empty_lse(first) if return_lse else None
+    lse = empty_lse(first) if return_lse else None
     _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), None)
-    return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+    return like(q, o) if lse is None else (like(q, o), like(q, lse))
 
 
 def _prepare_scaled(
@@ -162,10 +162,20 @@ def _prepare_scaled(
         )
     arrays, options = prepare(q, k, v, arguments, eight_bits=True)
     factors = (to_native(name, array) for name, array in zip(names, given, strict=True))
-    return arrays, (*factors, s.k_block, s.v_block), options
+    return arrays, (*factors, s.k_block, s.v_block, s.head_dim_v), options
 
 
-def _output_type(v: Any, dtype: Any) -> Any:
+def _shape_of_o(q: Any, v: Any, head_dim_v: int | None) -> tuple[int, ...]:
+    """head_dim_v: where v lies in tiles."""
+    if head_dim_v is None:
+        return (*q.shape[:-1], v.shape[-1])
+    try:
+        return (*q.shape[:-1], max(operator.index(head_dim_v), 0))
+    except TypeError:
+        raise TypeError(f"head_dim_v = {head_dim_v!r}: must be an integer, or None where v lies in rows") from None
+
+
+def output_type(v: Any, dtype: Any) -> Any:
     """The type of o beside q of 8 bits."""
     if dtype is not None:
         given = np.dtype(dtype)
@@ -187,18 +197,18 @@ def _output_type(v: Any, dtype: Any) -> Any:
 def scaled_attention(q: Any, k: Any, v: Any, scales: Scales, arguments: Arguments, dtype: Any, return_lse: bool) -> Any:
     """As `tessera.scaled_attention`. JAX arrays in, JAX arrays out."""
     arrays, factors, options = _prepare_scaled(q, k, v, scales, arguments)
-    o = np.empty(q.shape[:-1] + v.shape[-1:], _output_type(v, dtype))
-    lse = _empty_lse(q) if return_lse else None
+    o = np.empty(_shape_of_o(q, v, scales.head_dim_v), output_type(v, dtype))
+    lse = empty_lse(q) if return_lse else None
     _native.scaled_forward(*arrays[:3], to_native("o", o), lse, *arrays[3:], *factors, *options, 0, 0, None)
-    return _like(q, o) if lse is None else (_like(q, o), _like(q, lse))
+    return like(q, o) if lse is None else (like(q, o), like(q, lse))
 
 
 def explain_scaled(q: Any, k: Any, v: Any, scales: Scales, arguments: Arguments, dtype: Any, device: str | None) -> str:
     """As `tessera.explain_scaled`."""
     arrays, factors, options = _prepare_scaled(q, k, v, scales, arguments)
     # o without its memory: one row that all of them share.
-    row = np.empty(v.shape[-1:], _output_type(v, dtype))
-    o = to_native("o", np.broadcast_to(row, q.shape[:-1] + v.shape[-1:]))
+    shape = _shape_of_o(q, v, scales.head_dim_v)
+    o = to_native("o", np.broadcast_to(np.empty(shape[-1:], output_type(v, dtype)), shape))
     return _native.explain_scaled(*arrays[:3], o, None, *arrays[3:], *factors, *options, 0, 0, device)
 
 
@@ -223,7 +233,7 @@ def from_native(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.view(dtype) if array.dtype == np.uint16 else array
 
 
-def _like(q: Any, array: np.ndarray) -> Any:
+def like(q: Any, array: np.ndarray) -> Any:
     """A result in the framework of q, and in its bfloat16."""
     array = from_native(array, q.dtype)
     return sys.modules["jax"].numpy.asarray(array) if _is_jax(q) else array

@@ -8,15 +8,18 @@ Tensor: Any = ()
 torch_ops: Any = None
 torch_cache: Any = None
 torch_scaled: Any = None
+torch_quantize: Any = None
+torch_precision: Any = None
 
 
 def bind_torch() -> None:
-    global Tensor, torch_ops, torch_cache, torch_scaled
+    global Tensor, torch_ops, torch_cache, torch_scaled, torch_quantize, torch_precision
     import torch
 
-    from .torch import cache, ops, scaled
+    from .torch import cache, ops, precision, quantize, scaled
 
     Tensor, torch_ops, torch_cache, torch_scaled = torch.Tensor, ops, cache, scaled
+    torch_quantize, torch_precision = quantize, precision
 
 
 def framework_of(tensor: Any, name: str = "q") -> Any:
@@ -46,3 +49,17 @@ def scaled_module(tensor: Any) -> Any:
     """The module of 8-bit tensors."""
     framework = framework_of(tensor)
     return torch_scaled if framework is torch_ops else framework
+
+
+def quantize_module(tensor: Any, name: str) -> Any:
+    """The module that makes 8-bit tensors."""
+    if framework_of(tensor, name) is torch_ops:
+        return torch_quantize
+    from . import array_quantize
+
+    return array_quantize
+
+
+def precision_module(tensor: Any) -> Any:
+    """The module of attention that computes with 8 bits."""
+    return torch_precision if framework_of(tensor) is torch_ops else quantize_module(tensor, "q")

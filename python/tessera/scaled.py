@@ -16,6 +16,7 @@ def scaled_attention(
     *,
     k_block: int = 0,
     v_block: int = 0,
+    head_dim_v: int | None = None,
     score_shift: Array | None = None,
     v_shift: Array | None = None,
     dtype: Any = None,
@@ -36,13 +37,14 @@ def scaled_attention(
 ) -> Any:
     """`attention` of q, k and v of 8 bits, whose values are elements times scales; outside autograd.
 
-    On a CPU so far. The shape of a scale says which elements share one; () may also be (1,). Scales are float32, with
-    any strides of batch and head, 0 too; a last dimension of rows, blocks or columns is contiguous. A missing scale is
-    never taken for 1.
+    A GPU takes float8_e4m3fn, with v in tiles; `quantize` makes all of it. The shape of a scale says which elements
+    share one; () may also be (1,). Scales are float32, with any strides of batch and head, 0 too; a last dimension of
+    rows, blocks or columns is contiguous. A missing scale is never taken for 1.
 
     Args:
         q, k: float8_e4m3fn or int8, both the same; shapes as `attention` takes them. NumPy: of ml_dtypes.
-        v: of their type, or bfloat16 or float16.
+        v: of their type, or bfloat16 or float16. Or, of float8_e4m3fn, in tiles, as `quantize` makes them: (batch,
+            num_heads_k, tiles, 4, rows, 32), packed without batch.
         q_scale: () for all of q; (batch, num_heads_k) for a sequence and all query heads of a key head; (batch,
             num_heads, seqlen_q) for a row. Packed, a row's are (1, num_heads, total_q), or (num_heads, total_q) unless
             that is (batch, num_heads_k) as well: two dimensions that may mean both are a sequence's and a head's.
@@ -53,6 +55,7 @@ def scaled_attention(
         v_scale: the same with `v_block`; or, without, (batch, num_heads_k, head_dim_v) for a column of a sequence and
             head. None where v is of 16 bits, and only there.
         k_block, v_block: keys that share a scale; 0: scales are not by block.
+        head_dim_v: the columns of v, iff it lies in tiles, whose shape does not say it.
         score_shift: float32, shaped as a row's q_scale: added to q k^T of the row, before softmax_scale. Where a vector
             c was taken off all keys before they were rounded, it is q c.
         v_shift: float32 (batch, num_heads_k, head_dim_v), added to every value of a column, after its scale.
@@ -62,12 +65,12 @@ def scaled_attention(
         causal and the others: as `attention` takes them.
 
     Returns:
-        o, like q with v's head_dim, of `dtype`; with `return_lse` (o, lse), as `attention`.
+        o, like q with v's columns, of `dtype`; with `return_lse` (o, lse), as `attention`.
 
     Raises: as `attention`; NotImplementedError also for torch tensors that require a gradient, outside torch.no_grad(),
         and for what JAX traces.
     """
-    scales = Scales(q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block)
+    scales = Scales(q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block, head_dim_v)
     arguments = Arguments(
         causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, 0.0, None, cu_seqlens_q,
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, False, batch_invariant,
@@ -86,6 +89,7 @@ def explain_scaled(
     device: str | None = None,
     k_block: int = 0,
     v_block: int = 0,
+    head_dim_v: int | None = None,
     score_shift: Array | None = None,
     v_shift: Array | None = None,
     dtype: Any = None,
@@ -112,7 +116,7 @@ def explain_scaled(
 
     Raises: as `scaled_attention`.
     """
-    scales = Scales(q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block)
+    scales = Scales(q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block, head_dim_v)
     arguments = Arguments(
         causal, window, alignment, softmax_scale, softcap, alibi_slopes, bias, sink, 0.0, None, cu_seqlens_q,
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, False, batch_invariant,

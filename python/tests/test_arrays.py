@@ -243,6 +243,119 @@ def test_scaled_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         tessera.scaled_attention(q, k, v, *scales, k_block=7)
 
 
+def quantized(x: Any, limit: float, axes: Any) -> tuple[Any, Any]:
+    """(elements, scale) of int8, by the largest magnitude along the axes."""
+    largest = np.abs(x.astype(np.float32)).max(axes, keepdims=True)
+    factor = np.float32(limit) / largest
+    return np.rint(x.astype(np.float32) * factor).astype(np.int8), largest / np.float32(limit)
+
+
+def test_quantize() -> None:
+    for dtype in (np.float32, np.float16):
+        q, k, v = arrays(dtype, keys=14)
+        made = tessera.quantize(q, k, v, dtype=np.int8, k_block=7, v_scale="channel")
+        elements, scale = quantized(q, 127, -1)
+        np.testing.assert_array_equal(made.q, elements)
+        np.testing.assert_array_equal(made.q_scale, scale[..., 0].transpose(0, 2, 1))
+        elements, scale = quantized(k.reshape(2, 2, 7, 2, 24), 127, (2, 4))
+        np.testing.assert_array_equal(made.k, elements.reshape(k.shape))
+        np.testing.assert_array_equal(made.k_scale, scale[:, :, 0, :, 0].transpose(0, 2, 1))
+        np.testing.assert_allclose(made.v_scale, quantized(v, 127, 1)[1][:, 0], rtol=1e-6)
+        assert (np.abs(made.v * made.v_scale[:, None] - v) <= 0.501 * made.v_scale[:, None]).all()
+        o = made.attention(dtype=np.float32)
+        exact, _ = three_steps(q, k, v)
+        assert np.linalg.norm(o - exact) < 0.03 * np.linalg.norm(exact)
+        assert "fwd i8" in made.explain(dtype=np.float32)
+
+
+def test_quantize_has_the_bits_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("ml_dtypes")
+    q, k, v = arrays(keys=150)
+    mean, shift, signs = (np.random.standard_normal(s).astype(np.float32) for s in ((2, 2, 24), (2, 2, 40), (24,)))
+    table, at = np.random.rand(200, 6).astype(np.float32), np.array([0, 30], np.int32)
+    at_q, at_k = np.array([0, 9, 19], np.int32), np.array([0, 3, 150], np.int32)
+    tables = {"rotary_cos": table, "rotary_sin": table, "rotary_seqlens": at}
+    for rows, options in (
+        ((q, k, v), {"k_mean": mean, "v_shift": shift, "signs": np.sign(signs), "hadamard": 8, **tables}),
+        ((q, k, v), {"q_scale": "head", "k_scale": "tensor", "v_scale": "head", "k_mean": mean}),
+        ((q, k, v), {"v_scale": "channel", "v_tiles": True, "v_shift": shift}),
+        ((q[0], k[0], v[0]), {"cu_seqlens_q": at_q, "cu_seqlens_k": at_k, "v_scale": "channel", "k_scale": "head"}),
+        ((q[0], k[0], v[0]), {"cu_seqlens_q": at_q, "cu_seqlens_k": at_k, "k_mean": mean, "q_scale": "head"}),
+    ):
+        made = tessera.quantize(*rows, **options)
+        there = {name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+        theirs = tessera.quantize(*map(torch.from_numpy, rows), **there)
+        for name, x, y in zip(made._fields, made, theirs, strict=True):
+            if not isinstance(x, np.ndarray):
+                assert x == y, name
+            elif x.dtype.name == "float8_e4m3fn":
+                np.testing.assert_array_equal(x.view(np.uint8), y.view(torch.uint8).numpy())
+            elif name == "score_shift":  # in any order
+                np.testing.assert_allclose(x, y.numpy(), atol=1e-4)
+            elif x.dtype == np.float32 and "cu_seqlens_q" in options and x.ndim == 2 and name == "k_scale":
+                np.testing.assert_array_equal(x[:, :1], y.numpy()[:, :1])  # the others belong to no sequence
+            elif name != "v_scale" or "cu_seqlens_q" not in options:
+                np.testing.assert_array_equal(x, y.numpy())
+
+
+def test_quantize_jax() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = arrays(keys=150)
+    there = [jax.device_put(x, jax.devices("cpu")[0]) for x in (q, k, v)]
+    made, expected = tessera.quantize(*there, v_tiles=True), tessera.quantize(q, k, v, v_tiles=True)
+    assert isinstance(made.q, jax.Array) and made.q.dtype == jax.numpy.float8_e4m3fn
+    np.testing.assert_array_equal(np.asarray(made.attention()), expected.attention())
+    low = tessera.attention(*there, causal=True, precision="e4m3")
+    assert isinstance(low, jax.Array)
+    np.testing.assert_array_equal(np.asarray(low), tessera.attention(q, k, v, causal=True, precision="e4m3"))
+    with pytest.raises(NotImplementedError, match="quantize under JAX's transformations"):
+        jax.jit(lambda q: tessera.quantize(q, k, v).q)(q)
+    with pytest.raises(NotImplementedError, match="precision = 'e4m3' under JAX's transformations"):
+        jax.jit(lambda q: tessera.attention(q, k, v, precision="e4m3"))(q)
+
+
+def test_precision() -> None:
+    """Needs no types of ml_dtypes. With torch: its bits."""
+    q, k, v = arrays(np.float16, keys=150)
+    at = np.array([0, 9, 19], np.int32), np.array([0, 3, 150], np.int32)
+    for precision, most in (("e4m3", 0.08), ("int8", 0.025)):
+        o, lse = tessera.attention(q, k, v, precision=precision, return_lse=True)
+        exact, exact_lse = three_steps(q, k, v)
+        assert o.dtype == np.float16 and np.linalg.norm(o - exact) < most * np.linalg.norm(exact)
+        assert 0 < np.abs(lse - exact_lse).max() < 0.1
+        packed = tessera.attention(q[0], k[0], v[0], cu_seqlens_q=at[0], cu_seqlens_k=at[1], precision=precision)
+        for (a, b), (c, d) in (((0, 9), (0, 3)), ((9, 19), (3, 150))):
+            part = tessera.attention(q[:1, a:b], k[:1, c:d], v[:1, c:d], precision=precision)
+            np.testing.assert_array_equal(packed[a:b], part[0])
+        if "torch" in sys.modules:
+            import torch
+
+            theirs = tessera.attention(*map(torch.from_numpy, (q, k, v)), precision=precision)
+            np.testing.assert_array_equal(o, theirs.numpy())
+    with pytest.raises(NotImplementedError, match="v.dtype = float32 together with precision = 'int8'"):
+        tessera.attention(*arrays(), precision="int8")
+    with pytest.raises(NotImplementedError, match="dropout_p = 0.5 together with precision = 'e4m3': must be 0"):
+        tessera.attention(q, k, v, dropout_p=0.5, precision="e4m3")
+
+
+def test_quantize_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = arrays()
+    for given, error, text in (
+        ({"q_scale": "row"}, ValueError, "q_scale = 'row': must be 'token', 'head', 'tensor', or float32 scales"),
+        ({"dtype": np.float16}, ValueError, "dtype = float16: must be float8_e4m3fn or int8"),
+        ({"k": k.tolist()}, TypeError, "k is of type 'list', but q is an array"),
+        ({"v_scale": None}, ValueError, "v_scale is None, but v.dtype = float32: what stays as it is has 16 bits"),
+        ({"k": k.astype(np.float16)}, ValueError, "k.dtype = float16, but q.dtype = float32: they must be the same"),
+        ({"hadamard": 16}, ValueError, "hadamard = 16: must be 0, or a power of two up to 256 that divides head_dim"),
+    ):
+        with pytest.raises(error, match=text):
+            tessera.quantize(**{"q": q, "k": k, "v": v, "dtype": np.int8} | given)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ValueError, match="float8_e4m3fn, a type of ml_dtypes, which is not installed: int8 needs"):
+        tessera.quantize(q, k, v)
+
+
 # ---- combine
 
 

@@ -43,7 +43,7 @@ def rows_of(train_gpt: ModuleType, folder: pathlib.Path, *arguments: str) -> lis
 @pytest.mark.parametrize("dtype", SAME_LOSS)
 def test_losses_of_all_attentions_agree_and_fall(train_gpt: ModuleType, tmp_path: pathlib.Path, dtype: str) -> None:
     losses = {}
-    for attention in ("tessera", "sdpa", "math"):
+    for attention in ("tessera", "tessera-e4m3", "sdpa", "math"):
         rows = rows_of(train_gpt, tmp_path, f"--attention={attention}", f"--dtype={dtype}")
         assert [int(row["step"]) for row in rows] == list(range(1, 31))
         assert float(rows[-1]["tokens_per_s"]) > 0
@@ -51,6 +51,8 @@ def test_losses_of_all_attentions_agree_and_fall(train_gpt: ModuleType, tmp_path
         losses[attention] = np.array([float(row["loss"]) for row in rows])
     for attention in ("sdpa", "math"):
         np.testing.assert_allclose(losses["tessera"], losses[attention], rtol=0, atol=SAME_LOSS[dtype])
+    differences = np.abs(losses["tessera-e4m3"] - losses["tessera"])
+    assert 0 < differences.max() < 0.02
     assert losses["tessera"][-5:].mean() < losses["tessera"][0] - 1
 
 

@@ -263,7 +263,7 @@ def test_versions_of_torch_that_export_no_float8(monkeypatch: pytest.MonkeyPatch
     """Its bits travel as uint8 then; errors have its name all the same."""
     case = scaled()
     expected, text = tessera.scaled_attention(**case.arguments()), tessera.explain_scaled(**case.arguments())
-    monkeypatch.setattr(torch_scaled, "_travels_as_bits", True)
+    monkeypatch.setattr(torch_scaled, "travels_as_bits", True)
     assert torch.equal(tessera.scaled_attention(**case.arguments()), expected)
     assert tessera.explain_scaled(**case.arguments()) == text
     with pytest.raises(ValueError, match="q_scale is None: must be .*; values of float8_e4m3fn are elements times"):
@@ -294,8 +294,8 @@ def op_arguments(case: Scaled, **given: Any) -> tuple[Any, ...]:
     longest = 0 if case.starts is None else 50
     names = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "q_scale", "k_scale", "v_scale",
              "score_shift", "v_shift")  # fmt: skip
-    return (a["q"], a["k"], a["v"], *(a.get(name) for name in names), a["k_block"], a["v_block"], longest, longest,
-            None, 0.0, -1, 0, False, False, a.get("dtype", torch.bfloat16))  # fmt: skip
+    return (a["q"], a["k"], a["v"], *(a.get(name) for name in names), a["k_block"], a["v_block"], None, longest,
+            longest, None, 0.0, -1, 0, False, False, a.get("dtype", torch.bfloat16))  # fmt: skip
 
 
 def test_opcheck() -> None:

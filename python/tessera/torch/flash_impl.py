@@ -3,8 +3,9 @@
     torch.nn.attention.activate_flash_attention_impl("TESSERA")
 
 makes every CUDA call that PyTorch sends to its flash kernels run here: scaled_dot_product_attention where it picks that
-backend, torch.nn.attention.varlen, nested tensors. PyTorch decides which calls those are (no mask, float16 or bfloat16,
-...). Importing this module makes the name known, where PyTorch has the registry (2.11 and later); it activates nothing.
+backend, torch.nn.attention.varlen, nested tensors, and the prototype of 8 bits in torch.nn.attention.experimental.
+PyTorch decides which calls those are (no mask, float16 or bfloat16, ...). Importing this module makes the name known,
+where PyTorch has the registry (2.11 and later); it activates nothing.
 
 Each function here has the signature and the results of the operator it replaces.
 """
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..quantized import quantize
+from ..scaled import scaled_attention
 from .direct import backward, forward
 from .tensors import rows
 
@@ -182,12 +185,61 @@ def sdpa_flash_attention_backward(
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
+def sdpa_flash_attention_quantized(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]:
+    """aten::_scaled_dot_product_flash_attention.quantized: (batch, heads, seqlen, head_dim) of float8_e4m3fn, outside
+    autograd. Results of bfloat16, as sdpa_flash_attention's.
+
+    Args:
+        q_descale, k_descale, v_descale: float32 (batch, heads of key), what elements are multiplied by; None: 1.
+
+    Raises: NotImplementedError: dropout_p, return_debug_mask, or another type.
+    """
+    if query.dtype is not torch.float8_e4m3fn:
+        raise NotImplementedError(
+            f"query.dtype = {query.dtype}: the {_NAME} flash attention implementation takes "
+            "descales beside torch.float8_e4m3fn only"
+        )
+    for name, given in (("dropout_p", dropout_p > 0.0), ("return_debug_mask", return_debug_mask)):
+        if given:
+            raise NotImplementedError(
+                f"{name} is given: the {_NAME} flash attention implementation takes none of 8 bits"
+            )
+    q, k, v = (x.detach().transpose(1, 2) for x in (query, key, value))
+    one = torch.ones((), device=query.device)
+    q_scale, k_scale, v_scale = (one if x is None else x for x in (q_descale, k_descale, v_descale))
+    columns = None
+    if query.device.type == "cuda":
+        # The same elements where the kernels want them: bfloat16 holds each, and a scale of 1 changes none.
+        made = quantize(v=rows(v).to(torch.bfloat16), v_scale=one, v_tiles=True)
+        v, columns = made.v, made.head_dim_v
+    o, lse = scaled_attention(
+        rows(q), rows(k), v if columns else rows(v), q_scale, k_scale, v_scale, head_dim_v=columns, causal=is_causal,
+        softmax_scale=scale, return_lse=True,
+    )  # fmt: skip
+    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+    state, unused = _rng_results(nothing, query.device)
+    return o.transpose(1, 2), lse, None, None, query.shape[2], key.shape[2], state, unused, o.new_empty(0)
+
+
 _OPERATORS = {
     "_flash_attention_forward": flash_attention_forward,
     "_flash_attention_forward_no_dropout_inplace": flash_attention_forward_inplace,
     "_flash_attention_backward": flash_attention_backward,
     "_scaled_dot_product_flash_attention": sdpa_flash_attention,
     "_scaled_dot_product_flash_attention_backward": sdpa_flash_attention_backward,
+    "_scaled_dot_product_flash_attention.quantized": sdpa_flash_attention_quantized,
 }
 
 
@@ -197,7 +249,8 @@ class _Handle:
     def __init__(self) -> None:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL", "CUDA")
         for name, function in _OPERATORS.items():
-            if hasattr(torch.ops.aten, name):
+            packet, _, overload = name.partition(".")
+            if hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
                 self._library.impl(name, function, "CUDA")
 
     def remove(self) -> None:

@@ -139,7 +139,7 @@ def empty_lse(q: Tensor) -> Tensor:
     return q.new_empty((shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0]), dtype=torch.float32)
 
 
-def _check_rows(q: Tensor, v: Tensor) -> None:
+def check_rows(q: Tensor, v: Tensor) -> None:
     """What results' shapes are read from; the library checks the rest."""
     for name, tensor in (("q", q), ("v", v)):
         if tensor.dim() not in (3, 4):
@@ -164,7 +164,7 @@ def empty_o(q: Tensor, v: Tensor, like: Tensor | None = None) -> Tensor:
         except RuntimeError:
             require_strided(q)
             raise
-    _check_rows(q, v)
+    check_rows(q, v)
     like = q if like is None else like
     if q.is_contiguous():
         return like.new_empty(q.shape[:-1] + v.shape[-1:])
@@ -179,7 +179,7 @@ FRAMEWORK = (Tensor, stream_of, allocate, torch.empty_like, empty_o)
 
 def outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialised o and lse."""
-    _check_rows(q, v)
+    check_rows(q, v)
     return empty_o(q, v), empty_lse(q)
 
 

@@ -16,17 +16,18 @@ from . import ops
 from .ops import FRAMEWORK, NUMBERS, TENSORS, Inputs, empty_lse, empty_o
 from .tensors import refuse_gradients, signed
 
-# q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block.
-Factors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int, int]
+# q_scale, k_scale, v_scale, score_shift, v_shift, k_block, v_block, head_dim_v.
+Factors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int | None]
 
 _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
     f"scaled_forward(Tensor q, Tensor k, Tensor v, {TENSORS}, Tensor q_scale, Tensor k_scale, Tensor? v_scale, "
-    f"Tensor? score_shift, Tensor? v_shift, SymInt k_block, SymInt v_block, {NUMBERS}, bool batch_invariant, "
-    "ScalarType dtype) -> (Tensor, Tensor)",
+    "Tensor? score_shift, Tensor? v_shift, SymInt k_block, SymInt v_block, SymInt? head_dim_v, "
+    f"{NUMBERS}, bool batch_invariant, ScalarType dtype) -> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
+_HEAD_DIM_V = 12  # its place behind q, k and v
 _HALVES = (torch.bfloat16, torch.float16)
 # What `_native` takes for types that a framework does not export: not for a caller's own.
 _BITS = (torch.uint8, getattr(torch, "uint16", None))  # the second since torch 2.3
@@ -41,7 +42,7 @@ def _exports_float8() -> bool:
     return True
 
 
-_travels_as_bits = not _exports_float8()
+travels_as_bits = not _exports_float8()
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, scales: Scales, arguments: Arguments) -> tuple[Inputs, Factors, Options]:
@@ -56,7 +57,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, scales: Scales, arguments: Argument
         scales.q_scale, scales.k_scale, scales.v_scale, scales.score_shift, scales.v_shift,
     )  # fmt: skip
     ops.require_tensors(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, score_shift=shift, v_shift=v_shift)
-    return inputs, (*factors, scales.k_block, scales.v_block), options
+    return inputs, (*factors, scales.k_block, scales.v_block, scales.head_dim_v), options
 
 
 def _like_o(v: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -68,34 +69,45 @@ def _like_o(v: Tensor, dtype: torch.dtype | None) -> Tensor:
     return v if v.dtype is dtype else v.new_empty(0, dtype=dtype)
 
 
-def _readable(x: Any) -> Any:
+def _values(q: Tensor, v: Tensor, head_dim_v: int | None) -> Tensor:
+    """v; where it lies in tiles, what has its type and rows of as many columns."""
+    if head_dim_v is None:
+        return v
+    if not isinstance(head_dim_v, (int, torch.SymInt)):
+        raise TypeError(f"head_dim_v = {head_dim_v!r}: must be an integer, or None where v lies in rows")
+    return v.new_empty(max(head_dim_v, 0)).expand(*q.shape[:-1], -1)
+
+
+def readable(x: Any) -> Any:
     """x as `_native` can read it: with its sign, and with its bits where torch does not export its type."""
-    if _travels_as_bits and isinstance(x, Tensor) and x.dtype is torch.float8_e4m3fn:
+    if travels_as_bits and isinstance(x, Tensor) and x.dtype is torch.float8_e4m3fn:
         x = x.view(torch.uint8)
     return signed(x)
 
 
-def _run(inputs: Inputs, factors: Factors, options: Options, o: Tensor, lse: Tensor | None) -> None:
-    q, k, v, *others = map(_readable, inputs)
-    _native.scaled_forward(q, k, v, o, lse, *others, *map(_readable, factors), *options, 0, 0, FRAMEWORK)
+def run(inputs: Inputs, factors: Factors, options: Options, o: Tensor, lse: Tensor | None) -> None:
+    q, k, v, *others = map(readable, inputs)
+    _native.scaled_forward(q, k, v, o, lse, *others, *map(readable, factors), *options, 0, 0, FRAMEWORK)
 
 
 @torch.library.impl(_library, "scaled_forward", "CompositeExplicitAutograd")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     *shared, batch_invariant, dtype = more
-    others, factors, numbers = shared[:5], shared[5:12], shared[12:]
-    o, lse = empty_o(q, v, _like_o(v, dtype)), empty_lse(q)
-    _run((q, k, v, *others), (*factors,), (*numbers, 0.0, False, batch_invariant), o, lse)
+    others, factors, numbers = shared[:5], shared[5:13], shared[13:]
+    o, lse = empty_o(q, _values(q, v, factors[-1]), _like_o(v, dtype)), empty_lse(q)
+    run((q, k, v, *others), (*factors,), (*numbers, 0.0, False, batch_invariant), o, lse)
     return o, lse
 
 
 @torch.library.register_fake("tessera::scaled_forward", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
-    return empty_o(q, v, _like_o(v, more[-1])), empty_lse(q)
+    return empty_o(q, _values(q, v, more[_HEAD_DIM_V]), _like_o(v, more[-1])), empty_lse(q)
 
 
 @register_flop_formula(torch.ops.tessera.scaled_forward, get_raw=False)
-def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *_: Any, **__: Any) -> int:
+def _forward_flops(q_shape: Any, k_shape: Any, v_shape: Any, *more: Any, **_: Any) -> int:
+    if more[_HEAD_DIM_V] is not None:
+        v_shape = (more[_HEAD_DIM_V],)
     return ops.flops(q_shape, k_shape, v_shape, 1, 1)
 
 
@@ -123,8 +135,8 @@ def scaled_attention(
         *numbers, _, _, batch_invariant = options
         o, lse = torch.ops.tessera.scaled_forward(*inputs, *factors, *numbers, batch_invariant, like.dtype)
     else:
-        o, lse = empty_o(q, v, like), empty_lse(q) if return_lse else None
-        _run(inputs, factors, options, o, lse)
+        o, lse = empty_o(q, _values(q, v, scales.head_dim_v), like), empty_lse(q) if return_lse else None
+        run(inputs, factors, options, o, lse)
     return o if lse is None or not return_lse else (o, lse)
 
 
@@ -141,6 +153,7 @@ def explain_scaled(
     inputs, factors, options = prepare(q, k, v, scales, arguments)
     like = _like_o(v, dtype)
     # o without its memory: one row that all of them share.
-    o = like.new_empty(v.shape[-1:]).expand(q.shape[:-1] + v.shape[-1:])
-    q, k, v, *others = map(_readable, inputs)
+    columns = _values(q, v, scales.head_dim_v).shape[-1:]
+    o = like.new_empty(columns).expand(q.shape[:-1] + columns)
+    q, k, v, *others = map(readable, inputs)
     return _native.explain_scaled(q, k, v, o, None, *others, *factors, *options, 0, 0, device)
