@@ -56,6 +56,7 @@ def of_integers(text):
     """The same problem with scores of i8 and values of 16 bits."""
     text = text.replace("fwd e4m3", "fwd i8").replace(" v_shift", "")
     text = re.sub(r"(scales=[^/]+/[^/]+)/\S+", r"\1/none", text)
+    text = re.sub(r"/block:\d+/none", "/block:128/none", text)
     return text.replace(" o=f16", "").replace("v_tiles", "v=f16" if " o=f16" in text else "v=bf16")
 
 
@@ -173,7 +174,7 @@ def check_lengths(library, arguments):
     """Errors against length, as a table."""
     lengths = [1 << n for n in range(10, 18) if 1 << n <= arguments.longest]
     right = True
-    for scalings in ("tensor/tensor/tensor", "token/block:64/channel", "token/block:64/none"):
+    for scalings in ("tensor/tensor/tensor", "token/block:64/channel", "token/block:128/none"):
         for mean in (0.0, 0.5):
             errors = [relative_error(library, arguments.where, n, mean, scalings) for n in lengths]
             flat = max(e for e, _ in errors) <= 1.5 * errors[0][0] + 1e-3

@@ -62,7 +62,7 @@ def measure(library, mode, d, causal, s, rounds):
     if mode == "scores":
         line = f"fwd i8 b={b} h={h} q={s} k={s} d={d}{mask} v=bf16 scales="
     if mode != "inputs":
-        made = Quantized(library, line + ("token/block:64/none" if mode == "scores" else QUANTIZED), q, k, v)
+        made = Quantized(library, line + ("token/block:128/none" if mode == "scores" else QUANTIZED), q, k, v)
         plan, attend = made.attend(library, "gpu", o, lse, stream)
         ours = lambda: (made.run("gpu", stream), attend())
         wide = library.plan(f"fwd bf16 b={b} h={h} q={s} k={s} d={d}{mask}", "gpu")

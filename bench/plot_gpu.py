@@ -1,6 +1,6 @@
-"""Draws bench/results/h200_{forward,backward,layer}.csv, and prints the tables of docs/performance.md (--table).
+"""Draws bench/results/h200_{forward,backward,layer,fp8_lengths}.csv, and prints the tables of docs/performance.md (--table).
 
-    plot_gpu.py [--pass forward|backward|layer] [--table]
+    plot_gpu.py [--pass forward|backward|layer|fp8_lengths] [--table]
 
 One panel a head dim and mask: TFLOP/s against sequence length. FlashAttention-3 is drawn as it stood to cuDNN
 in bench/results/h200_peers.csv, from cuDNN in the same run. Where the file has several runs of a cell, their median
@@ -121,6 +121,35 @@ def draw_layer(rows, output):
     save(figure, output)
 
 
+def draw_lengths(rows, output):
+    """Errors of 8 bits against the number of keys, beside those of an accumulator that is never promoted."""
+    plt.rcParams.update(STYLE)
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.8), sharey=True)
+    styles = {"never": ("e4m3, emulated, never promoted", "#9a6700", "s"),
+              "512": ("e4m3, emulated, promoted every 512 keys", "#57606a", "^"),
+              "e4m3": ("Tessera, e4m3", "#0969da", "o"), "int8": ("Tessera, int8 scores", "#1a7f37", "D")}
+    for axis, mean in zip(axes, ("0.0", "0.5")):
+        for who, (name, colour, marker) in styles.items():
+            mine = [r for r in rows if r["who"] == who and r["mean"] == mean]
+            axis.plot([int(r["keys"]) for r in mine], [100 * float(r["error"]) for r in mine], color=colour,
+                      marker=marker, markersize=4.5, linewidth=1.8, label=name)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        lengths = sorted({int(r["keys"]) for r in rows})
+        axis.set_xticks(lengths, [seqlen_label(s) for s in lengths])
+        axis.minorticks_off()
+        axis.set_xlabel("keys", fontsize=10, color=INK)
+        axis.set_title(f"values of mean {mean}, deviation 1", fontsize=10.5, color=INK, loc="left")
+        bare(axis)
+    axes[0].set_ylabel("relative rms error of o, %", fontsize=10, color=INK)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.suptitle("Error against length, head_dim 128, one H200", fontsize=12.5, x=0.012, ha="left", y=0.985)
+    figure.legend(handles[::-1], labels[::-1], loc="upper left", ncols=2, frameon=False, fontsize=10,
+                  bbox_to_anchor=(0.003, 0.93), borderaxespad=0.0)
+    figure.tight_layout(rect=(0, 0, 1, 0.82))
+    save(figure, output)
+
+
 def save(figure, output):
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, metadata={"Date": None}, facecolor="white")
@@ -129,13 +158,14 @@ def save(figure, output):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pass", dest="what", choices=("forward", "backward", "layer"), default="forward")
+    parser.add_argument("--pass", dest="what", choices=("forward", "backward", "layer", "fp8_lengths"),
+                        default="forward")
     parser.add_argument("--table", action="store_true", help="print the table instead")
     arguments = parser.parse_args()
     rows = read(ROOT / f"bench/results/h200_{arguments.what}.csv")
     output = ROOT / f"docs/figures/h200_{arguments.what}.svg"
-    if arguments.what == "layer":
-        draw_layer(rows, output)
+    if arguments.what in ("layer", "fp8_lengths"):
+        (draw_layer if arguments.what == "layer" else draw_lengths)(rows, output)
         return
     for ordered in ("0", "1"):
         chosen = medians([r for r in rows if r.get("deterministic", "0") == ordered])

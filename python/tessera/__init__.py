@@ -148,7 +148,7 @@ def attention(
         deterministic: dq is the same bit for bit in every run, too; o, lse, dk and dv always are.
         batch_invariant: the bits of a sequence's result do not depend on the rest of the batch.
         precision: None: as the inputs are. "e4m3": q, k and v are rounded to 8 bits on the way, for the tensor cores of
-            Hopper GPUs; o errs by some 5 %. "int8": q and k are, and v, of 16 bits, stays; by some 1 %, on a CPU only.
+            Hopper GPUs; o errs by some 5 %. "int8": q and k are, and v, of 16 bits, stays; by some 1 %, on the same.
             docs/python.md has the recipe, and when it is faster. Without dropout; a bias is float32. Gradients are
             those of 16 bits at the rounded tensors.
 

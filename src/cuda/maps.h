@@ -13,10 +13,10 @@
 
 namespace tessera::cuda {
 
-/// Makes the map of a tensor of queries or of keys: boxes of 128 bytes of its `dim` columns and `rows`
-/// rows, zeros outside; with row_heads > 1 rows are those of so many heads, side by side, and in
-/// the map heads come before positions. `name` is the tensor's in errors: invalid (an address or
-/// stride that the copy engine cannot take), device.
+/// Makes the map of a tensor of queries or of keys: boxes of 128 bytes of its `dim` columns and
+/// `rows` rows, zeros outside; with row_heads > 1 rows are those of so many heads, side by side,
+/// and in the map heads come before positions. `name` is the tensor's in errors: invalid (an
+/// address or stride that the copy engine cannot take), device.
 Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor, const Problem& p,
                 Dtype dtype, bool queries, std::int64_t dim, int rows, int row_heads);
 

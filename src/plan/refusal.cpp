@@ -1,6 +1,7 @@
 // Why a row of the catalog does not take a problem on a device, in a sentence.
 #include <limits>
 
+#include "core/scales.h"
 #include "core/storage.h"
 #include "core/value_tiles.h"
 #include "plan/gpu_facts.h"
@@ -70,7 +71,8 @@ std::string refused_scores(const core::Kernel& row, const Problem& problem) {
   }
   if (problem.cache) return "takes no cache";
   const ScaleShape& scales = problem.scales;
-  const std::int64_t keys = core::ValueTiles::kPanelKeys;
+  const std::int64_t keys =
+      dtype == Dtype::i8 ? core::kIntegerScaleKeys : core::ValueTiles::kPanelKeys;
   if (scales.k == Scaling::block && scales.block_k % keys != 0) {
     return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
            "block_k = " + std::to_string(scales.block_k);

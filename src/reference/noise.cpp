@@ -191,7 +191,10 @@ class Noise {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
     if (is_scaled(p_.dtype)) {
       scalings_ = 2.0;
-      if (weights != Dtype::f32) u_ = unit_roundoff(weights);
+      if (weights != Dtype::f32) {
+        u_ = unit_roundoff(weights);
+        tanh_ = 0x1p-21;
+      }
     }
     if (p_.stored_o() != Dtype::f32) u_o_ = unit_roundoff(p_.stored_o());
     if (p_.dtype == Dtype::bf16) exp2_ = kExp2Short;
@@ -254,6 +257,7 @@ class Noise {
     if (p_.softcap > 0.0F) {
       e.own.round(x.s, 3);
       e.own.add(kTanh * x.s);
+      e.own.add(tanh_ * static_cast<double>(p_.softcap));
     }
     if (p_.bias) {
       e.own.round(x.bias);
@@ -514,6 +518,7 @@ class Noise {
   double u_o_ = 0.0;       ///< of o; 0 for fp32
   double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
   double exp2_ = kExp2;
+  double tanh_ = 0.0;  ///< 1 - 2 / (1 + e^2x), where a GPU caps products of 8 bits: errs by so much
 };
 
 }  // namespace

@@ -86,8 +86,10 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   if (row.extra == core::Extra::softcap) text += one_of(random, {"softcap=2 ", "softcap=40 "});
   if (!is_scaled(scores)) return text;
   text += one_of(random, {"", "score_shift "});
-  const std::string scales = "scales=" + one_of(random, {"tensor", "head", "token"}) + "/" +
-                             one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"});
+  std::string scales = "scales=" + one_of(random, {"tensor", "head", "token"}) + "/";
+  scales += scores == Dtype::i8
+                ? one_of(random, {"tensor", "head", "block:128", "block:256"})
+                : one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"});
   if (!is_scaled(values)) return text + "v=" + to_string(values) + " " + scales + "/none";
   text += "v_tiles " + one_of(random, {"", "v_shift "}) + one_of(random, {"", "o=f16 "});
   return text + scales + "/" +

@@ -222,8 +222,8 @@ TEST_P(EveryRow, TilesComputeAttention) {
   // An f16 row has the tiling of its bf16 twin, and the numbers here are fp32 for all.
   const bool eight_bits = row.operand == core::Operand::e4m3;
   const bool integers = core::score_dtype_of(row.operand) == Dtype::i8;
-  const bool few =
-      kSanitized || core::dtype_of(row.operand) == Dtype::f16 || is_scaled(core::score_dtype_of(row.operand));
+  const bool few = kSanitized || core::dtype_of(row.operand) == Dtype::f16 ||
+                   is_scaled(core::score_dtype_of(row.operand));
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
   int ran = 0, masked = 0, full = 0, split = 0, ordered = 0, shared_bias = 0, own_bias = 0;
   int merged = 0, merged_units = 0, cached = 0, several_blocks = 0, high_boxes = 0;

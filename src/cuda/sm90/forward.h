@@ -523,7 +523,8 @@ class ForwardConsumer : ForwardRows<K> {
   __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2],
                                         float (&sum)[2]) {
     const float sink = p.sink == nullptr ? 0.0F : p.sink[t.head];
-    const float scale = scale_values(t, sum);
+    float scale = 1.0F;  // what o must be multiplied by besides
+    if constexpr (S::kEightBit) scale = scaled_.scale_values(t, sum, o_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::Softmax<float> row = row_state(t, half, reference[half], sum[half]);
@@ -541,14 +542,6 @@ class ForwardConsumer : ForwardRows<K> {
       } else {
         store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, p.head_dim_v, to);
       }
-    }
-  }
-  /// What o must be multiplied by besides.
-  __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2]) {
-    if constexpr (S::kEightBit) {
-      return scaled_.scale_values(t, sum, o_);
-    } else {
-      return 1.0F;
     }
   }
   /// Of a row, from what a thread has of it.

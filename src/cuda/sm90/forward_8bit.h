@@ -225,10 +225,10 @@ class EightBitRows : public ScaledRows<K> {
   }
 
   const std::uint32_t promoted_;  ///< this thread's sums
-  int last_block_ = 0;  ///< of the tile, the leftmost
-  float pending_[2];    ///< what the promoted sums must still be multiplied by
-  float sum_[2];        ///< of weights, promoted
-  bool any_ = false;    ///< there are promoted sums
+  int last_block_ = 0;            ///< of the tile, the leftmost
+  float pending_[2];              ///< what the promoted sums must still be multiplied by
+  float sum_[2];                  ///< of weights, promoted
+  bool any_ = false;              ///< there are promoted sums
   bool begins_ = true;
 };
 

@@ -1,10 +1,11 @@
-// The online softmax of a warp's accumulators where products are of i8 and weights go on in 16 bits:
-// as tile/softmax.h, which has the layout and the lazy reference, but products have scales.
+// The online softmax of a warp's accumulators where products are of i8 and weights go on in 16
+// bits: as tile/softmax.h, which has the layout and the lazy reference, but products have scales.
 //
 // Products are integers, exact ones, and so are their values as fp32: those of 256 columns are less
 // than 2^23.
 #pragma once
 
+#include "core/scales.h"
 #include "core/softmax.h"
 #include "cuda/ptx/math.h"
 #include "cuda/tile/fragment.h"
@@ -12,10 +13,9 @@
 
 namespace tessera::cuda {
 
-/// Of a block of kN keys, how many may have a scale of their own: each takes registers, and blocks of
-/// kIntegerScaleBlock keys are fine enough.
+/// Of a block of kN keys, how many share a scale: each scale takes registers.
 constexpr int integer_scaled_keys(int kN) {
-  return kN % 128 == 0 ? 128 : kN % 64 == 0 ? 64 : kN % 32 == 0 ? 32 : 16;
+  return kN % core::kIntegerScaleKeys == 0 ? core::kIntegerScaleKeys : kN % 64 == 0 ? 64 : 32;
 }
 
 /// kType: of the weights; kCapped: a softcap makes base-2 scores of s first, and no scale is left.
@@ -45,10 +45,10 @@ struct IntegerWeights {
     for (int i = 0; i < kN / 2; ++i) s[i] = converted(i);
   }
 
-  /// Scores become weights, in `made`; kBits: of products that have not been converted. That each is
-  /// where it is used costs less than all before the first use: there exponentials wait. References are raised for a tile's first block, which has
-  /// none, and if weights turn out too large; then all are made anew. True: O must be multiplied by
-  /// `factor`.
+  /// Scores become weights, in `made`; kBits: of products that have not been converted. That each
+  /// is where it is used costs less than all before the first use: there exponentials wait.
+  /// References are raised for a tile's first block, which has none, and if weights turn out too
+  /// large; then all are made anew. True: O must be multiplied by `factor`.
   template <bool kBits, class Rescale>
   __device__ __forceinline__ bool weigh(bool first, const Rescale& rescale) {
     float shift[2] = {reference[0], reference[1]};
@@ -92,9 +92,7 @@ struct IntegerWeights {
   __device__ __forceinline__ float scale_of(int i) const {
     return row_scale[i / 2 % 2] * key_scale[i / (kScaledKeys / 2)];
   }
-  __device__ __forceinline__ float converted(int i) const {
-    return ptx::widen_integer(s[i]);
-  }
+  __device__ __forceinline__ float converted(int i) const { return ptx::widen_integer(s[i]); }
   template <bool kBits>
   __device__ __forceinline__ float at(int i) const {
     return kBits ? converted(i) : s[i];

@@ -1,6 +1,8 @@
 // In place of src/cuda/ptx/math.h where a kernel runs on fibers (fibers.h).
 #pragma once
 
+#include <bit>
+
 #include "cuda_names.h"
 #include "reference/storage.h"
 #include "tessera/types.hpp"
@@ -15,6 +17,9 @@ inline std::uint32_t bits(int first, int count) {
   return static_cast<std::uint32_t>(ones << first);
 }
 inline std::uint32_t opaque(std::uint32_t x) { return x; }
+inline float widen_integer(float bits) {
+  return static_cast<float>(std::bit_cast<std::int32_t>(bits));
+}
 
 template <Dtype kType>
 float widen(std::uint16_t bits) {
