@@ -83,8 +83,10 @@ bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
     return tensor.data == nullptr || check("", tensor, p, dtype, queries, copied).ok();
   };
   const Dtype in = p.dtype, out = p.stored_o();
+  // Rows of 8 bits are not copied: they become tiles.
+  const bool copied = !is_scaled(p.stored_v());
   const bool values = p.v_tiles ? t.v.data == nullptr || check_tiles(t.v, p).ok()
-                                : fits(t.v, p.stored_v(), false, true);
+                                : fits(t.v, p.stored_v(), false, copied);
   const bool forward = fits(t.q, in, true, true) && fits(t.k, in, false, true) && values &&
                        fits(t.saved_o, out, true, false);
   if (!forward || p.pass == Pass::forward) return !forward;

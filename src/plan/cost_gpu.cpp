@@ -39,6 +39,15 @@ double idle(const PlanData& plan, double tiles_of_sequence) {
   return core::max(1.0, plan.device.threads / core::max(tiles, 1.0));
 }
 
+/// Of a query head: its share of what values are laid out by, once for its group.
+double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
+  if (!lays_values(plan)) return 0.0;
+  const core::ValueTiles tiles = {plan.kernel.head_dim_v};
+  const double bytes =
+      static_cast<double>(p.seqlen_k) * static_cast<double>(p.head_dim_v + tiles.rows());
+  return bytes / (costs.moved * static_cast<double>(core::max<std::int64_t>(p.group(), 1)));
+}
+
 }  // namespace
 
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
@@ -86,7 +95,8 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
   const double tiles = blocks / plan.row_heads;
-  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * idle(plan, blocks) + 1000.0;
+  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * idle(plan, blocks) +
+         lay_cost(plan, p, costs) + 1000.0;
 }
 
 }  // namespace tessera

@@ -96,6 +96,16 @@ std::string bytes_text(const PlanData& data) {
          " of outputs\n";
 }
 
+/// What is read and written before the kernel runs, if anything.
+std::string laid_text(const PlanData& data) {
+  if (!lays_values(data)) return {};
+  Workspace counter;
+  const GpuValueLayout values = layout(counter, data).gpu_values;
+  const std::int64_t written = (data.problem.packed ? 1 : data.problem.batch) * values.batch_bytes;
+  return "values     in rows: laid out first as tiles of " + std::to_string(values.tiles.columns) +
+         " columns, up to " + grouped(written) + " bytes in the workspace\n";
+}
+
 }  // namespace
 
 std::string explain(const Problem& problem, const Device& device) {
@@ -130,7 +140,7 @@ std::string explain(const Problem& problem, const Device& device) {
                                  std::to_string(data.unit_n) + " keys"
                            : "") +
           "\n";
-  if (problem.pass == Pass::forward) text += keys_text(data) + bytes_text(data);
+  if (problem.pass == Pass::forward) text += keys_text(data) + bytes_text(data) + laid_text(data);
   text += "workspace  " + grouped(static_cast<std::int64_t>(data.workspace_bytes)) + " bytes\n";
   for (const WorkspaceRegion& region : data.regions) {
     text += "   " + padded_right(region.name, 12) +

@@ -29,6 +29,7 @@ struct GpuCosts {
   int few_rows;                    ///< less than this
   double crowded, crowded_of_few;  ///< times as long as their multiply-adds say
   double crowded_tile_row;         ///< instead of tile_row
+  double moved;                    ///< bytes a cycle, where values are laid out as tiles
 };
 
 struct GpuFacts {
@@ -67,6 +68,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .crowded = 0.905,
                 .crowded_of_few = 1.4,
                 .crowded_tile_row = 22.0,
+                .moved = 16.0,
             },
     },
 };

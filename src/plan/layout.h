@@ -14,6 +14,7 @@ struct PlanLayout {
   BackwardLayout backward;  ///< backward
   GpuBackwardLayout gpu_backward;
   GpuDecodeLayout gpu_decode;
+  GpuValueLayout gpu_values;
   std::byte* workers = nullptr;  ///< scratch of worker w starts at workers + w * worker_bytes
   std::int64_t worker_bytes = 0;
 };
@@ -21,11 +22,14 @@ struct PlanLayout {
 inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
   if (is_gpu(plan.kernel.arch)) {
-    // Shared memory and registers are all that the forward needs, unless it decodes.
+    // Shared memory and registers are all that the forward needs, unless it decodes or has to lay
+    // out values.
     if (plan.problem.pass == Pass::backward) {
       result.gpu_backward = layout_gpu_backward(workspace, plan);
     } else if (plan.kernel.form == core::Form::decode) {
       result.gpu_decode = layout_gpu_decode(workspace, plan);
+    } else if (lays_values(plan)) {
+      result.gpu_values = layout_gpu_values(workspace, plan);
     }
     return result;
   }

@@ -31,6 +31,25 @@ TESSERA_HD std::int64_t units_of_item(const PlanData& plan) {
          (p.sink_tokens > 0 ? 1 : 0);
 }
 
+/// Where rows of v become tiles for a GPU's row that multiplies 8 bits (S14): as Tensors::v has
+/// them, without gaps.
+struct GpuValueLayout {
+  core::ValueTiles tiles;
+  std::int64_t batch_bytes = 0, head_bytes = 0;
+  std::byte* data = nullptr;
+};
+
+TESSERA_HD GpuValueLayout layout_gpu_values(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  GpuValueLayout layout;
+  layout.tiles = {plan.kernel.head_dim_v};
+  layout.head_bytes = tiles_of_head(p) * layout.tiles.tile_bytes();
+  layout.batch_bytes = p.num_heads_k * layout.head_bytes;
+  layout.data =
+      workspace.take<std::byte>("value_tiles", (p.packed ? 1 : p.batch) * layout.batch_bytes);
+  return layout;
+}
+
 TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanData& plan) {
   const std::int64_t units = units_of_item(plan), rows = plan.kernel.block_m;
   GpuDecodeLayout layout;

@@ -123,6 +123,16 @@ TESSERA_HD std::int64_t value_tiles_offset(const core::ValueTiles& tiles, const 
          core::ValueTiles::first_of(sequence) * tiles.tile_bytes();
 }
 /// @}
+/// Tiles of one head's keys: of a sequence, packed of all.
+TESSERA_HD std::int64_t tiles_of_head(const Problem& p) {
+  return p.packed_k() ? core::ValueTiles::count_packed(p.total_k, p.batch)
+                      : core::ValueTiles::count(p.seqlen_k);
+}
+/// Whether v lies in rows, and the plan's kernel wants tiles: they are made first, in the
+/// workspace.
+TESSERA_HD bool lays_values(const PlanData& plan) {
+  return plan.kernel.operand == core::Operand::e4m3 && !plan.problem.v_tiles;
+}
 /// What a problem's scores need besides scale and mask; the least of the catalog's words for it.
 TESSERA_HD core::Extra extra_of(const Problem& problem) {
   if (problem.bias || problem.alibi != PerHead::none || problem.dropout_p > 0.0F) {

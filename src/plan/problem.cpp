@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/value_tiles.h"
+#include "plan/plan.h"
 #include "plan/text.h"
 
 namespace tessera {
@@ -16,10 +16,7 @@ float Problem::scale() const {
 }
 
 std::int64_t Problem::value_tile_bytes() const {
-  using core::ValueTiles;
-  const ValueTiles tiles = {ValueTiles::padded(static_cast<int>(head_dim_v))};
-  return tiles.tile_bytes() *
-         (packed_k() ? ValueTiles::count_packed(total_k, batch) : ValueTiles::count(seqlen_k));
+  return value_tiles_of(*this).tile_bytes() * tiles_of_head(*this);
 }
 
 const char* to_string(Dtype dtype) {

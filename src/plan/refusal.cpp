@@ -81,11 +81,10 @@ std::string refused_scores(const core::Kernel& row, const Problem& problem) {
   return {};
 }
 
-/// The same of v.
+/// The same of v. Of rows the tiles are the kernel's own, with the columns that it wants.
 std::string refused_values(const core::Kernel& row, const Problem& problem) {
-  if (!problem.v_tiles) return "takes v in tiles (v_tiles), as quantize() makes them";
   const int columns = core::ValueTiles::padded(static_cast<int>(problem.head_dim_v));
-  if (columns != row.head_dim_v) {
+  if (problem.v_tiles && columns != row.head_dim_v) {
     return "takes tiles of " + std::to_string(row.head_dim_v) +
            " columns; head_dim_v = " + std::to_string(problem.head_dim_v) + " has " +
            std::to_string(columns);

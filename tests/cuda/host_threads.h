@@ -89,6 +89,16 @@ inline bool __any_sync(unsigned mask, bool x) {
   }
   return any != 0;
 }
+/// The four of eight bytes, x's first, that the selector's half bytes name.
+inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t from = selector >> 4 * i & 7;
+    result |= static_cast<std::uint32_t>(bytes >> 8 * from & 0xff) << 8 * i;
+  }
+  return result;
+}
 inline float __uint_as_float(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);

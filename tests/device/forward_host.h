@@ -1,7 +1,9 @@
-// The Hopper forward kernel for fibers. As a system header: its pragmas are the device compiler's.
+// The Hopper forward kernel for fibers, and what runs before it. As a system header: its pragmas
+// are the device compiler's.
 #pragma once
 #pragma GCC system_header
 
 #include "cuda_names.h"
 // After what stands for the device.
+#include "cuda/aux/lay_values.h"
 #include "cuda/sm90/forward.h"

@@ -20,7 +20,8 @@ constexpr bool is(const core::Kernel& row, core::Operand operand, int head_dim, 
 }
 
 /// Of every kind one: two and three warpgroups, held queries, one buffer of queries, two wgmmas a
-/// panel, a softcap, scores of integers; and rows of 16 bits, which show that what is known to be right is found right.
+/// panel, a softcap, scores of integers; and rows of 16 bits, which show that what is known to be
+/// right is found right.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   constexpr core::Extra kNone = core::Extra::none, kSoftcap = core::Extra::softcap;
@@ -71,6 +72,11 @@ std::string launch_any(const std::string& symbol, unsigned blocks, const void* p
 std::span<const core::Kernel> rows() { return kRows; }
 
 std::string launch(const std::string& symbol, unsigned blocks, const void* params) {
+  if (symbol == "lay_values") {
+    const auto& p = *static_cast<const cuda::aux::LayValuesParams*>(params);
+    return run(blocks, cuda::aux::kLayThreads, 0,
+               [&p](char* /*shared*/) { cuda::aux::lay_values(p); });
+  }
   return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
 }
 

@@ -12,7 +12,8 @@ namespace tessera::device {
 /// The rows that are compiled for it.
 std::span<const core::Kernel> rows();
 
-/// Runs a launch of one of them: its symbol, and what it is given. Returns what went wrong.
+/// Runs a launch of one of them, or of the kernel that lays out their values: its symbol, and what
+/// it is given. Returns what went wrong.
 std::string launch(const std::string& symbol, unsigned blocks, const void* params);
 
 }  // namespace tessera::device

@@ -84,12 +84,23 @@ TEST(Select, EightBitsOnAGpu_S14) {
     EXPECT_TRUE(row_of(rest).starts_with("sm90.forward.e4m3.d128.")) << rest << row_of(rest);
   }
   EXPECT_TRUE(row_of("tensor/tensor/tensor v_tiles softcap=30").ends_with(".softcap"));
+  // Values in rows are laid out first, for the same kernel.
+  for (const char* rest :
+       {"tensor/tensor/tensor", "head/head/channel causal", "head/head/head softcap=2"}) {
+    EXPECT_EQ(row_of(rest), row_of(std::string(rest) + " v_tiles")) << rest;
+  }
+  // Tiles of their own may have more columns than v.
+  EXPECT_TRUE(chosen("fwd e4m3 h=16 q=4096 k=4096 d=128/64 scales=head/head/head", Arch::sm90)
+                  .starts_with("sm90.forward.e4m3.d128."));
   const struct {
     const char* problem;
     const char* says;
   } refused[] = {
-      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head", "takes v in tiles"},
-      {"fwd i8 q=9 k=9 d=64 scales=head/head/none v=bf16", "takes q, k and v of e4m3; they are i8"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head unaligned", "the problem is unaligned"},
+      {"fwd e4m3 q=9 k=9 d=64/72 scales=head/head/head", "takes multiples of 16"},
+      {"fwd e4m3 q=9 k=9 d=64 scales=head/head/head cache=full", "takes no cache"},
+      {"fwd i8 q=9 k=9 d=64 scales=head/head/none v=bf16",
+       "takes q and k of e4m3 and v of e4m3; they are i8 and bf16"},
       {"fwd e4m3 q=9 k=9 d=64 scales=head/block:48/head v_tiles", "block_k = 48"},
       {"fwd e4m3 q=9 k=9 d=64 scales=head/head/block:100 v_tiles", "block_v = 100"},
       {"fwd e4m3 q=9 k=9 d=128/64 scales=head/head/head v_tiles", "head_dim_v = 64 has 64"},
@@ -111,6 +122,48 @@ TEST(Select, EightBitsOnAGpu_S14) {
   EXPECT_EQ(
       chosen("fwd e4m3 h=2 q=300 k=300 d=64 scales=head/head/head v_tiles", Arch::avx512_bf16),
       "cpu.avx512.forward.tile.f32");
+}
+
+/// Rows of values become tiles in the workspace, which costs what is moved.
+TEST(Select, TilesOfValuesAreInTheWorkspace_S14) {
+  const auto planned = [](const std::string& text) {
+    const Result<Plan> one =
+        plan(problem_of("fwd e4m3 scales=head/head/head " + text), device_of(Arch::sm90, 132));
+    EXPECT_TRUE(one.ok()) << one.status().text;
+    return one->data();
+  };
+  constexpr std::uint64_t kTile = std::uint64_t{128} * 136;
+  const struct {
+    const char* text;
+    std::uint64_t bytes;
+  } cases[] = {
+      {"b=2 h=8/4 q=300 k=300 d=128", 2 * 4 * 3 * kTile},
+      {"b=2 h=8/4 q=300 k=300 d=128 packed=500,401", 4 * (401 / 128 + 2) * kTile},
+      {"h=2 q=300 k=128 d=128/48", 2 * kTile},
+      {"h=2 q=300 k=0 d=128", 0},
+  };
+  for (const auto& [text, bytes] : cases) {
+    const PlanData rows = planned(text);
+    EXPECT_EQ(rows.workspace_bytes, bytes) << text;
+    ASSERT_EQ(rows.regions.size(), bytes == 0 ? 0U : 1U) << text;
+    if (bytes > 0) {
+      EXPECT_EQ(std::string(rows.regions[0].name), "value_tiles");
+    }
+  }
+  const PlanData rows = planned("h=8/4 q=2048 k=2048 d=128");
+  const PlanData tiles = planned("h=8/4 q=2048 k=2048 d=128 v_tiles");
+  EXPECT_EQ(tiles.workspace_bytes, 0U);
+  EXPECT_EQ(rows.kernel, tiles.kernel);
+  // 128 columns read and 136 written of each key, 16 bytes a cycle, for a group of two heads.
+  EXPECT_EQ(cost(rows) - cost(tiles), 2048 * (128 + 136) / 16 / 2);
+  const std::string text =
+      explain(problem_of("fwd e4m3 scales=head/head/head b=2 h=8/4 q=300 k=300 d=128"),
+              device_of(Arch::sm90, 132));
+  EXPECT_NE(text.find("values     in rows: laid out first as tiles of 128 columns, up to 417,792 "
+                      "bytes in the workspace\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("value_tiles           417,792 bytes\n"), std::string::npos) << text;
 }
 
 TEST(Select, DecodeForFewRowsTileForMany) {

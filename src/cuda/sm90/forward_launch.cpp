@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "cuda/lay_values.h"
 #include "cuda/maps.h"
 #include "cuda/mma/decode_launch.h"
 #include "cuda/sm90/forward_params.h"
@@ -73,8 +74,13 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
     return mma::run_decode(plan, tensors, workspace, queue);
   }
   if (plan.work.count() == 0) return {};
+  Tensors read = tensors;
+  if (lays_values(plan)) {
+    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::lay_values);
+    if (Status s = lay_values(plan, read, workspace, kKernel, queue); !s) return s;
+  }
   ForwardParams params;
-  if (Status s = make_params(params, plan, tensors); !s) return s;
+  if (Status s = make_params(params, plan, read); !s) return s;
   return queue.launch(plan.kernel, std::min<std::int64_t>(plan.work.count(), plan.device.threads),
                       &params);
 }
