@@ -3,11 +3,12 @@
     gpu_check_fp8.py --command build/release/tessera --library build/release/libtessera.so [--seed N] [--cases N]
 
 1. Problems, some to a `tessera check`, several at a time: every head dim, every feature alone and in pairs, ragged
-   sizes, many tiles, random problems. The judge is docs/correctness.md's for 8 bits.
+   sizes, many tiles, random problems. Every third has its values in rows, the others in tiles. The judge is
+   docs/correctness.md's for 8 bits.
 2. Sums of 1k to 128k keys: constant values come back to 1e-3; the relative rms error of random values, which
    must not grow, against double on the dequantised tensors.
 3. What `quantize` makes, byte for byte beside a CPU's.
-4. One problem 1000 times, bit for bit, and inside a CUDA graph.
+4. One problem 1000 times, bit for bit, and inside a CUDA graph; the same with values in rows.
 
 With --device cpu the same of the CPU's kernels, to try the script without a GPU. Needs PyTorch.
 """
@@ -53,7 +54,9 @@ def line(b=2, h=4, hk=2, q=150, k=270, d=128, dv=None, words=()):
 
 
 def of_integers(text):
-    """The same problem with scores of i8 and values of 16 bits."""
+    """The same problem with scores of i8 and values of 16 bits, which are in rows."""
+    if " v_tiles" not in text:
+        text = re.sub(r" d=\S+", r"\g<0> v_tiles", text)
     text = text.replace("fwd e4m3", "fwd i8").replace(" v_shift", "")
     text = re.sub(r"(scales=[^/]+/[^/]+)/\S+", r"\1/none", text)
     text = re.sub(r"/block:\d+/none", "/block:128/none", text)
@@ -100,6 +103,15 @@ def random_lines(generator, count):
         yield line(b=b, h=hk * generator.choice((1, 2, 4)), hk=hk, q=q, k=k, d=d, words=words)
 
 
+def with_rows(lines):
+    """Every third of them with v in rows, which become tiles on the way; of rows head_dim_v may be any."""
+    for n, text in enumerate(lines):
+        yield text.replace(" v_tiles", "") if n % 3 == 2 else text
+    for d, dv in ((64, 16), (128, 64), (128, 32), (192, 64), (256, 128), (96, 48)):
+        yield line(d=d, dv=dv, q=200, k=333, words=("causal",)).replace(" v_tiles", "")
+        yield line(b=4, d=d, dv=dv, q=120, k=200, words=("packed=301,409",)).replace(" v_tiles", "")
+
+
 TOGETHER = 12  # problems of one process: starting CUDA takes longer than most of them
 
 
@@ -118,7 +130,7 @@ def check_lines(command, device, lines, seed):
 
 def check_problems(arguments):
     generator = random.Random(arguments.seed)
-    lines = [*edges(), *random_lines(generator, arguments.cases), *large()]
+    lines = [*with_rows([*edges(), *random_lines(generator, arguments.cases), *large()])]
     both = {"e4m3": lines, "i8": [of_integers(text) for text in lines]}
     lines = list(dict.fromkeys(text for scores in arguments.scores for text in both[scores]))
     groups = [lines[n:n + TOGETHER] for n in range(0, len(lines), TOGETHER)]
@@ -222,37 +234,44 @@ def check_quantize(library, arguments):
 
 
 def check_bits(library, arguments):
-    """1000 runs of one problem, and a CUDA graph of it."""
+    """1000 runs of one problem, and a CUDA graph of it, with values in tiles and in rows."""
     where = arguments.where
     q, k, v = (torch.randn(2, 1500, h, 128, device=where).bfloat16() for h in (8, 2, 2))
-    made = Quantized(library, "fwd e4m3 b=2 h=8/2 q=1500 k=1500 d=128 causal scales=token/block:64/channel v_tiles",
-                     q, k, v)
     name = "cpu" if where == "cpu" else "gpu"
-    made.run(name, stream_of(where))
     o = torch.empty(2, 1500, 8, 128, dtype=torch.bfloat16, device=where)
     lse = torch.empty(2, 8, 1500, device=where)
-    _, attend = made.attend(library, name, o, lse, stream_of(where))
-    attend()
-    synchronize(where)
-    first = o.clone(), lse.clone()
-    runs = 1000 if where == "cuda" else 3
-    different = 0
-    for _ in range(runs):
-        o.fill_(float("nan"))
+    different, results = 0, []
+    for layout in (" v_tiles", ""):
+        line = f"fwd e4m3 b=2 h=8/2 q=1500 k=1500 d=128 causal{layout} scales=token/block:64/channel"
+        made = Quantized(library, line, q, k, v)
+        made.run(name, stream_of(where))
+        _, attend = made.attend(library, name, o, lse, stream_of(where))
         attend()
-        different += not (torch.equal(o, first[0]) and torch.equal(lse, first[1]))
-    print(f"{runs} runs: {different} with other bits", flush=True)
-    if where == "cuda":
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        _, attend = made.attend(library, name, o, lse, stream.cuda_stream)
-        with torch.cuda.graph(graph, stream=stream):
+        synchronize(where)
+        first = o.clone(), lse.clone()
+        results.append(first)
+        runs = 1000 if where == "cuda" else 3
+        others = 0
+        for _ in range(runs):
+            o.fill_(float("nan"))
             attend()
-        o.fill_(float("nan"))
-        graph.replay()
-        torch.cuda.synchronize()
-        same = torch.equal(o, first[0])
-        print(f"a CUDA graph: {'the same bits' if same else 'WRONG'}", flush=True)
-        different += not same
+            others += not (torch.equal(o, first[0]) and torch.equal(lse, first[1]))
+        print(f"{'tiles' if layout else 'rows'}: {runs} runs: {others} with other bits", flush=True)
+        different += others
+        if where == "cuda":
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            _, attend = made.attend(library, name, o, lse, stream.cuda_stream)
+            with torch.cuda.graph(graph, stream=stream):
+                attend()
+            o.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            same = torch.equal(o, first[0])
+            print(f"a CUDA graph: {'the same bits' if same else 'WRONG'}", flush=True)
+            different += not same
+    if not all(map(torch.equal, *results)):
+        print("WRONG: rows and tiles of the same values have other bits", flush=True)
+        different += 1
     return different == 0
 
 

@@ -1,12 +1,14 @@
 """The forward pass in FP8 on an H200 beside cuDNN's, cell by cell, in one run: bench/results/h200_fp8.csv.
 
-    gpu_fp8.py --library build/release/libtessera.so --output FILE [--mode inputs quantize scores] [--seqlen ...]
+    gpu_fp8.py --library build/release/libtessera.so --output FILE [--mode inputs rows quantize scores]
+               [--seqlen ...]
 
 The grid of gpu_forward.py; inputs random normal. Modes:
 
 - inputs: q, k and v are of 8 bits already, v in tiles; `tessera` beside cuDNN's FP8 (scales of 1, output of 8 bits;
   ours is bf16). `bar` is the better of FlashAttention-3 and cuDNN as h200_fp8_peers.csv has them, times what cuDNN
   reaches in this run over what it reached there.
+- rows: the same with v in rows, as FlashAttention-3 and cuDNN take it: laying it out as tiles is part of the time.
 - scores: q and k are i8 already, v is bf16; `bar` is our own bf16 kernel.
 - quantize: from bf16, quantising included (rows of q, blocks of 64 keys, columns of v); `bar` is our own bf16 kernel.
 
@@ -29,6 +31,7 @@ import libtessera
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "mode", "layout", "d", "causal", "s", "b", "h", "kernel", "tessera",
            "cudnn", "bar", "of_bar", "difference"]
 QUANTIZED = "token/block:64/channel"
+OF_INPUTS = ("inputs", "rows")  # beside cuDNN
 
 
 def peer_factors():
@@ -58,10 +61,11 @@ def measure(library, mode, d, causal, s, rounds):
     o = torch.empty_like(q)
     lse = torch.empty(b, h, s, device="cuda")
     flops = 4 * b * h * s * s * d / (2 if causal else 1)
-    line = f"fwd e4m3 b={b} h={h} q={s} k={s} d={d}{mask} v_tiles scales="
+    tiles = "" if mode == "rows" else " v_tiles"
+    line = f"fwd e4m3 b={b} h={h} q={s} k={s} d={d}{mask}{tiles} scales="
     if mode == "scores":
         line = f"fwd i8 b={b} h={h} q={s} k={s} d={d}{mask} v=bf16 scales="
-    if mode != "inputs":
+    if mode not in OF_INPUTS:
         made = Quantized(library, line + ("token/block:128/none" if mode == "scores" else QUANTIZED), q, k, v)
         plan, attend = made.attend(library, "gpu", o, lse, stream)
         ours = lambda: (made.run("gpu", stream), attend())
@@ -104,8 +108,8 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--mode", nargs="+", choices=("inputs", "quantize", "scores"),
-                        default=("inputs", "quantize", "scores"))
+    parser.add_argument("--mode", nargs="+", choices=("inputs", "rows", "quantize", "scores"),
+                        default=("inputs", "rows", "quantize", "scores"))
     parser.add_argument("--head-dim", nargs="+", type=int, default=(64, 128, 256))
     parser.add_argument("--seqlen", nargs="+", type=int, default=[512 << i for i in range(6)])
     parser.add_argument("--rounds", type=int, default=9)
@@ -118,12 +122,12 @@ def main():
             for causal in (False, True):
                 for s in arguments.seqlen:
                     b, h, kernel, rate, difference = measure(library, mode, d, causal, s, arguments.rounds)
-                    bar = rate["peer"] * (factors.get((d, int(causal), s), 1.0) if mode == "inputs" else 1.0)
+                    bar = rate["peer"] * (factors.get((d, int(causal), s), 1.0) if mode in OF_INPUTS else 1.0)
                     rows.append(dict(zip(COLUMNS, (
                         datetime.date.today().isoformat(), arguments.commit, query("driver_version"),
-                        query("clocks.sm"), mode, "rows" if mode == "scores" else "tiles", d, int(causal), s, b, h, kernel, f"{rate['ours']:.1f}",
-                        f"{rate['peer']:.1f}" if mode == "inputs" else "", f"{bar:.1f}", f"{rate['ours'] / bar:.3f}",
-                        f"{difference:.1e}"))))
+                        query("clocks.sm"), mode, "rows" if mode in ("rows", "scores") else "tiles", d, int(causal), s,
+                        b, h, kernel, f"{rate['ours']:.1f}", f"{rate['peer']:.1f}" if mode in OF_INPUTS else "",
+                        f"{bar:.1f}", f"{rate['ours'] / bar:.3f}", f"{difference:.1e}"))))
                     print(f"{mode} d={d} {'causal' if causal else 'full'} s={s}: {rate['ours']:.0f} TFLOP/s, bar "
                           f"{bar:.0f} ({rate['ours'] / bar:.3f}), difference {difference:.1e}, {kernel}", flush=True)
         shares = [float(r["of_bar"]) for r in rows if r["mode"] == mode]

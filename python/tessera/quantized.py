@@ -85,8 +85,8 @@ def quantize(
             (batch, num_heads_k, head_dim_v); or scales. None: v, of 16 bits, stays as it is.
         k_block, v_block: keys that share a scale. Kernels of a GPU want multiples of 32 and of their own block of keys:
             512 does for v, but 384 beside a head_dim of 192.
-        v_tiles: v lies as tensor cores multiply it, (batch, num_heads_k, tiles, 4, rows, 32), packed without batch: a
-            GPU's kernels take it so, a CPU's, too. Of float8_e4m3fn and up to 256 columns.
+        v_tiles: v lies as tensor cores multiply it, (batch, num_heads_k, tiles, 4, rows, 32), packed without batch. It
+            spares a GPU a pass over v; a CPU takes it, too. Of float8_e4m3fn and up to 256 columns.
         k_mean: float32 (batch, num_heads_k, head_dim), subtracted from all keys of a sequence and head, such as their
             mean. score_shift is made beside q then, and gives it back.
         v_shift: float32 (batch, num_heads_k, head_dim_v), subtracted from v; `scaled_attention` adds it.

@@ -37,9 +37,10 @@ def scaled_attention(
 ) -> Any:
     """`attention` of q, k and v of 8 bits, whose values are elements times scales; outside autograd.
 
-    A GPU takes float8_e4m3fn, with v in tiles; `quantize` makes all of it. The shape of a scale says which elements
-    share one; () may also be (1,). Scales are float32, with any strides of batch and head, 0 too; a last dimension of
-    rows, blocks or columns is contiguous. A missing scale is never taken for 1.
+    A GPU takes float8_e4m3fn, with head dims that are multiples of 16; v in rows is laid out as tiles first. `quantize`
+    makes all of it. The shape of a scale says which elements share one; () may also be (1,). Scales are float32, with
+    any strides of batch and head, 0 too; a last dimension of rows, blocks or columns is contiguous. A missing scale is
+    never taken for 1.
 
     Args:
         q, k: float8_e4m3fn or int8, both the same; shapes as `attention` takes them. NumPy: of ml_dtypes.

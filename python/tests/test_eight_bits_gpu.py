@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 import tessera
+from tessera.compat import flash_attn_interface as fa3
+
+E4M3 = torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -123,5 +126,141 @@ def test_refusals() -> None:
         tessera.attention(q, k, v, precision="int8")
     with pytest.raises(NotImplementedError, match="q.dtype = float32: on a GPU it must be bfloat16 or float16"):
         tessera.attention(q.float(), k.float(), v.float(), precision="e4m3")
-    with pytest.raises(NotImplementedError, match="takes v in tiles"):
-        tessera.quantize(q, k, v).attention()
+    low = [x[..., :72].to(E4M3) for x in (q, k, v)]
+    ones = [torch.ones(2, 2, device="cuda")] * 3
+    with pytest.raises(NotImplementedError, match="takes multiples of 16 up to"):
+        tessera.scaled_attention(*(x.contiguous() for x in low), *ones)
+    wide = [x[..., 8:72].to(E4M3) for x in (q, k)]
+    with pytest.raises(NotImplementedError, match="the problem is unaligned"):
+        tessera.scaled_attention(*wide, v.to(E4M3)[..., 8:72], *ones)
+
+
+# ---- values in rows, which become tiles on the way
+
+
+def eight_bits(dims: tuple[int, int] = (128, 128), rows: int = 300, keys: int = 700) -> list[Tensor]:
+    """q, k and v, and a factor of each for a sequence and head."""
+    low = [x.to(E4M3) for x in tensors(rows, keys, dims=dims)]
+    return [*low, *(0.5 + 0.5 * torch.rand(2, 2) for _ in range(3))]
+
+
+def check(there: Any, here: Any) -> None:
+    """(o, lse) of a GPU beside those of a CPU."""
+    assert there[0].dtype is torch.bfloat16
+    assert error(there[0], here[0]) < 0.04 and (there[1].cpu() - here[1]).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("features", [{}, {"causal": True}, {"window": (90, 10)}, {"softcap": 5.0}], ids=str)
+@pytest.mark.parametrize(
+    "dims",
+    [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (64, 16), (128, 64), (96, 208)],
+    ids=str,
+)
+def test_values_in_rows(dims: tuple[int, int], features: dict[str, Any]) -> None:
+    """As on a CPU; and where tiles have as many columns, bit for bit as of tiles."""
+    here = eight_bits(dims)
+    there = [x.cuda() for x in here]
+    result = tessera.scaled_attention(*there, return_lse=True, **features)
+    check(result, tessera.scaled_attention(*here, return_lse=True, **features))
+    assert all(map(torch.equal, tessera.scaled_attention(*there, return_lse=True, **features), result))
+    if "softcap" in features or dims not in ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)):
+        return
+    q, k, v, *factors = there
+    # bfloat16 holds each element, and a scale of 1 changes none.
+    made = tessera.quantize(v=v.bfloat16(), v_scale=torch.ones((), device="cuda"), v_tiles=True)
+    tiles = tessera.scaled_attention(q, k, made.v, *factors, head_dim_v=dims[1], return_lse=True, **features)
+    assert all(map(torch.equal, tiles, result))
+
+
+def test_values_in_rows_of_any_strides() -> None:
+    q, k, v, *factors = (x.cuda() for x in eight_bits())
+    expected = tessera.scaled_attention(q, k, v, *factors)
+    apart = torch.stack((v, v), 3)[..., 0, :]
+    outside = v.transpose(1, 2).contiguous().transpose(1, 2)
+    for other in (apart, outside):
+        assert not other.is_contiguous()
+        assert torch.equal(tessera.scaled_attention(q, k, other, *factors), expected)
+    one = v[:, :, :1].expand(-1, -1, 2, -1)
+    same = tessera.scaled_attention(q, k, one.contiguous(), *factors)
+    assert torch.equal(tessera.scaled_attention(q, k, one, *factors), same)
+
+
+@pytest.mark.parametrize("v_scale", ["tensor", "channel", "block"])
+def test_values_in_rows_by_every_scale(v_scale: str) -> None:
+    wide = tensors()
+    here = tessera.quantize(*wide, v_scale=v_scale, v_block=512)
+    there = tessera.quantize(*map(on_device, wide), v_scale=v_scale, v_block=512)
+    assert there.v.shape == here.v.shape == wide[2].shape
+    check(there.attention(causal=True, return_lse=True), here.attention(causal=True, return_lse=True))
+
+
+def test_packed_values_in_rows() -> None:
+    """A sequence of nothing among them, and one that ends where a tile does."""
+    q, k, v, *_ = (x[0] for x in eight_bits(rows=300, keys=700))
+    at_q = torch.tensor([0, 140, 143, 150, 300], dtype=torch.int32)
+    at_k = torch.tensor([0, 256, 256, 300, 700], dtype=torch.int32)
+    factors = [0.5 + 0.5 * torch.rand(4, 2) for _ in range(3)]
+    lengths = {"max_seqlen_q": 150, "max_seqlen_k": 400}
+    here = tessera.scaled_attention(q, k, v, *factors, cu_seqlens_q=at_q, cu_seqlens_k=at_k, return_lse=True, **lengths)
+    there = tessera.scaled_attention(
+        q.cuda(), k.cuda(), v.cuda(), *map(on_device, factors), cu_seqlens_q=at_q.cuda(), cu_seqlens_k=at_k.cuda(),
+        return_lse=True, **lengths,
+    )  # fmt: skip
+    assert error(there[0], here[0]) < 0.04
+    assert torch.equal(there[1].cpu().isinf(), here[1].isinf())
+    finite = here[1].isfinite()
+    assert (there[1].cpu() - here[1])[finite].abs().max() < 0.04
+
+
+def test_values_in_rows_on_other_streams_and_in_graphs_and_compiled() -> None:
+    given = [x.cuda() for x in eight_bits()]
+    expected = tessera.scaled_attention(*given, causal=True)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        o = tessera.scaled_attention(*given, causal=True)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(o, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = tessera.scaled_attention(*given, causal=True)
+    o.zero_()
+    given[2].copy_(given[2].flip(0))  # the tiles are made anew
+    graph.replay()
+    assert torch.equal(o, tessera.scaled_attention(*given, causal=True)) and not torch.equal(o, expected)
+    compiled = torch.compile(lambda *x: tessera.scaled_attention(*x, causal=True), fullgraph=True)
+    assert torch.equal(compiled(*given), o)
+
+
+def test_flash_attention_3() -> None:
+    """Every function that takes float8, beside a CPU."""
+    q, k, v, *descales = eight_bits(rows=300, keys=300)
+    names = ("q_descale", "k_descale", "v_descale")
+    at = torch.tensor([0, 300, 600], dtype=torch.int32)
+    used = torch.tensor([100, 300], dtype=torch.int32)
+    qkv = torch.cat((q, k, v), 2)
+
+    def results(place: Any) -> list[Any]:
+        low, factors = [place(x) for x in (q, k, v)], dict(zip(names, map(place, descales), strict=True))
+        more = {"causal": True, "return_attn_probs": True, **factors}
+        packed = [x.flatten(0, 1) for x in low]
+        return [
+            fa3.flash_attn_func(*low, **more),
+            fa3.flash_attn_qkvpacked_func(place(qkv), num_heads_q=4, **more),
+            fa3.flash_attn_varlen_func(*packed, place(at), place(at), 300, 300, **more),
+            fa3.flash_attn_varlen_func(
+                *low, None, None, 300, 300, seqused_k=place(used), return_attn_probs=True, **factors
+            ),
+        ]  # fmt: skip
+
+    for there, here in zip(results(on_device), results(lambda x: x), strict=True):
+        check(there, here)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_factors_that_are_missing(name: str) -> None:
+    q, k, v, *descales = (x.cuda() for x in eight_bits())
+    given = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    for wrong, said in ((None, "is None: must be float32"), (torch.ones(2, 1, device="cuda"), "of shape \\(2, 1\\)")):
+        with pytest.raises(ValueError, match=f"^{name}_descale .*{said}"):
+            fa3.flash_attn_func(q, k, v, **given | {f"{name}_descale": wrong})

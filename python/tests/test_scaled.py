@@ -27,7 +27,7 @@ from tessera.torch import scaled as torch_scaled
 @pytest.fixture(autouse=True)
 def on_a_cpu(device: str) -> None:
     if device != "cpu":
-        pytest.skip("no kernel of a GPU takes 8 bits")
+        pytest.skip("a GPU rounds weights, too: test_eight_bits_gpu.py")
 
 
 def exact(case: Scaled, dtype: torch.dtype, shift: Tensor | None, v_shift: Tensor | None, **features: Any) -> Any:

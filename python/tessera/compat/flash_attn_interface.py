@@ -14,10 +14,11 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
 * Functions return o, like q with v's head_dim; with ``return_attn_probs`` the tuple (o, lse). lse: float32 (batch,
   num_heads, seqlen_q), varlen (num_heads, total_q), -inf for queries that see no key (o is 0 there). It is
   differentiable; upstream ignores its gradient.
-* ``q_descale``, ``k_descale``, ``v_descale``: of q, k and v that are torch.float8_e4m3fn, on a CPU so far: float32
-  (batch, num_heads_k), of q, too, any strides. A value is an element times its factor; o is bfloat16, and there are no
-  gradients. A missing factor is a ValueError, which upstream takes for 1, and so is one of other tensors, which it
-  ignores.
+* ``q_descale``, ``k_descale``, ``v_descale``: of q, k and v that are torch.float8_e4m3fn, on a CPU or a Hopper GPU:
+  float32 (batch, num_heads_k), of q, too, any strides. A value is an element times its factor; o is bfloat16, and there
+  are no gradients. A missing factor is a ValueError, which upstream takes for 1, and so is one of other tensors, which
+  it ignores. On a GPU weights are rounded to 8 bits, too, head dims are multiples of 16 up to 256, and rows begin at
+  multiples of 16 bytes.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
   tensors on the CPU are accepted; ``qv`` is not, and neither is float8 in a cache: NotImplementedError says what to do
   instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions; with dense k and v that

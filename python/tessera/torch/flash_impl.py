@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..quantized import quantize
 from ..scaled import scaled_attention
 from .direct import backward, forward
 from .tensors import rows
@@ -219,15 +218,9 @@ def sdpa_flash_attention_quantized(
     q, k, v = (x.detach().transpose(1, 2) for x in (query, key, value))
     one = torch.ones((), device=query.device)
     q_scale, k_scale, v_scale = (one if x is None else x for x in (q_descale, k_descale, v_descale))
-    columns = None
-    if query.device.type == "cuda":
-        # The same elements where the kernels want them: bfloat16 holds each, and a scale of 1 changes none.
-        made = quantize(v=rows(v).to(torch.bfloat16), v_scale=one, v_tiles=True)
-        v, columns = made.v, made.head_dim_v
     o, lse = scaled_attention(
-        rows(q), rows(k), v if columns else rows(v), q_scale, k_scale, v_scale, head_dim_v=columns, causal=is_causal,
-        softmax_scale=scale, return_lse=True,
-    )  # fmt: skip
+        rows(q), rows(k), rows(v), q_scale, k_scale, v_scale, causal=is_causal, softmax_scale=scale, return_lse=True
+    )
     nothing = torch.empty(0, dtype=torch.int64, device="cpu")
     state, unused = _rng_results(nothing, query.device)
     return o.transpose(1, 2), lse, None, None, query.shape[2], key.shape[2], state, unused, o.new_empty(0)
