@@ -163,7 +163,7 @@ TEST(Select, TilesOfValuesAreInTheWorkspace_S14) {
                       "bytes in the workspace\n"),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("value_tiles           417,792 bytes\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("value_tiles          417,792 bytes\n"), std::string::npos) << text;
 }
 
 TEST(Select, DecodeForFewRowsTileForMany) {
