@@ -137,8 +137,8 @@ TEST(Select, TilesOfValuesAreInTheWorkspace_S14) {
     const char* text;
     std::uint64_t bytes;
   } cases[] = {
-      {"b=2 h=8/4 q=300 k=300 d=128", 2 * 4 * 3 * kTile},
-      {"b=2 h=8/4 q=300 k=300 d=128 packed=500,401", 4 * (401 / 128 + 2) * kTile},
+      {"b=2 h=8/4 q=300 k=300 d=128", kTile * 2 * 4 * 3},
+      {"b=2 h=8/4 q=300 k=300 d=128 packed=500,401", kTile * 4 * (401 / 128 + 2)},
       {"h=2 q=300 k=128 d=128/48", 2 * kTile},
       {"h=2 q=300 k=0 d=128", 0},
   };
