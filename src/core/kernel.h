@@ -17,10 +17,10 @@ enum class Form : std::uint8_t {
 
 /// What the multiply-add instructions take.
 enum class Operand : std::uint8_t {
-  f32,   ///< fp32 FMA; 16-bit tensors are widened tile by tile
-  bf16,  ///< bf16 into fp32 (VDPBF16PS, wgmma)
-  f16,   ///< fp16 into fp32 (wgmma)
-  e4m3,  ///< 8 bits into 22 or so (wgmma): sums are promoted to fp32 in time
+  f32,      ///< fp32 FMA; 16-bit tensors are widened tile by tile
+  bf16,     ///< bf16 into fp32 (VDPBF16PS, wgmma)
+  f16,      ///< fp16 into fp32 (wgmma)
+  e4m3,     ///< 8 bits into 22 or so (wgmma): sums are promoted to fp32 in time
   i8_bf16,  ///< scores of i8, exactly; weights and values of bf16 into fp32 (wgmma)
   i8_f16,   ///< the same, and fp16
 };

@@ -6,7 +6,8 @@
 
 namespace tessera::core {
 
-/// Keys that share a scale at least where a GPU multiplies i8; blocks of scales are multiples of it.
+/// Keys that share a scale at least where a GPU multiplies i8; blocks of scales are multiples of
+/// it.
 inline constexpr int kIntegerScaleKeys = 128;
 
 /// fp32 numbers of the shape of a Scaling. Elements from one to the next of a dimension.

@@ -65,8 +65,8 @@ __device__ __forceinline__ std::uint64_t panel_descriptor(std::uint32_t low) {
 /// across, A's rows being those of the summed dimension, too; registers: A as four registers a
 /// thread (the layout of D, two neighbouring groups of columns in pairs), B along;
 /// registers_across: B across. Of e4m3 A is 64 x 32 and B 32 x N, both along; in registers the
-/// columns of 16 stand as core::ValueTiles::place_of() says. Of i8 the same, and D holds the bits of
-/// int32, which are exact sums.
+/// columns of 16 stand as core::ValueTiles::place_of() says. Of i8 the same, and D holds the bits
+/// of int32, which are exact sums.
 template <Dtype kType, int kN>
 struct Wgmma;
 
@@ -166,8 +166,7 @@ TESSERA_WGMMA_E4M3(256, TESSERA_S128, TESSERA_R128, "%128", "%129", "%130", "%13
 #undef TESSERA_WGMMA_E4M3
 #define TESSERA_I8(d, i) "+r"(reinterpret_cast<int&>(d[i])), "+r"(reinterpret_cast<int&>(d[i + 1])), "+r"(reinterpret_cast<int&>(d[i + 2])), "+r"(reinterpret_cast<int&>(d[i + 3])), "+r"(reinterpret_cast<int&>(d[i + 4])), "+r"(reinterpret_cast<int&>(d[i + 5])), "+r"(reinterpret_cast<int&>(d[i + 6])), "+r"(reinterpret_cast<int&>(d[i + 7]))
 #define TESSERA_I32(d) TESSERA_I8(d, 0), TESSERA_I8(d, 8), TESSERA_I8(d, 16), TESSERA_I8(d, 24)
-#define TESSERA_I40(d) TESSERA_I32(d), TESSERA_I8(d, 32)
-#define TESSERA_I48(d) TESSERA_I40(d), TESSERA_I8(d, 40)
+#define TESSERA_I48(d) TESSERA_I32(d), TESSERA_I8(d, 32), TESSERA_I8(d, 40)
 #define TESSERA_I64(d) TESSERA_I48(d), TESSERA_I8(d, 48), TESSERA_I8(d, 56)
 #define TESSERA_WGMMA_I8(N, LIST, OPERANDS, P0, P1, P2, P3, P4, P5) \
   template <> \
@@ -186,13 +185,11 @@ TESSERA_WGMMA_E4M3(256, TESSERA_S128, TESSERA_R128, "%128", "%129", "%130", "%13
     } \
   };
 TESSERA_WGMMA_I8(64, TESSERA_S32, TESSERA_I32, "%32", "%33", "%34", "%35", "%36", "%37")
-TESSERA_WGMMA_I8(80, TESSERA_S40, TESSERA_I40, "%40", "%41", "%42", "%43", "%44", "%45")
 TESSERA_WGMMA_I8(96, TESSERA_S48, TESSERA_I48, "%48", "%49", "%50", "%51", "%52", "%53")
 TESSERA_WGMMA_I8(128, TESSERA_S64, TESSERA_I64, "%64", "%65", "%66", "%67", "%68", "%69")
 #undef TESSERA_WGMMA_I8
 #undef TESSERA_I8
 #undef TESSERA_I32
-#undef TESSERA_I40
 #undef TESSERA_I48
 #undef TESSERA_I64
 #undef TESSERA_FIRST4

@@ -45,8 +45,8 @@ struct IntegerWeights {
     for (int i = 0; i < kN / 2; ++i) s[i] = converted(i);
   }
 
-  /// Scores become weights, in `made`; kBits: of products that have not been converted. That each
-  /// is where it is used costs less than all before the first use: there exponentials wait.
+  /// Scores become weights, in `made`. kBits: of products that have not been converted; each is,
+  /// where it is used, as all of them before the first exponential would hold those up.
   /// References are raised for a tile's first block, which has none, and if weights turn out too
   /// large; then all are made anew. True: O must be multiplied by `factor`.
   template <bool kBits, class Rescale>
