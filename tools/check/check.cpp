@@ -81,8 +81,9 @@ std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kerne
   const auto* const row = std::find_if(kCatalog.begin(), kCatalog.end(),
                                        [&](const auto& one) { return name_of(one) == kernel; });
   const bool known = row != kCatalog.end();
+  const bool integers = known && core::score_dtype_of(row->operand) == Dtype::i8;
   const reference::Outputs noise =
-      reference::noise(inputs, exact, known ? core::dtype_of(row->operand) : Dtype::f32);
+      reference::noise(inputs, exact, integers ? core::dtype_of(row->operand) : Dtype::f32);
   const struct {
     const char* name;
     std::vector<double> reference::Outputs::* values;
