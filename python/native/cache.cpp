@@ -385,6 +385,14 @@ RotaryShape rotary_of(const View& cos, const View& sin, const View& rows, const 
   return rotary;
 }
 
+RotaryTensors rotary_tensors(const View& cos, const View& sin, const View& seqlens) {
+  return {.cos = cos.data,
+          .sin = sin.data,
+          .stride_cos = cos.strides[0],
+          .stride_sin = sin.strides[0],
+          .seqlens = pointer<const std::int32_t>(seqlens)};
+}
+
 AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const View &k = in.k_cache, &v = in.v_cache;
   check_cache_dims({k, v, in.page_table, in.cache_index});
@@ -446,11 +454,7 @@ AppendTensors tensors_of(const AppendInputs& in, const AppendShape& s) {
   t.cu_seqlens_q = pointer<const std::int32_t>(in.cu_seqlens_q);
   t.slot_mapping = pointer<const std::int64_t>(in.slot_mapping);
   if (s.rotary) {
-    t.rotary.cos = in.rotary_cos.data;
-    t.rotary.sin = in.rotary_sin.data;
-    t.rotary.stride_cos = in.rotary_cos.strides[0];
-    t.rotary.stride_sin = in.rotary_sin.strides[0];
-    t.rotary.seqlens = pointer<const std::int32_t>(in.rotary_seqlens);
+    t.rotary = rotary_tensors(in.rotary_cos, in.rotary_sin, in.rotary_seqlens);
     t.rotary.positions = in.rotary_positions.data;
   }
   return t;

@@ -50,6 +50,9 @@ struct AppendOptions {
 RotaryShape rotary_of(const View& cos, const View& sin, const View& rows, const char* name,
                       Dtype dtype, std::int64_t head_dim);
 
+/// The same as tensors, and the positions that sequences begin at.
+RotaryTensors rotary_tensors(const View& cos, const View& sin, const View& seqlens);
+
 /// An append and the attention that follows it in one call: `rows` gets what it shares with `in`,
 /// and `in` what follows from the append. The queries are rotated if there is rows.q_out.
 void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInputs& in,

@@ -206,13 +206,7 @@ QuantizeTensors tensors_of(const QuantizeInputs& in, const QuantizeShape& s) {
   t.signs = pointer<const float>(in.signs);
   t.cu_seqlens_q = pointer<const std::int32_t>(in.cu_seqlens_q);
   t.cu_seqlens_k = pointer<const std::int32_t>(in.cu_seqlens_k);
-  if (s.rotary) {
-    t.rotary.cos = in.rotary_cos.data;
-    t.rotary.sin = in.rotary_sin.data;
-    t.rotary.stride_cos = in.rotary_cos.strides[0];
-    t.rotary.stride_sin = in.rotary_sin.strides[0];
-    t.rotary.seqlens = pointer<const std::int32_t>(in.rotary_seqlens);
-  }
+  if (s.rotary) t.rotary = rotary_tensors(in.rotary_cos, in.rotary_sin, in.rotary_seqlens);
   return t;
 }
 

@@ -5,22 +5,14 @@
 #include <array>
 #include <barrier>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
 
-// NOLINTBEGIN: CUDA's names
-#define __device__
-#define __forceinline__ inline
-#define __shared__ static
+#include "cuda/host_names.h"
 
-struct __attribute__((may_alias)) float4 {
-  float x, y, z, w;
-};
-struct __attribute__((may_alias)) uint4 {
-  std::uint32_t x, y, z, w;
-};
+// NOLINTBEGIN: CUDA's names
+#define __shared__ static
 
 namespace tessera::host {
 
@@ -88,26 +80,6 @@ inline bool __any_sync(unsigned mask, bool x) {
     any |= __shfl_xor_sync(mask, any, lanes);
   }
   return any != 0;
-}
-/// The four of eight bytes, x's first, that the selector's half bytes name.
-inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t selector) {
-  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
-  std::uint32_t result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t from = selector >> 4 * i & 7;
-    result |= static_cast<std::uint32_t>(bytes >> 8 * from & 0xff) << 8 * i;
-  }
-  return result;
-}
-inline float __uint_as_float(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-inline std::uint32_t __float_as_uint(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
 }
 // NOLINTEND
 

@@ -5,19 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/host_names.h"
 #include "fibers.h"
 
 // NOLINTBEGIN: CUDA's names
-#define __device__
-#define __forceinline__ inline
-
-struct __attribute__((may_alias)) float4 {
-  float x, y, z, w;
-};
-struct __attribute__((may_alias)) uint4 {
-  std::uint32_t x, y, z, w;
-};
-
 struct DeviceIndex {
   unsigned x = 0;
 };
@@ -59,26 +50,6 @@ inline bool __any_sync(unsigned /*mask*/, bool x) {
   bool any = false;
   for (unsigned lane = 0; lane < 32; ++lane) any = any || row[lane][0] != 0;
   return any;
-}
-/// The four of eight bytes, x's first, that the selector's half bytes name.
-inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t selector) {
-  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
-  std::uint32_t result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t from = selector >> 4 * i & 7;
-    result |= static_cast<std::uint32_t>(bytes >> 8 * from & 0xff) << 8 * i;
-  }
-  return result;
-}
-inline float __uint_as_float(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-inline std::uint32_t __float_as_uint(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
 }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
