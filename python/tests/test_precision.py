@@ -127,7 +127,7 @@ def check_gradients(
     douts = [torch.randn_like(x) for x in result]
     ours = torch.autograd.grad(result, leaves, douts)
     theirs = torch.autograd.grad(exact, leaves, [x.double() for x in douts])
-    allowed = {torch.float32: 4e-6, torch.float16: 1.5e-3, torch.bfloat16: 1e-2}[dtype]
+    allowed = {torch.float32: 4e-6, torch.float16: 1.5e-3, torch.bfloat16: 2e-2}[dtype]
     for name, mine, other in zip(("q", "k", "v", "sink or bias"), ours, theirs, strict=False):
         error = (mine.double() - other.double()).norm() / other.double().norm()
         # That of the sink is what is left of a sum over rows.
