@@ -31,7 +31,7 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, v_tiles) + sizeof(tessera_problem::v_tiles));
+              offsetof(tessera_problem, dtype_kv) + sizeof(tessera_problem::dtype_kv));
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
@@ -44,6 +44,10 @@ Status read_scales(const tessera_problem& c, tessera::Problem& p) {
   if (Status s = read_enum("v_tiles", c.v_tiles, true, p.v_tiles); !s) return s;
   p.scales.block_k = c.scale_block_k;
   p.scales.block_v = c.scale_block_v;
+  if (c.dtype_kv != 0) {
+    p.dtype_kv = tessera::Dtype::f32;
+    if (Status s = read_enum("dtype_kv", c.dtype_kv, tessera::Dtype::i8, *p.dtype_kv); !s) return s;
+  }
   if (c.dtype_v == -1) return {};
   p.dtype_v = tessera::Dtype::f32;
   return read_enum("dtype_v", c.dtype_v, tessera::Dtype::i8, *p.dtype_v);
@@ -173,6 +177,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.leftpad = cache.leftpad ? 1 : 0;
   c.tree = p.tree ? 1 : 0;
   c.dtype_v = p.dtype_v ? static_cast<std::int32_t>(*p.dtype_v) : -1;
+  c.dtype_kv = p.dtype_kv ? static_cast<std::int32_t>(*p.dtype_kv) : 0;
   c.scale_q = static_cast<std::int32_t>(p.scales.q);
   c.scale_k = static_cast<std::int32_t>(p.scales.k);
   c.scale_v = static_cast<std::int32_t>(p.scales.v);

@@ -79,7 +79,7 @@ inline Tensor to_cpp(const tessera_tensor& t) {
 }
 
 inline ConstScales to_cpp(const tessera_const_scales& s) {
-  return {s.data, s.stride_batch, s.stride_head};
+  return {s.data, s.stride_batch, s.stride_head, s.stride_seqlen};
 }
 
 inline Scales to_cpp(const tessera_scales& s) { return {s.data, s.stride_batch, s.stride_head}; }

@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "numbers.h"
 #include "plan/plan.h"
+#include "plan/shape.h"
 #include "report.h"
 
 namespace tessera::tools {
@@ -207,8 +208,7 @@ Result<Measurement> measure(const Problem& problem, const Device& device,
   m.runs = static_cast<int>(times->runs.size());
   m.flops = flop_count(problem, inputs[0]->tensors());
   m.kv_bytes = key_count(problem, inputs[0]->tensors()) *
-               static_cast<double>(problem.num_heads_k * (problem.head_dim + problem.head_dim_v) *
-                                   size_of(problem.dtype));
+               static_cast<double>(problem.num_heads_k * key_and_value_bytes(problem));
   const std::size_t bytes = planned->workspace_bytes();
   const bool bf16 = (problem.dtype == Dtype::bf16 || on_gpu) && before->bf16_flops > 0;
   m.peak_flops = bf16 ? (before->bf16_flops + after->bf16_flops) / 2

@@ -46,9 +46,9 @@ struct CacheShape {
 
 /// The scales of 8-bit tensors, and what smoothing took off before they were rounded (S14).
 struct ScaleShape {
-  Scaling q = Scaling::none;  ///< tensor, head or token
-  Scaling k = Scaling::none;  ///< tensor, head or block
-  Scaling v = Scaling::none;  ///< tensor, head, block or channel; none where v is of 16 bits
+  Scaling q = Scaling::none;  ///< tensor, head or token; none where q is not of 8 bits
+  Scaling k = Scaling::none;  ///< tensor, head, token or block
+  Scaling v = Scaling::none;  ///< tensor, head, token, block or channel; none where v is of 16 bits
   std::int64_t block_k = 0;   ///< keys that share a scale of k, iff `block`
   std::int64_t block_v = 0;   ///< keys that share a scale of v, iff `block`
   bool score_shift = false;   ///< a number of each row of q is added to its q . k
@@ -62,7 +62,7 @@ struct ScaleShape {
 struct Problem {
   Pass pass = Pass::forward;  ///< o, or the gradients
   Dtype dtype = Dtype::f32;   ///< of q, k, v and their gradients, and of o without a dtype_o
-  ScaleShape scales;          ///< of q, k and v, iff they are of 8 bits
+  ScaleShape scales;          ///< of those of q, k and v that are of 8 bits
 
   std::int64_t batch = 1;        ///< sequences
   std::int64_t num_heads = 1;    ///< query heads
@@ -102,7 +102,8 @@ struct Problem {
   /// Of o and its gradient; none: dtype, or where q is of 8 bits v's type of 16 bits, or bf16
   /// (S14).
   std::optional<Dtype> dtype_o;
-  std::optional<Dtype> dtype_v;  ///< of v; none: dtype. bf16 or f16 beside q and k of 8 bits (S14)
+  std::optional<Dtype> dtype_v;  ///< of v; none: k's. bf16 or f16 beside q and k of 8 bits (S14)
+  std::optional<Dtype> dtype_kv;  ///< of k and v; none: dtype. 8 bits beside q of 16 or 32 (S14)
   /// v, of e4m3, lies in tiles as quantize() makes them for a GPU's tensor cores, not in rows
   /// (S14).
   bool v_tiles = false;
@@ -113,14 +114,17 @@ struct Problem {
   std::int64_t group() const { return num_heads_k > 0 ? num_heads / num_heads_k : 0; }
   /// The scale in force.
   TESSERA_API float scale() const;
-  /// The types of o and v in force.
+  /// The types of o, k and v in force.
   /// @{
   Dtype stored_o() const {
     const Dtype widest = is_scaled(dtype) ? stored_v() : dtype;
     return dtype_o.value_or(is_scaled(widest) ? Dtype::bf16 : widest);
   }
-  Dtype stored_v() const { return dtype_v.value_or(dtype); }
+  Dtype stored_k() const { return dtype_kv.value_or(dtype); }
+  Dtype stored_v() const { return dtype_v.value_or(stored_k()); }
   /// @}
+  /// Whether k is of 8 bits, and v or q perhaps: then they have scales (S14).
+  bool scaled() const { return is_scaled(stored_k()); }
   /// Rows of q (of all sequences together), the first dimension of a packed tensor.
   std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
   /// Rows of k and v: all slots of a cache.

@@ -129,7 +129,8 @@ typedef struct tessera_problem {
   int64_t scale_block_v;   /**< keys that share a scale of v, iff by block */
   int32_t score_shift;     /**< 0 or 1 */
   int32_t v_shift;         /**< 0 or 1 */
-  int64_t v_tiles;         /**< 0 or 1: v, of e4m3, lies in tiles, as quantising makes them */
+  int32_t v_tiles;         /**< 0 or 1: v, of e4m3, lies in tiles, as quantising makes them */
+  int32_t dtype_kv;        /**< TESSERA_E4M3 or TESSERA_I8 of k and v; 0: the problem's dtype */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);
@@ -182,6 +183,7 @@ typedef struct tessera_const_scales {
   /** From one number of a dimension to the next. @{ */
   int64_t stride_batch;
   int64_t stride_head;
+  int64_t stride_seqlen; /**< of k and v by token; else ignored */
   /** @} */
 } tessera_const_scales;
 

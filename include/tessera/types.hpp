@@ -28,7 +28,8 @@ enum class Scaling : std::uint8_t {
   none,     ///< it has none
   tensor,   ///< all: one number
   head,     ///< of a sequence and a key/value head, of q too: (batch, num_heads_k)
-  token,    ///< a row of q: (batch, num_heads, seqlen_q), packed (num_heads, total_q)
+  token,    ///< a row of q: (batch, num_heads, seqlen_q), packed (num_heads, total_q). Of k or v a
+            ///< key: as the tensor lies, but without head_dim, and with strides of its own
   block,    ///< so many keys of k or v, from a sequence's first on: (batch, num_heads_k, blocks)
   channel,  ///< a column of v: (batch, num_heads_k, head_dim_v)
 };

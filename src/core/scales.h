@@ -2,7 +2,7 @@
 // place that knows their shapes.
 #pragma once
 
-#include "core/sequences.h"
+#include "core/pages.h"
 
 namespace tessera::core {
 
@@ -15,12 +15,23 @@ struct Scales {
   const float* data = nullptr;  ///< null: none
   std::int64_t stride_batch = 0, stride_head = 0;
   Scaling by = Scaling::none;
-  int block = 0;  ///< keys, of Scaling::block
+  int block = 0;                   ///< keys, of Scaling::block
+  std::int64_t stride_seqlen = 0;  ///< by token, of k and v
 
   TESSERA_HD constexpr explicit operator bool() const { return data != nullptr; }
 
-  /// The numbers of a sequence's head; head: of the query heads for `token`, else of the key/value
-  /// heads.
+  /// Whether every slot of k or v has a number of its own: of_key().
+  TESSERA_HD constexpr bool of_slots() const { return by == Scaling::token; }
+  TESSERA_HD constexpr Strides strides() const {
+    return {stride_batch, stride_seqlen, stride_head};
+  }
+  /// That of a key, of k or v by token.
+  TESSERA_HD constexpr const float* of_key(const Pages& pages, const Sequence& sequence, int key,
+                                           int head_k) const {
+    return data + slot_offset(pages, sequence, strides(), key, head_k);
+  }
+  /// The numbers of a sequence's head; head: of the query heads for `token`, which is q's here, else
+  /// of the key/value heads.
   TESSERA_HD constexpr const float* of(const Sequence& sequence, int head) const {
     if (by == Scaling::tensor) return data;
     const bool packed = sequence.packed && (by == Scaling::token || by == Scaling::block);

@@ -22,7 +22,7 @@ class NextBlock {
   NextBlock(const Problem& problem, const Tensors& tensors, const RowMap& map,
             const ForwardScratch& scratch, std::int64_t l2_bytes)
       : map_(map),
-        k_(tensors.k, map, problem.head_dim, problem.dtype),
+        k_(tensors.k, map, problem.head_dim, problem.stored_k()),
         v_(tensors.v, map, problem.head_dim_v, problem.stored_v()),
         k_stride_(forward_key_stride(K, multiplied_columns(problem))),
         v_stride_(forward_value_stride(problem.head_dim_v)),
@@ -36,7 +36,7 @@ class NextBlock {
       v_.data = static_cast<const std::byte*>(tensors.v.data) +
                 value_tiles_offset(tiles_, tensors.v, map.sequence, map.head_k);
     }
-    if (is_scaled(problem.dtype)) {
+    if (problem.scaled()) {
       const auto of = [&map](const core::Scales& scales) { return Adjustment(scales, map); };
       k_scale_ = of(k_scales_of(problem, tensors));
       v_scale_ = of(v_scales_of(problem, tensors));
@@ -117,15 +117,17 @@ class NextBlock {
   /// The scales, or the shift, of the map's sequence and head.
   struct Adjustment {
     core::Scales scales;
-    const float* numbers = nullptr;  ///< null: none
+    const float* numbers = nullptr;  ///< null: none; of slots: of all
 
     Adjustment() = default;
-    Adjustment(const core::Scales& of, const RowMap& map)
-        : scales(of), numbers(of ? of.of(map.sequence, map.head_k) : nullptr) {}
+    Adjustment(const core::Scales& of, const RowMap& map) : scales(of) {
+      if (of) numbers = of.of_slots() ? of.data : of.of(map.sequence, map.head_k);
+    }
 
     bool by_column() const { return scales.by == Scaling::channel; }
     /// Of one key: a number, or one for every column.
-    const float* of_key(int key) const {
+    const float* of_key(int key, const RowMap& map) const {
+      if (scales.of_slots()) return scales.of_key(map.pages, map.sequence, key, map.head_k);
       return by_column() ? numbers : numbers + scales.index_of(key);
     }
   };
@@ -242,7 +244,7 @@ class NextBlock {
   // Copies that are fp32 already become the values that 8 bits stand for (S14).
   [[gnu::noinline]] void scale_keys(core::Range rows) const {
     for (int r = rows.begin; r < rows.end; ++r) {
-      scale_row(k_copy(r), k_.n, k_scale_.of_key(block_.begin + r), false, nullptr);
+      scale_row(k_copy(r), k_.n, k_scale_.of_key(block_.begin + r, map_), false, nullptr);
       if (shifts_scores_) k_copy(r)[k_.n] = 1.0F;
     }
   }
@@ -250,7 +252,7 @@ class NextBlock {
     static constexpr float kOne = 1.0F;
     const bool scaled = v_scale_.numbers != nullptr;
     for (int r = rows.begin; r < rows.end; ++r) {
-      scale_row(v_copy(r), v_.n, scaled ? v_scale_.of_key(block_.begin + r) : &kOne,
+      scale_row(v_copy(r), v_.n, scaled ? v_scale_.of_key(block_.begin + r, map_) : &kOne,
                 v_scale_.by_column(), v_shift_.numbers);
     }
   }

@@ -93,7 +93,8 @@ TESSERA_HD core::BiasStrides strides_of(const BiasShape& shape, const AnyBias& b
 /// Scales and shifts, as the problem says that they are (S14).
 /// @{
 TESSERA_HD core::Scales scales_of(const ConstScales& numbers, Scaling by, std::int64_t block = 0) {
-  return {numbers.data, numbers.stride_batch, numbers.stride_head, by, static_cast<int>(block)};
+  return {numbers.data, numbers.stride_batch,    numbers.stride_head,
+          by,           static_cast<int>(block), numbers.stride_seqlen};
 }
 TESSERA_HD core::Scales q_scales_of(const Problem& problem, const Tensors& tensors) {
   return scales_of(tensors.q_scale, problem.scales.q);

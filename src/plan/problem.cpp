@@ -309,9 +309,14 @@ constexpr Word kValues[] = {
        p.dtype_v = Dtype::f32;
        return read_dtype(v, *p.dtype_v);
      }},
+    {"kv", "kv=e4m3 or kv=i8",
+     [](Problem& p, std::string_view v) {
+       p.dtype_kv = Dtype::f32;
+       return read_dtype(v, *p.dtype_kv);
+     }},
     {"scales",
-     "scales=Q/K/V, Q one of tensor, head, token; K of tensor, head, block:KEYS; V of tensor, "
-     "head, block:KEYS, channel, none",
+     "scales=Q/K/V, Q one of tensor, head, token, none; K of tensor, head, token, block:KEYS; V of "
+     "tensor, head, token, block:KEYS, channel, none",
      [](Problem& p, std::string_view v) { return read_scales(v, p.scales); }},
 };
 
@@ -373,6 +378,7 @@ std::string to_string(const Problem& p) {
   if (p.unaligned) add("unaligned");
   if (p.dtype_o) add(std::string("o=") + to_string(*p.dtype_o));
   if (p.dtype_v) add(std::string("v=") + to_string(*p.dtype_v));
+  if (p.dtype_kv) add(std::string("kv=") + to_string(*p.dtype_kv));
   const ScaleShape& s = p.scales;
   if (s != ScaleShape{.score_shift = s.score_shift, .v_shift = s.v_shift}) {
     add("scales=" + scaling_text(s.q, 0) + "/" + scaling_text(s.k, s.block_k) + "/" +
@@ -454,12 +460,13 @@ std::size_t std::hash<tessera::Problem>::operator()(
       p.head_dim_v, p.packed, p.total_q, p.total_k, p.window_left, p.window_right, p.alignment,
       p.chunk, p.sink_tokens, p.tree, p.alibi, p.sink, p.deterministic, p.batch_invariant,
       p.unaligned, p.cache.has_value(), p.softmax_scale.has_value(), p.bias.has_value(),
-      p.dtype_o.has_value(), p.dtype_v.has_value(), p.v_tiles);
+      p.dtype_o.has_value(), p.dtype_v.has_value(), p.dtype_kv.has_value(), p.v_tiles);
   add_real(p.softcap);
   add_real(p.dropout_p);
   if (p.softmax_scale) add_real(*p.softmax_scale);
   if (p.dtype_o) add(*p.dtype_o);
   if (p.dtype_v) add(*p.dtype_v);
+  if (p.dtype_kv) add(*p.dtype_kv);
   if (const auto& s = p.scales; s != tessera::ScaleShape{}) {
     add(s.q, s.k, s.v, s.block_k, s.block_v, s.score_shift, s.v_shift);
   }

@@ -28,6 +28,10 @@ Status check_shape(const QuantizeShape& s) {
                            ": must be e4m3 or i8, what is made has 8 bits");
   }
   if (p.cache) return Status::invalid("problem.cache: what is quantised lies in no cache");
+  if (p.scales.k == Scaling::token || p.scales.v == Scaling::token) {
+    return Status::invalid(
+        "scales: quantize writes those of k and v by block; one for every key is block:1");
+  }
   Status status = check_range("dtype", static_cast<int>(s.dtype), 0, kPlainDtypes - 1);
   if (status) status = check_hadamard(s.hadamard, p.head_dim);
   if (status && s.rotary) status = check_rotary(*s.rotary, s.dtype, p.head_dim);

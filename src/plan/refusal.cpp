@@ -57,9 +57,9 @@ std::string refused_cache(const Problem& problem) {
 
 /// A row that knows of no scales.
 std::string refused_scales(const Problem& problem) {
-  if (!is_scaled(problem.dtype)) return {};
-  return std::string("takes no tensors of 8 bits and their scales; the problem is ") +
-         to_string(problem.dtype);
+  if (!problem.scaled()) return {};
+  return std::string("takes no tensors of 8 bits and their scales; k is ") +
+         to_string(problem.stored_k());
 }
 
 /// What a GPU row asks of q and k of 8 bits and of their scales.
@@ -76,6 +76,9 @@ std::string refused_scores(const core::Kernel& row, const Problem& problem) {
   if (scales.k == Scaling::block && scales.block_k % keys != 0) {
     return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
            "block_k = " + std::to_string(scales.block_k);
+  }
+  if (scales.k == Scaling::token || scales.v == Scaling::token) {
+    return "takes no scales of k and v by token";
   }
   if (problem.stored_o() == Dtype::f32) return "writes o of 16 bits; the problem's o is f32";
   return {};
@@ -198,8 +201,10 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return row.pass == Pass::forward ? "computes the forward pass" : "computes the backward pass";
   }
   if (is_gpu(row.arch)) return gpu_refusal(row, problem);
-  if (row.operand == core::Operand::bf16 && problem.dtype != Dtype::bf16) {
-    return std::string("multiplies bf16; the problem is ") + to_string(problem.dtype);
+  if (row.operand == core::Operand::bf16 &&
+      (problem.dtype != Dtype::bf16 || problem.stored_k() != Dtype::bf16)) {
+    return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
+           to_string(problem.stored_k());
   }
   if (row.pass == Pass::backward || row.form == core::Form::decode) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;

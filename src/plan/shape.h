@@ -13,7 +13,7 @@ std::int64_t visible_pairs(const Problem& problem);
 
 /// Bytes of a key and its value, of one head.
 inline std::int64_t key_and_value_bytes(const Problem& problem) {
-  return problem.head_dim * size_of(problem.dtype) +
+  return problem.head_dim * size_of(problem.stored_k()) +
          problem.head_dim_v * size_of(problem.stored_v());
 }
 

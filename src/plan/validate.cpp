@@ -22,6 +22,7 @@ Status check_enumerators(const Problem& p) {
       {"dtype", static_cast<int>(p.dtype), kDtypes - 1},
       {"dtype_o", static_cast<int>(p.stored_o()), kPlainDtypes - 1},
       {"dtype_v", static_cast<int>(p.stored_v()), kDtypes - 1},
+      {"dtype_kv", static_cast<int>(p.stored_k()), kDtypes - 1},
       {"scales.q", static_cast<int>(p.scales.q), static_cast<int>(Scaling::channel)},
       {"scales.k", static_cast<int>(p.scales.k), static_cast<int>(Scaling::channel)},
       {"scales.v", static_cast<int>(p.scales.v), static_cast<int>(Scaling::channel)},
@@ -136,8 +137,22 @@ Status check_score(const Problem& p) {
   return {};
 }
 
-/// v has q's type, or is of 16 bits beside q and k of 8.
-Status check_value_type(const Problem& p) {
+/// k and v have q's type, or are of 8 bits beside one that is not; v may be of 16 bits beside q and
+/// k of 8.
+Status check_key_types(const Problem& p) {
+  if (p.dtype_kv && *p.dtype_kv != p.dtype) {
+    const std::string text = std::string("dtype_kv = ") + to_string(*p.dtype_kv) + ": ";
+    if (!is_scaled(*p.dtype_kv) || is_scaled(p.dtype)) {
+      return Status::invalid(text + "must be the problem's dtype, " + to_string(p.dtype) +
+                             (is_scaled(p.dtype) ? "" : ", e4m3 or i8"));
+    }
+    if (p.pass == Pass::backward) return Status::invalid(text + "forward only");
+    if (p.dtype_v && p.stored_v() != p.stored_k()) {
+      return Status::invalid(std::string("dtype_v = ") + to_string(p.stored_v()) +
+                             ": must be dtype_kv, " + to_string(p.stored_k()));
+    }
+    return {};
+  }
   const Dtype v = p.stored_v();
   if (v == p.dtype || (is_scaled(p.dtype) && (v == Dtype::bf16 || v == Dtype::f16))) return {};
   return Status::invalid(
@@ -148,8 +163,8 @@ Status check_value_type(const Problem& p) {
 
 /// One tensor's scaling must be among those that such a tensor may have, and its block there iff
 /// its scaling is by blocks.
-Status check_scaling(const char* name, Scaling scaling, std::int64_t block, const Problem& p,
-                     std::initializer_list<Scaling> accepted) {
+Status check_scaling(const char* name, Dtype dtype, Scaling scaling, std::int64_t block,
+                     const Problem& p, std::initializer_list<Scaling> accepted) {
   const std::string field = std::string("scales.") + name;
   bool among = false;
   std::string list;
@@ -159,12 +174,12 @@ Status check_scaling(const char* name, Scaling scaling, std::int64_t block, cons
   }
   if (!among) {
     return Status::invalid(field + " = " + to_string(scaling) + ": accepted for " +
-                           to_string(p.dtype) + ": " + list);
+                           to_string(dtype) + ": " + list);
   }
   const std::string block_name = std::string("scales.block_") + name;
   if (scaling != Scaling::block) return check_range(block_name.c_str(), block, 0, 0);
   if (p.cache) {
-    return Status::invalid(field + " = block: keys of a cache have scales by tensor or head");
+    return Status::invalid(field + " = block: keys of a cache have scales by tensor, head or token");
   }
   return check_range(block_name.c_str(), block, 1, kMaxSeqlen);
 }
@@ -185,16 +200,21 @@ Status check_value_tiles(const Problem& p) {
 /// Scales are there exactly where 8 bits need them (S14): without one nobody knows the values.
 Status check_scales(const Problem& p) {
   const ScaleShape& s = p.scales;
-  if (!is_scaled(p.dtype)) {
+  if (!p.scaled()) {
     if (s == ScaleShape{}) return {};
     return Status::invalid(std::string("scales: only tensors of 8 bits have them, dtype is ") +
                            to_string(p.dtype));
   }
   using enum Scaling;
-  if (Status e = check_scaling("q", s.q, 0, p, {tensor, head, token}); !e) return e;
-  if (Status e = check_scaling("k", s.k, s.block_k, p, {tensor, head, block}); !e) return e;
+  Status status = is_scaled(p.dtype)
+                      ? check_scaling("q", p.dtype, s.q, 0, p, {tensor, head, token})
+                      : check_scaling("q", p.dtype, s.q, 0, p, {none});
+  if (!status) return status;
+  status = check_scaling("k", p.stored_k(), s.k, s.block_k, p, {tensor, head, token, block});
+  if (!status) return status;
   if (is_scaled(p.stored_v())) {
-    return check_scaling("v", s.v, s.block_v, p, {tensor, head, block, channel});
+    return check_scaling("v", p.stored_v(), s.v, s.block_v, p,
+                         {tensor, head, token, block, channel});
   }
   if (s.v == none && s.block_v == 0) return {};
   return Status::invalid(std::string("scales.v = ") + to_string(s.v) + ": must be none, v is " +
@@ -225,13 +245,26 @@ Status check_products(const Problem& p) {
   return {};
 }
 
-Status check_scale_tensors(const Problem& p, const Tensors& t) {
+/// Scales of k or v: those by token lie as the tensor, of shape `rows`.
+Status check_key_scales(const char* name, const ConstScales& scales, Scaling by, const Problem& p,
+                        const Shape& rows, bool used) {
+  const bool token = by == Scaling::token;
+  const Scaling other = token ? Scaling::tensor : by;
+  if (Status e = check_numbers(name, scales, other, p, used); !e) return e;
+  if (!token || scales.data == nullptr) return {};
+  const ConstTensor tensor = {scales.data, scales.stride_batch, scales.stride_seqlen,
+                              scales.stride_head};
+  return check_tensor(name, tensor, rows, p.packed_k());
+}
+
+/// rows: of k.
+Status check_scale_tensors(const Problem& p, const Tensors& t, const Shape& rows) {
   const ScaleShape& s = p.scales;
   const bool queries = p.rows_q() > 0, keys = queries && p.rows_k() > 0;
   const auto iff = [](bool there, Scaling scaling) { return there ? scaling : Scaling::none; };
   if (Status e = check_numbers("q_scale", t.q_scale, s.q, p, keys); !e) return e;
-  if (Status e = check_numbers("k_scale", t.k_scale, s.k, p, keys); !e) return e;
-  if (Status e = check_numbers("v_scale", t.v_scale, s.v, p, keys); !e) return e;
+  if (Status e = check_key_scales("k_scale", t.k_scale, s.k, p, rows, keys); !e) return e;
+  if (Status e = check_key_scales("v_scale", t.v_scale, s.v, p, rows, keys); !e) return e;
   if (Status e =
           check_numbers("score_shift", t.score_shift, iff(s.score_shift, Scaling::token), p, keys);
       !e) {
@@ -396,7 +429,7 @@ Status validate(const Problem& problem) {
   if (Status s = check_cache(problem); !s) return s;
   if (Status s = check_mask(problem); !s) return s;
   if (Status s = check_score(problem); !s) return s;
-  if (Status s = check_value_type(problem); !s) return s;
+  if (Status s = check_key_types(problem); !s) return s;
   if (Status s = check_value_tiles(problem); !s) return s;
   if (Status s = check_scales(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
@@ -430,7 +463,7 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
     return s;
   }
   if (Status s = check_extras(p, t); !s) return s;
-  if (Status s = check_scale_tensors(p, t); !s) return s;
+  if (Status s = check_scale_tensors(p, t, k); !s) return s;
   if (Status s = check_cache_tensors(p, t.cache); !s) return s;
   if (p.cache && t.cu_seqlens_k != nullptr) {
     return Status::invalid("cu_seqlens_k is given, but a cache's keys are not packed");

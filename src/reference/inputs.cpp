@@ -38,11 +38,11 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
     return key_offset(t, b, j);
   };
   q_ = read(tensors.q, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim);
-  k_ = read(tensors.k, p.dtype, &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim);
+  k_ = read(tensors.k, p.stored_k(), &Sequence::seqlen_k, of_keys, p.num_heads_k, p.head_dim);
   v_ = p.v_tiles ? read_value_tiles()
                  : read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k,
                         p.head_dim_v);
-  if (is_scaled(p.dtype)) adjust_all();
+  if (p.scaled()) adjust_all();
   if (p.pass == Pass::backward) {
     const auto read_o = [&](const ConstTensor& tensor) {
       return read(tensor, p.stored_o(), &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v);
@@ -176,13 +176,22 @@ double Inputs::q_scale(std::int64_t b, std::int64_t head, std::int64_t query) co
 }
 
 double Inputs::k_scale(std::int64_t b, std::int64_t head_k, std::int64_t key) const {
+  if (problem_.scales.k == Scaling::token) return slot_scale(tensors_.k_scale, b, head_k, key);
   return scale(tensors_.k_scale, problem_.scales.k, problem_.scales.block_k, b, head_k, key, 0);
 }
 
 double Inputs::v_scale(std::int64_t b, std::int64_t head_k, std::int64_t key,
                        std::int64_t column) const {
+  if (problem_.scales.v == Scaling::token) return slot_scale(tensors_.v_scale, b, head_k, key);
   return scale(tensors_.v_scale, problem_.scales.v, problem_.scales.block_v, b, head_k, key,
                column);
+}
+
+double Inputs::slot_scale(const ConstScales& scales, std::int64_t b, std::int64_t head_k,
+                          std::int64_t key) const {
+  const ConstTensor tensor = {scales.data, scales.stride_batch, scales.stride_seqlen,
+                              scales.stride_head};
+  return static_cast<double>(scales.data[key_offset(tensor, b, key) + head_k * scales.stride_head]);
 }
 
 double Inputs::scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t b,

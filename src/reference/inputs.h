@@ -105,6 +105,9 @@ class Inputs {
   template <class Value>
   void adjust(Rows& rows, std::int64_t Sequence::* length, const Value& value) const;
   void adjust_all();
+  /// S14: of k or v by token.
+  double slot_scale(const ConstScales& scales, std::int64_t batch, std::int64_t head_k,
+                    std::int64_t key) const;
   double scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t batch,
                std::int64_t head, std::int64_t row, std::int64_t column) const;
 

@@ -189,8 +189,8 @@ class Noise {
         lse_(exact.lse.size()),
         lost_(exact.o.size()) {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
+    if (p_.scaled()) scalings_ = 2.0;
     if (is_scaled(p_.dtype)) {
-      scalings_ = 2.0;
       if (weights != Dtype::f32) {
         u_ = unit_roundoff(weights);
         tanh_ = 0x1p-21;

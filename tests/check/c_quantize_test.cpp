@@ -44,9 +44,9 @@ class CQuantize : public testing::Test {
     tensors_.q_scale = {q_scale_, 0, 3};
     tensors_.k_scale = {k_scale_, 0, 3};
     tensors_.v_scale = {v_scale_, 4, 0};
-    tensors_.k_mean = {k_mean_, 4, 0};
+    tensors_.k_mean = {k_mean_, 4, 0, 0};
     tensors_.score_shift = {score_shift_, 0, 3};
-    tensors_.v_shift = {v_shift_, 4, 0};
+    tensors_.v_shift = {v_shift_, 4, 0, 0};
     tensors_.signs = signs_;
     tensors_.cu_seqlens_q = cu_q_;
     tensors_.cu_seqlens_k = cu_k_;

@@ -18,8 +18,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 /// Of 8 bits; `words`: its scales, and more.
-Problem scaled(const std::string& words) {
-  return parse("fwd e4m3 b=2 h=4/2 q=4 k=5 d=8 scales=" + words);
+Problem scaled(const std::string& words, const std::string& types = "fwd e4m3") {
+  return parse(types + " b=2 h=4/2 q=4 k=5 d=8 scales=" + words);
 }
 
 struct WrongProblem {
@@ -93,9 +93,17 @@ const WrongProblem kWrongProblems[] = {
      }},
     {"scales.q", [](Problem& p) { p = scaled("channel/head/head"); }},
     {"scales.q", [](Problem& p) { p.scales.q = static_cast<Scaling>(6); }},
-    {"scales.k", [](Problem& p) { p = scaled("head/token/head"); }},
+    {"scales.k", [](Problem& p) { p = scaled("head/channel/head"); }},
     {"scales.k", [](Problem& p) { p = scaled("head/none/head"); }},
-    {"scales.v", [](Problem& p) { p = scaled("head/head/token"); }},
+    {"scales.q", [](Problem& p) { p = scaled("head/head/head", "fwd bf16 kv=e4m3"); }},
+    {"scales.k", [](Problem& p) { p = scaled("none/none/head", "fwd bf16 kv=e4m3"); }},
+    {"scales.v", [](Problem& p) { p = scaled("none/head/none", "fwd bf16 kv=e4m3"); }},
+    {"dtype_kv", [](Problem& p) { p.dtype_kv = Dtype::bf16; }},
+    {"dtype_kv", [](Problem& p) { p.dtype_kv = static_cast<Dtype>(5); }},
+    {"dtype_kv", [](Problem& p) { p = scaled("none/head/head", "fwd bf16 kv=f16"); }},
+    {"dtype_kv", [](Problem& p) { p = scaled("head/head/head", "fwd e4m3 kv=i8"); }},
+    {"dtype_kv", [](Problem& p) { p = scaled("none/head/head", "bwd bf16 kv=i8"); }},
+    {"dtype_v", [](Problem& p) { p = scaled("none/head/none v=bf16", "fwd bf16 kv=e4m3"); }},
     {"scales.v", [](Problem& p) { p = scaled("head/head/none"); }},
     {"scales.v", [](Problem& p) { p = scaled("head/head/head v=bf16"); }},
     {"scales.block_k", [](Problem& p) { p = scaled("head/block:0/head"); }},

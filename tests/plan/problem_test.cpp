@@ -59,6 +59,7 @@ Problem random_problem(std::mt19937& random) {
   p.unaligned = coin();
   if (coin()) p.dtype_o = static_cast<Dtype>(number(kDtypes));
   if (coin()) p.dtype_v = static_cast<Dtype>(number(kDtypes));
+  if (coin()) p.dtype_kv = static_cast<Dtype>(number(kDtypes));
   if (coin()) {
     const auto scaling = [&] { return static_cast<Scaling>(number(6)); };
     p.scales = {scaling(), scaling(), scaling(), 0, 0, coin(), coin()};

@@ -178,6 +178,8 @@ std::vector<Feature> make_features() {
       scales(),
       field<std::optional<Dtype>>("v dtype", &P::dtype_v, {std::nullopt, Dtype::bf16, Dtype::f16},
                                   {"q's", "bf16", "f16"}),
+      field<std::optional<Dtype>>("kv dtype", &P::dtype_kv, {std::nullopt, Dtype::e4m3, Dtype::i8},
+                                  {"q's", "e4m3", "i8"}),
       shift("score shift", &ScaleShape::score_shift),
       shift("v shift", &ScaleShape::v_shift),
       field<bool>("v tiles", &P::v_tiles, {false, true}, {"off", "on"}),
@@ -284,20 +286,43 @@ class Contradictions {
 
   void add_scales() {
     for (const char* name : kOfScales) {
-      for (const char* type : {"f32", "bf16", "f16"}) forbid(name, "dtype", type);
       forbid(name, "pass", "bwd");
       forbid(name, "dlse", "on");
-      forbid(name, "bias dtype", "the problem's 16 bits");
       if (std::string_view(name) != "scales") forbid(name, "scales", "none");
     }
+    for (const char* name : {"v dtype", "v tiles"}) {
+      for (const char* type : {"f32", "bf16", "f16"}) forbid(name, "dtype", type);
+      forbid(name, "bias dtype", "the problem's 16 bits");
+      forbid(name, "kv dtype", "e4m3");
+      forbid(name, "kv dtype", "i8");
+    }
     const std::size_t scales = index_of("scales"), v = index_of("v dtype"),
-                      dtype = index_of("dtype");
+                      dtype = index_of("dtype"), kv = index_of("kv dtype"),
+                      bias = index_of("bias dtype");
     for (const char* type : {"e4m3", "i8"}) {
       found_.push_back({dtype, value_of(dtype, type), scales, 0});
+      forbid("kv dtype", "dtype", type);
     }
     // v of 16 bits has no scales, of 8 it has some; blocks are counted from a sequence's first key.
     for (std::size_t i = 1; i < kScales.size(); ++i) {
       const int number = static_cast<int>(i);
+      const bool of_keys_alone = kScales[i].starts_with("none/");
+      for (const char* type : {"e4m3", "i8"}) {
+        if (of_keys_alone) {
+          found_.push_back({scales, number, dtype, value_of(dtype, type)});
+        } else {
+          found_.push_back({scales, number, kv, value_of(kv, type)});
+        }
+      }
+      if (of_keys_alone) {
+        found_.push_back({scales, number, kv, 0});
+        found_.push_back({scales, number, index_of("v tiles"), 1});
+      } else {
+        for (const char* type : {"f32", "bf16", "f16"}) {
+          found_.push_back({scales, number, dtype, value_of(dtype, type)});
+        }
+        found_.push_back({scales, number, bias, 1});
+      }
       if (kScales[i].ends_with("none")) {
         found_.push_back({scales, number, v, 0});
       } else {
@@ -350,7 +375,12 @@ const std::vector<std::string> kScales = {"none",
                                           "token/block:64/channel",
                                           "token/head/block:7",
                                           "tensor/block:1/none",
-                                          "head/tensor/none"};
+                                          "head/tensor/none",
+                                          "tensor/token/token",
+                                          "none/tensor/head",
+                                          "none/head/tensor",
+                                          "none/token/token",
+                                          "none/block:9/channel"};
 
 const std::vector<std::int64_t> kSeqlensQ = {0,  1,  2,  3,   4,   5,   7,   8,   9,
                                              15, 16, 17, 24,  31,  32,  33,  48,  63,

@@ -74,7 +74,7 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   }
   t.q = add_rows("q", Role::input, true, p.head_dim);
   add_keys();
-  if (is_scaled(p.dtype)) add_scales();
+  if (p.scaled()) add_scales();
   if (p.cache) add_cache();
   if (p.tree) t.tree_mask = add_tree();
   if (p.bias) {
@@ -204,7 +204,7 @@ const T* RunMemory::add_integers(const std::string& name, const std::vector<T>& 
 void RunMemory::add_keys() {
   const Problem& p = problem_;
   Tensors& t = tensors_;
-  const bool one_type = p.stored_v() == p.dtype;
+  const bool one_type = p.stored_v() == p.stored_k();
   if (!p.cache || !one_type || !variation_.strided || random_.next_between(0, 1) == 0) {
     t.k = add_rows("k", Role::input, false, p.head_dim);
     t.v = p.v_tiles ? add_value_tiles() : add_rows("v", Role::input, false, p.head_dim_v);
@@ -212,7 +212,7 @@ void RunMemory::add_keys() {
   }
   const Sizes rows = shape_of_keys(p.head_dim);
   const Block& block =
-      add("kv", Role::input, p.dtype,
+      add("kv", Role::input, p.stored_k(),
           {rows[0], 2, rows[1], rows[2], std::max(p.head_dim, p.head_dim_v)}, true);
   t.k = {block.buffer.data(), block.stride[0], block.stride[2], block.stride[3]};
   t.v = t.k;
@@ -287,7 +287,9 @@ void RunMemory::add_cache() {
                                               {layout.page_table.begin(), layout.page_table.end()});
   }
   for (Block& block : blocks_) {
-    if (block.name != "k" && block.name != "v" && block.name != "kv") continue;
+    const bool scales = (block.name == "k_scale" && problem_.scales.k == Scaling::token) ||
+                        (block.name == "v_scale" && problem_.scales.v == Scaling::token);
+    if (block.name != "k" && block.name != "v" && block.name != "kv" && !scales) continue;
     const std::int64_t tensors = block.name == "kv" ? 2 : 1;
     const Sizes& shape = block.shape;
     const std::int64_t slots = shape[shape.size() - 3],
@@ -327,7 +329,7 @@ Tensor RunMemory::add_rows(const std::string& name, Role role, bool queries, std
                                     : Sizes{p.batch, p.seqlen_q, p.num_heads, dim};
   const Sizes shape = queries ? of_queries : shape_of_keys(dim);
   const bool of_o = name == "o" || name == "dout", of_v = name == "v" || name == "dv";
-  const Dtype dtype = of_o ? p.stored_o() : of_v ? p.stored_v() : p.dtype;
+  const Dtype dtype = of_o ? p.stored_o() : of_v ? p.stored_v() : queries ? p.dtype : p.stored_k();
   Block& block = add(name, role, dtype, shape, true);
   return {block.buffer.data(), block.stride[0], block.stride[1], block.stride[2]};
 }
@@ -349,6 +351,12 @@ void RunMemory::add_scales() {
 
 ConstScales RunMemory::add_scale(const std::string& name, Scaling by, std::int64_t block) {
   const Problem& p = problem_;
+  if (by == Scaling::token && (name == "k_scale" || name == "v_scale")) {
+    const Sizes rows = shape_of_keys(1);
+    const Block& numbers = add(name, Role::input, Dtype::f32, rows, true);
+    return {reinterpret_cast<const float*>(numbers.buffer.data()), numbers.stride[0],
+            numbers.stride[2], numbers.stride[1]};
+  }
   Sizes shape = {1, 1, 1};  // sequences, heads, numbers
   switch (by) {
     case Scaling::none: return {};
@@ -410,7 +418,7 @@ void RunMemory::fill(Block& block) const {
   }
   // Scales are far from 1, and of i8 such that values are about as large as of other types.
   const bool is_scale = name.ends_with("_scale");
-  const double step = problem_.dtype == Dtype::i8 ? 24.0 : 1.0;
+  const double step = problem_.stored_k() == Dtype::i8 ? 24.0 : 1.0;
   if (is_scale) {
     block.for_each([&](std::int64_t index, std::int64_t offset) {
       store(offset,

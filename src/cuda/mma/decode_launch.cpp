@@ -47,8 +47,8 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
 Status check_all(const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   Status status = check_aligned("q", t.q, p, p.dtype, true);
-  if (status) status = check_aligned("k", t.k, p, p.dtype, false);
-  if (status) status = check_aligned("v", t.v, p, p.dtype, false);
+  if (status) status = check_aligned("k", t.k, p, p.stored_k(), false);
+  if (status) status = check_aligned("v", t.v, p, p.stored_v(), false);
   if (status) status = check_aligned("o", t.o, p, p.dtype, true);
   return status;
 }
