@@ -55,6 +55,8 @@ struct Kernel {
   Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too
+  Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
+                              ///< the operand, exactly; else f32
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -65,6 +67,9 @@ struct Kernel {
 TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
   return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == Extra::all);
 }
+
+/// Whether a GPU's decoding row widens keys and values of 8 bits (S14).
+TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 
 /// Keys that a warp of a GPU's decoding row multiplies at a time.
 inline constexpr int kDecodeTileKeys = 16;

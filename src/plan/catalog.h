@@ -91,6 +91,14 @@ inline constexpr core::Kernel kEightBitRows[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::softcap},
 };
+// Decoding over caches of 8 bits, which are widened to fp16; q and o are of bf16 or fp16. Each of these is two rows: e4m3,
+// and the same for i8.
+inline constexpr core::Kernel kCacheRows[] = {
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra          any_layout cached
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all, false, Dtype::e4m3},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all, false, Dtype::e4m3},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all, false, Dtype::e4m3},
+};
 // clang-format on
 
 /// All rows, in the order of the tables.
@@ -101,7 +109,9 @@ struct Catalog {
   static constexpr unsigned kInteger = sizeof kIntegerRows / sizeof kIntegerRows[0];
   static constexpr unsigned kEightBit = sizeof kEightBitRows / sizeof kEightBitRows[0];
 
-  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger] = {};
+  static constexpr unsigned kCache = sizeof kCacheRows / sizeof kCacheRows[0];
+
+  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -117,6 +127,12 @@ struct Catalog {
       for (const core::Operand operand : {core::Operand::i8_bf16, core::Operand::i8_f16}) {
         *row = one;
         row++->operand = operand;
+      }
+    }
+    for (const core::Kernel& one : kCacheRows) {
+      for (const Dtype cached : {Dtype::e4m3, Dtype::i8}) {
+        *row = one;
+        row++->cached = cached;
       }
     }
   }

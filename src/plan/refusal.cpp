@@ -107,18 +107,45 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
          to_string(problem.dtype) + "; the problem's o is " + to_string(problem.stored_o());
 }
 
+/// What a decoding row that widens asks of a cache of 8 bits and of what is beside it.
+std::string refused_cached(const core::Kernel& row, const Problem& problem) {
+  const auto is = [](const std::string& wanted, const std::string& given) {
+    return "takes " + wanted + "; " + given;
+  };
+  if (problem.stored_k() != row.cached || problem.stored_v() != row.cached) {
+    return is(std::string("k and v of ") + to_string(row.cached),
+              std::string("they are ") + to_string(problem.stored_k()) + " and " +
+                  to_string(problem.stored_v()));
+  }
+  if (problem.dtype != Dtype::bf16 && problem.dtype != Dtype::f16) {
+    return is("q of bf16 or f16", std::string("it is ") + to_string(problem.dtype));
+  }
+  const ScaleShape& s = problem.scales;
+  for (const Scaling by : {s.k, s.v}) {
+    if (by == Scaling::tensor || by == Scaling::head || by == Scaling::token) continue;
+    return is("scales of k and v by tensor, head or token", std::string("some are by ") +
+                                                                to_string(by));
+  }
+  return s.score_shift || s.v_shift ? "takes no score_shift and no v_shift" : std::string();
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
   const bool scaled = is_scaled(core::score_dtype_of(row.operand));
+  const bool widens = core::widens(row);
   if (!scaled) {
-    if (std::string other = refused_scales(problem); !other.empty()) return other;
+    if (std::string other = widens ? refused_cached(row, problem) : refused_scales(problem);
+        !other.empty()) {
+      return other;
+    }
   }
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
-  if (scaled ? !is_scaled(problem.dtype) : row.operand != core::operand_of(problem.dtype)) {
+  if (scaled ? !is_scaled(problem.dtype)
+             : !widens && row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
@@ -130,7 +157,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   if (row.form == core::Form::decode) {
     if (problem.dropout_p > 0.0F) return "takes no dropout";
     // What no other row does it does for any number of rows, block by block.
-    if (!problem.cache && refused_mask(problem).empty()) {
+    if (!problem.cache && !widens && refused_mask(problem).empty()) {
       if (std::string other = refused_rows(row, problem); !other.empty()) return other;
     }
     const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
@@ -158,7 +185,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     std::int64_t value;
     int limit;
     Dtype dtype;
-  } dims[] = {{"head_dim", problem.head_dim, row.head_dim, problem.dtype},
+  } dims[] = {{"head_dim", problem.head_dim, row.head_dim, problem.stored_k()},
               {"head_dim_v", problem.head_dim_v, row.head_dim_v, problem.stored_v()}};
   for (const auto& dim : dims) {
     const std::int64_t loaded = facts.load_bytes / size_of(dim.dtype);  // elements

@@ -60,26 +60,38 @@ bool is_of_scales(const std::string& feature) {
 }
 
 /// What only a forward has. Of sixteen draws five have a cache, four a mask of more than a band and
-/// two tensors of 8 bits; of the others half are a backward.
+/// two tensors of 8 bits, one of them all and one keys and values alone; of the others half are a
+/// backward.
 struct ForwardOnly {
   bool cache = false, mask = false, scales = false;
+  bool keys_alone = false;  ///< have the scales
 
   explicit ForwardOnly(Random& random) {
     const std::int64_t kind = random.next_between(0, 15);
     cache = kind >= 11;
     mask = kind == 9 || kind == 10 || kind >= 14;
-    scales = random.next_between(0, 7) == 0;
+    const std::int64_t bits = random.next_between(0, 15);
+    scales = bits < 3;
+    keys_alone = bits == 0;
   }
-  /// What goes together: the first three types have no scales, the other two have; v of 16 bits has
-  /// none.
+  /// What goes together: q of the first three types has no scales, of the other two it has; v of 16
+  /// bits beside keys of 8 has none.
   int fitting(const std::string& feature, int drawn, const Draft& draft) const {
-    if (feature == "dtype") return scales ? kPlainDtypes + drawn % 2 : drawn % kPlainDtypes;
-    if (feature == "scales" && scales) return drawn > 0 ? drawn : 1;
+    const auto some = [drawn] { return drawn > 0 ? drawn : 1; };
+    const bool all = scales && !keys_alone;
+    if (feature == "dtype") return all ? kPlainDtypes + drawn % 2 : drawn % kPlainDtypes;
+    if (feature == "scales" && scales) {
+      std::size_t chosen = static_cast<std::size_t>(drawn);
+      while (chosen == 0 || kScales[chosen].starts_with("none/") != keys_alone) {
+        chosen = (chosen + 1) % kScales.size();
+      }
+      return static_cast<int>(chosen);
+    }
+    if (feature == "kv dtype") return keys_alone ? some() : 0;
+    if (feature == "v tiles" && keys_alone) return 0;
     if (feature == "v dtype" && scales) {
       const int chosen = draft.value[index_of("scales")];
-      return !kScales[static_cast<std::size_t>(chosen)].ends_with("none") ? 0
-             : drawn > 0                                                  ? drawn
-                                                                          : 1;
+      return kScales[static_cast<std::size_t>(chosen)].ends_with("none") ? some() : 0;
     }
     return drawn;
   }

@@ -21,20 +21,28 @@ namespace tessera::cuda::mma {
 template <core::Kernel K>
 class Decoder {
   static constexpr Dtype kType = core::dtype_of(K.operand);
+  using Element = typename CachedElement<cached_size(K)>::Type;
   static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kStages = decode_stages(K);
-  static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
-  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
-  static constexpr int kKeyBytes = chunk_bytes(K.head_dim), kValueBytes = chunk_bytes(K.head_dim_v);
-  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  /// Whether keys and values are of 8 bits (decode_widened.h).
+  static constexpr bool kWidens = core::widens(K);
+  static constexpr int kSize = cached_size(K), kUnit = 16 / kSize;  ///< elements of 16 bytes
+  /// 16-byte units of a row.
+  static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit,
+                       kUnitsQ = K.head_dim / 8;
+  static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
+  static constexpr int kStageBytes = stage_bytes(K), kQueryBytes = chunk_bytes(K.head_dim * 2);
   static constexpr int kPrefetched = 2;  ///< tiles of a warp
-  static_assert(kTileKeys * 8 % 32 == 0 && (kChunks & (kChunks - 1)) == 0);
-  static_assert(kRows * K.head_dim_v * 4 <= kStageBytes && kRows == kBlockRows);
+  /// Tiles that a warp has under way; beside them its output has room.
+  static constexpr int kAhead = kStages - output_stages(K);
+  static_assert(kAhead >= 2 && kRows == kBlockRows);
+  static_assert((kUnits & (kUnits - 1)) == 0 && (kUnitsV & (kUnitsV - 1)) == 0);
 
   /// Shared memory, from its first multiple of 128 bytes.
   struct Shared {
-    char queries[2][kKeyBytes];  ///< of a piece and the next
+    char queries[2][kQueryBytes];  ///< of a piece and the next
     char ring[kWarps][kStages][kStageBytes];
     DecodePiece pieces[kWarps][2];
+    float query_factors[kWidens ? kRows : 1];  ///< of products of queries as they lie here
     DecodeExchange<K> exchange;
     DecodeSearch<K> search;
   };
@@ -53,7 +61,7 @@ class Decoder {
   /// What is long is here once: code that a launch runs for the first time comes from memory. The
   /// loop over tiles is left to find the next piece, for which loads go on, and entered again.
   __device__ __forceinline__ void run() {
-    int owed = kStages - 1;  // tiles to be loaded before one is multiplied
+    int owed = kAhead;  // tiles to be loaded before one is multiplied
 #pragma unroll 1
     for (;;) {
       if (!loading_ && !ahead_) advance();
@@ -61,7 +69,7 @@ class Decoder {
       for (; owed > 0; --owed) load_next();
 #pragma unroll 1
       while (tile_ < tiles_end_) {
-        ptx::copy_wait<kStages - 2>();
+        ptx::copy_wait<kAhead - 1>();
         __syncwarp();
         attend();
         __syncwarp();
@@ -74,13 +82,17 @@ class Decoder {
       if (tile_ < tiles_end_ || !ahead_) continue;
       const DecodeResults<K> results(p, walk_, piece(), shared_.exchange);
       if (attending_) {
-        results.leave(w_, o_, reinterpret_cast<float*>(shared_.ring[warp_][before(stage_)]));
+        // Of the stages that hold no tile, the last ones before the next.
+        results.leave(w_, o_, value_factor(), [this](int i) {
+          const int stage = stage_ - 1 - i;
+          return reinterpret_cast<float*>(shared_.ring[warp_][stage < 0 ? stage + kStages : stage]);
+        });
         meet_queries();  // and all outputs
         results.finish();
       }
       if (!more_) return;
       turn();
-      owed = under_way_ < kStages - 1 ? kStages - 1 : 0;
+      owed = under_way_ < kAhead ? kAhead : 0;
     }
   }
 
@@ -88,9 +100,6 @@ class Decoder {
   __device__ __forceinline__ DecodePiece& piece() const { return shared_.pieces[warp_][now_]; }
   __device__ __forceinline__ DecodePiece& next_piece() const {
     return shared_.pieces[warp_][1 - now_];
-  }
-  __device__ __forceinline__ static int before(int stage) {
-    return stage == 0 ? kStages - 1 : stage - 1;
   }
   __device__ __forceinline__ static int after(int stage) {
     return stage + 1 == kStages ? 0 : stage + 1;
@@ -105,8 +114,8 @@ class Decoder {
   /// All warps have their parts of the queries that were asked for last.
   __device__ __forceinline__ void meet_queries() const {
     // They were in the group of the next tile, or in one before it.
-    if (under_way_ == kStages - 1) {
-      ptx::copy_wait<kStages - 2>();
+    if (under_way_ == kAhead) {
+      ptx::copy_wait<kAhead - 1>();
     } else {
       ptx::copy_commit();
       ptx::copy_wait<0>();
@@ -136,7 +145,26 @@ class Decoder {
       meet_queries();
     }
     attending_ = true;
+    if constexpr (kWidens) widen();
     hold_queries();
+  }
+  /// The piece's queries become fp16, and its scales are the lane's.
+  __device__ __forceinline__ void widen() {
+#pragma unroll 1
+    for (int row = warp_; row < piece().rows; row += kWarps) {
+      const float factor = widen_queries<K.head_dim>(p.dtype, [&](int word) {
+        char* const queries = shared_.queries[now_];
+        return reinterpret_cast<std::uint32_t*>(queries + place(row, word / 4)) + word % 4;
+      });
+      if (lane_ == 0) shared_.query_factors[row] = factor;
+    }
+    __syncthreads();
+    value_factor_ = scales_[1];
+    for (int half = 0; half < 2; ++half) {
+      const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
+      query_factor_[half] = shared_.query_factors[row] * scales_[0];
+    }
+    value_scales_.reset();
   }
 
   // ---- loads ----
@@ -149,7 +177,7 @@ class Decoder {
 
   /// A group of copies: the next tile's, if there is one and a stage for it.
   __device__ __forceinline__ void load_next() {
-    if (loading_ && under_way_ < kStages - 1) {
+    if (loading_ && under_way_ < kAhead) {
       const DecodePiece& from = loaded_piece();
       load(from, shared_.ring[warp_][to_]);
       to_ = after(to_);
@@ -167,6 +195,10 @@ class Decoder {
     more_ = walk_.next(piece(), next_piece(), [this](const DecodePiece& of) { prefetch(of); });
     if (!more_) return;
     load_queries(next_piece());
+    if constexpr (kWidens) {
+      scales_[0] = scale_of(p.k_scale, next_piece());
+      scales_[1] = scale_of(p.v_scale, next_piece());
+    }
     next_ = next_piece().tiles.begin + warp_;
     loading_ = next_ < next_piece().tiles.end;
     half_ = 0;
@@ -189,13 +221,18 @@ class Decoder {
     return (first ^ i % 4 * 32) + i / 4 * (kTileKeys * 128);
   }
 
+  /// What all of a piece's keys or values are multiplied by; 1 where each has a scale of its own.
+  __device__ __forceinline__ float scale_of(const core::Scales& scales,
+                                            const DecodePiece& of) const {
+    return scales.of_slots() ? 1.0F : *scales.of(of.sequence, of.head);
+  }
+
   /// Queries of all rows, and zeros: the warp's share of a piece's.
   __device__ __forceinline__ void load_queries(const DecodePiece& of) const {
-    constexpr int kUnits = kChunks * 8;
     const std::uint32_t to =
         ptx::shared_address(shared_.queries[&of == &piece() ? now_ : 1 - now_]);
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kWarps * 32) {
-      const int row = i / kUnits, unit = i % kUnits;
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnitsQ; i += kWarps * 32) {
+      const int row = i / kUnitsQ, unit = i % kUnitsQ;
       const bool exists = row < of.rows && unit * 8 < p.head_dim;
       const DecodeRow at = mma::row_of(of, p.group, row);
       const std::uint16_t* const from = query(of, at) + unit * 8;
@@ -232,12 +269,12 @@ class Decoder {
   __device__ __forceinline__ void prefetch(const DecodePiece& of) const {
     if (warp_ == 0 && lane_ < of.rows) {
       const DecodeRow at = mma::row_of(of, p.group, lane_);
-      ptx::prefetch(query(of, at), row_bytes(p.head_dim), policy_);
+      ptx::prefetch(query(of, at), static_cast<std::uint32_t>(p.head_dim) * 2, policy_);
     }
     const bool value = lane_ >= kTileKeys;
     const Source& source = value ? p.v : p.k;
     const auto* const head =
-        static_cast<const std::uint16_t*>(source.data) + of.head * source.strides.head;
+        static_cast<const Element*>(source.data) + of.head * source.strides.head;
     int tile = of.tiles.begin + warp_;
 #pragma unroll 1
     for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
@@ -262,7 +299,7 @@ class Decoder {
     }
   }
   __device__ __forceinline__ static std::uint32_t row_bytes(int dim) {
-    return static_cast<std::uint32_t>(dim) * 2;
+    return static_cast<std::uint32_t>(dim) * kSize;
   }
 
   /// Keys and values of the next tile.
@@ -282,10 +319,15 @@ class Decoder {
           const core::Strides& strides = source.strides;
           const std::int64_t offset =
               page * strides.batch + page_.slot * strides.seqlen + from.head * strides.head;
-          return static_cast<const std::uint16_t*>(source.data) + (exists ? offset : 0);
+          return static_cast<const Element*>(source.data) + (exists ? offset : 0);
         };
-        load_placed<kChunks>(to, at(p.k), p.head_dim, rows);
-        load_placed<kChunksV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
+        load_placed<kUnits>(to, at(p.k), p.head_dim, rows);
+        load_placed<kUnitsV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
+        if constexpr (kWidens) {
+          const int key = lane_ % kTileKeys;
+          load_scale(to, from, __shfl_sync(~0U, page, half_ + key),
+                     __shfl_sync(~0U, page_.slot, half_ + key), (rows >> key & 1) != 0);
+        }
         return;
       }
       entry = __shfl_sync(~0U, page, half_);
@@ -293,21 +335,35 @@ class Decoder {
     }
     const auto at = [&](const Source& source) {
       const core::Strides& strides = source.strides;
-      return static_cast<const std::uint16_t*>(source.data) + entry * strides.batch +
+      return static_cast<const Element*>(source.data) + entry * strides.batch +
              slot * strides.seqlen + from.head * strides.head;
     };
-    load_rows<kChunks>(to, p.k, at(p.k), p.head_dim, left);
-    load_rows<kChunksV>(to + kKeyBytes, p.v, at(p.v), p.head_dim_v, left);
+    load_rows<kUnits>(to, p.k, at(p.k), p.head_dim, left);
+    load_rows<kUnitsV>(to + kKeyBytes, p.v, at(p.v), p.head_dim_v, left);
+    if constexpr (kWidens) {
+      const int key = lane_ % kTileKeys;
+      load_scale(to, from, entry, slot + key, key < left);
+    }
+  }
+  /// By token: lanes 0 to 15 load the scales of a tile's keys, the others those of its values.
+  __device__ __forceinline__ void load_scale(std::uint32_t to, const DecodePiece& from,
+                                             std::int64_t entry, int slot, bool exists) const {
+    const core::Scales& scales = lane_ < kTileKeys ? p.k_scale : p.v_scale;
+    if (!scales.of_slots()) return;
+    const std::int64_t at = entry * scales.stride_batch + slot * scales.stride_seqlen +
+                            from.head * scales.stride_head;
+    ptx::copy_async_word(to + kKeyBytes + kValueBytes + lane_ * 4, scales.data + (exists ? at : 0),
+                         exists);
   }
 
   /// Rows side by side; what does not exist becomes 0.
-  template <int kRowChunks>
+  template <int kRowUnits>
   __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source,
-                                            const std::uint16_t* from, int dim, int left) const {
-    constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
-    const int unit = lane_ % kUnits, row = lane_ / kUnits;
-    const bool in_row = unit * 8 < dim;
-    from += row * source.strides.seqlen + unit * 8;
+                                            const Element* from, int dim, int left) const {
+    constexpr int kAtOnce = rows_at_once(kRowUnits);
+    const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
+    const bool in_row = unit * kUnit < dim;
+    from += row * source.strides.seqlen + unit * kUnit;
     to += place(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
@@ -319,18 +375,18 @@ class Decoder {
   }
   /// The same of rows that lie anywhere: row i where lane half_ + i says, if bit i of `rows` says
   /// that it exists.
-  template <int kRowChunks>
-  __device__ __forceinline__ void load_placed(std::uint32_t to, const std::uint16_t* from, int dim,
+  template <int kRowUnits>
+  __device__ __forceinline__ void load_placed(std::uint32_t to, const Element* from, int dim,
                                               unsigned rows) const {
-    constexpr int kUnits = kRowChunks * 8, kAtOnce = rows_at_once(kUnits);
-    const int unit = lane_ % kUnits, row = lane_ / kUnits;
+    constexpr int kAtOnce = rows_at_once(kRowUnits);
+    const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
     // A row that does not exist is not read, but its address must be one.
-    const int column = unit * 8 < dim ? unit * 8 : 0;
-    rows = unit * 8 < dim ? rows >> row : 0;
+    const int column = unit * kUnit < dim ? unit * kUnit : 0;
+    rows = unit * kUnit < dim ? rows >> row : 0;
     to += place(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
-      const auto* const row_from = reinterpret_cast<const std::uint16_t*>(
+      const auto* const row_from = reinterpret_cast<const Element*>(
           __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), half_ + row + i));
       ptx::copy_async((to ^ i % 8 * 16) + i * 128, row_from + column, (rows >> i & 1) != 0,
                       policy_);
@@ -361,11 +417,38 @@ class Decoder {
     const std::uint32_t values = keys + kKeyBytes;
     multiply_keys(keys);
     transform(tile_);
-    w_.weigh_at_once([this] {
+    const auto raise = [this] {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
-    });
+    };
+    if constexpr (kWidens) {
+      float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+      if (p.v_scale.of_slots()) {
+        tile_scales(1, scales);
+        value_scales_.take(scales, [this](float factor) {
+#pragma unroll
+          for (float& x : o_) x *= factor;
+        });
+      }
+      w_.weigh_at_once(
+          raise, [&](float weight, int i) { return weight * scales[i / 4 * 2 + i % 2]; });
+    } else {
+      w_.weigh_at_once(raise);
+    }
     multiply_values(values);
+  }
+  /// By token: of the keys (0) or values (1) that the lane has scores of.
+  __device__ __forceinline__ void tile_scales(int which, float (&scales)[4]) const {
+    const auto* const all = reinterpret_cast<const float*>(shared_.ring[warp_][stage_] + kKeyBytes +
+                                                           kValueBytes);
+    const float* const mine = all + which * kTileKeys + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i] = mine[i / 2 * 8 + i % 2];
+  }
+  /// What the piece's outputs lack.
+  __device__ __forceinline__ float value_factor() const {
+    if constexpr (!kWidens) return 1.0F;
+    return p.v_scale.of_slots() ? value_scales_.top() : value_factor_;
   }
 
   /// S = Q K^T.
@@ -374,22 +457,42 @@ class Decoder {
     for (float& x : w_.s) x = 0.0F;
     keys += place(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
 #pragma unroll
-    for (int i = 0; i < K.head_dim / 16; ++i) {
-      std::uint32_t b[4], a[4];
+    for (int i = 0; i < kUnits / 2; ++i) {
+      std::uint32_t b[4];
       ptx::load_matrices(b, columns(keys, i));
-      const std::uint32_t* queries = a;
-      if constexpr (kHolds) {
-        queries = held_ + 4 * i;
+      if constexpr (kWidens) {
+        // A unit of a key is 16 columns.
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          std::uint32_t low[2], high[2];
+          ptx::widen_four<K.cached>(b[j], low[0], high[0]);
+          ptx::widen_four<K.cached>(b[2 + j], low[1], high[1]);
+          multiply_columns(2 * i + j, low[0], high[0], low[1], high[1]);
+        }
       } else {
-        read_queries(i, a);
+        multiply_columns(i, b[0], b[1], b[2], b[3]);
       }
-      ptx::mma<kType>(w_.s, queries, b[0], b[1]);
-      ptx::mma<kType>(w_.s + 4, queries, b[2], b[3]);
     }
+  }
+  /// The i-th 16 columns of two times 8 keys.
+  __device__ __forceinline__ void multiply_columns(int i, std::uint32_t first_low,
+                                                   std::uint32_t first_high,
+                                                   std::uint32_t second_low,
+                                                   std::uint32_t second_high) {
+    std::uint32_t a[4];
+    const std::uint32_t* queries = a;
+    if constexpr (kHolds) {
+      queries = held_ + 4 * i;
+    } else {
+      read_queries(i, a);
+    }
+    ptx::mma<kType>(w_.s, queries, first_low, first_high);
+    ptx::mma<kType>(w_.s + 4, queries, second_low, second_high);
   }
 
   /// Products become base-2 scores (S1), the mask last.
   __device__ __forceinline__ void transform(int tile) {
+    if constexpr (kWidens) apply_scales();
     if (p.score.capped) {
 #pragma unroll
       for (float& x : w_.s) x = capped_tanh(p.score.pre, x) * p.score.post;
@@ -412,6 +515,15 @@ class Decoder {
                                   core::min(mask.end_of(query_[half]), keys.end)};
         mask_row(w_.s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
       }
+    }
+  }
+  /// Products become q . k.
+  __device__ __forceinline__ void apply_scales() {
+    float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+    if (p.k_scale.of_slots()) tile_scales(0, scales);
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 2; ++i) {
+      w_.s[i] *= query_factor_[i / 2 % 2] * scales[i / 4 * 2 + i % 2];
     }
   }
   /// Of the half-th row of the lane: what has holes.
@@ -445,11 +557,24 @@ class Decoder {
   __device__ __forceinline__ void multiply_values(std::uint32_t values) {
     values += place(lane_ % 16, lane_ / 16);
 #pragma unroll
-    for (int i = 0; i < K.head_dim_v / 16; ++i) {
+    for (int i = 0; i < kUnitsV / 2; ++i) {
       std::uint32_t b[4];
       ptx::load_matrices_across(b, columns(values, i));
-      ptx::mma<kType>(o_ + 8 * i, w_.operand, b[0], b[1]);
-      ptx::mma<kType>(o_ + 8 * i + 4, w_.operand, b[2], b[3]);
+      if constexpr (kWidens) {
+        // Words are 2 columns of 2 keys; of 16 columns the even ones are multiplied, then the odd.
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          std::uint32_t low, high;
+          float* const o = o_ + 8 * (2 * i + j);
+          ptx::widen_four<K.cached>(ptx::permute<0x6420>(b[2 * j], b[2 * j + 1]), low, high);
+          ptx::mma<kType>(o, w_.operand, low, high);
+          ptx::widen_four<K.cached>(ptx::permute<0x7531>(b[2 * j], b[2 * j + 1]), low, high);
+          ptx::mma<kType>(o + 4, w_.operand, low, high);
+        }
+      } else {
+        ptx::mma<kType>(o_ + 8 * i, w_.operand, b[0], b[1]);
+        ptx::mma<kType>(o_ + 8 * i + 4, w_.operand, b[2], b[3]);
+      }
     }
   }
 
@@ -474,8 +599,13 @@ class Decoder {
   core::Range common_;             ///< keys that all rows see
   int query_[2];                   ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
-  Weights<kType, kTileKeys> w_;
+  DecodeWeights<K> w_;
   float o_[K.head_dim_v / 2];
+  // Rows that widen:
+  float scales_[2];  ///< of keys and values where loads are
+  float value_factor_;     ///< the second, of the piece
+  float query_factor_[2];  ///< of the lane's rows, times the first
+  ValueScales value_scales_;
 };
 
 /// The kernel of a catalog row.

@@ -28,6 +28,9 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.k = source_of(t.k);
   params.v = source_of(t.v);
   set_forward(params, plan, t);
+  params.k_scale = k_scales_of(p, t);
+  params.v_scale = v_scales_of(p, t);
+  params.dtype = p.dtype;
   params.spans = plan.spans;
   params.span_count = core::Divisor(plan.spans.count);
   params.unit_tiles = core::Divisor(plan.unit_n / kTileKeys);

@@ -4,7 +4,7 @@
 
 #include "core/divisor.h"
 #include "core/kernel.h"
-#include "core/pages.h"
+#include "core/scales.h"
 #include "core/score.h"
 #include "core/spans.h"
 #include "cuda/source.h"
@@ -31,6 +31,8 @@ struct DecodeParams {
 
   core::Sequences sequences;
   core::Cache cache;
+  core::Scales k_scale, v_scale;  ///< rows that widen: by tensor, head or token
+  Dtype dtype = Dtype::bf16;      ///< of q and o: rows that widen take both of 16 bits
   core::MaskRules mask;
   const float* sink = nullptr;  ///< null: no sink
   Extras extras;
@@ -50,28 +52,57 @@ struct DecodeParams {
 };
 
 inline constexpr int kTileKeys = core::kDecodeTileKeys;
-inline constexpr int kColumns = 64;  ///< of a chunk of shared memory: 128 bytes, swizzled
+inline constexpr int kChunkBytes = 128;  ///< of a row in a chunk of shared memory, swizzled
 
 /// Warps of a block, each with keys of its own.
 TESSERA_HD constexpr int decode_warps(const core::Kernel& row) { return row.block_n / kTileKeys; }
 TESSERA_HD constexpr int decode_threads(const core::Kernel& row) { return decode_warps(row) * 32; }
-TESSERA_HD constexpr int chunk_bytes(int dim) {
-  return core::ceil_div(dim, kColumns) * kTileKeys * kColumns * 2;
+/// Of an element of k or v.
+TESSERA_HD constexpr int cached_size(const core::Kernel& row) { return core::widens(row) ? 1 : 2; }
+template <int kSize>
+struct CachedElement {
+  using Type = std::uint16_t;
+};
+template <>
+struct CachedElement<1> {
+  using Type = std::uint8_t;
+};
+/// Chunks that 16 rows of so many bytes have, in bytes.
+TESSERA_HD constexpr int chunk_bytes(int row_bytes) {
+  return core::ceil_div(row_bytes, kChunkBytes) * kTileKeys * kChunkBytes;
 }
-/// Tiles of keys and values that a warp has under way: memory answers after some 0.8 us, in which a
-/// multiprocessor takes 30 KB.
+/// Of a stage of the ring: a tile of keys, one of values, and, where these are of 8 bits, the
+/// scales of both.
+/// @{
+TESSERA_HD constexpr int key_bytes(const core::Kernel& row) {
+  return chunk_bytes(row.head_dim * cached_size(row));
+}
+TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
+  return chunk_bytes(row.head_dim_v * cached_size(row));
+}
+TESSERA_HD constexpr int scale_bytes(const core::Kernel& row) {
+  return core::widens(row) ? 2 * kTileKeys * 4 : 0;
+}
+TESSERA_HD constexpr int stage_bytes(const core::Kernel& row) {
+  return key_bytes(row) + value_bytes(row) + scale_bytes(row);
+}
+/// @}
+/// Stages that a warp's output takes at the end of a piece: these hold no tile.
+TESSERA_HD constexpr int output_stages(const core::Kernel& row) {
+  return core::ceil_div(kTileKeys * row.head_dim_v * 4, key_bytes(row) + value_bytes(row));
+}
+/// Stages of a warp. Memory answers after some 0.8 us, in which a multiprocessor takes 30 KB.
 TESSERA_HD constexpr int decode_stages(const core::Kernel& row) {
-  return row.head_dim <= 64 ? 4 : 3;
+  return core::widens(row) && row.head_dim > 64 ? 6 : row.head_dim <= 64 ? 4 : 3;
 }
 TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
-  return decode_warps(row) * decode_stages(row) *
-         (chunk_bytes(row.head_dim) + chunk_bytes(row.head_dim_v));
+  return decode_warps(row) * decode_stages(row) * stage_bytes(row);
 }
 /// What else is in shared memory: every warp's piece and its next one, states of rows.
 inline constexpr int kOtherBytes = 2048;
 /// Queries of two pieces, the ring, and that.
 TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
-  return 2 * chunk_bytes(row.head_dim) + decode_ring_bytes(row) + kOtherBytes + 128;
+  return 2 * chunk_bytes(row.head_dim * 2) + decode_ring_bytes(row) + kOtherBytes + 128;
 }
 
 }  // namespace tessera::cuda::mma

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/softmax.h"
-#include "cuda/mma/decode_walk.h"
+#include "cuda/mma/decode_widened.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
@@ -18,7 +18,8 @@ namespace tessera::cuda::mma {
 /// What a block's warps tell each other of a piece.
 template <core::Kernel K>
 struct DecodeExchange {
-  const float* outputs[decode_warps(K)];  ///< [rows][swizzled columns], a warp's
+  /// [rows][swizzled columns], a warp's; its rows are cut into as many parts as they need stages.
+  const float* outputs[decode_warps(K)][output_stages(K)];
   core::Softmax<float> state[decode_warps(K)][K.block_m];
 };
 
@@ -28,6 +29,8 @@ class DecodeResults {
   static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kThreads = decode_threads(K);
   static constexpr int kColumns = 4;                      ///< of a row, a thread's at a time
   static constexpr int kWords = 2;                        ///< of them
+  static constexpr bool kWidens = core::widens(K);
+  static constexpr int kPartRows = kRows / output_stages(K);  ///< of a warp's output in a stage
   static constexpr int kAsked = core::PartTree::kOthers;  ///< parts that a thread asks for at once
   static_assert((kThreads & (kThreads - 1)) == 0);
 
@@ -46,11 +49,16 @@ class DecodeResults {
     head_ = piece.head * p.group.value() + row.member;
   }
 
-  /// The warp's output and state, into its free stage of the ring.
-  __device__ __forceinline__ void leave(const Weights<kType, kTileKeys>& w,
-                                        const float (&o)[K.head_dim_v / 2], float* outputs) const {
+  /// The warp's output, times `scale`, and state. stage(i): its i-th free stage of the ring.
+  template <class Stage>
+  __device__ __forceinline__ void leave(const DecodeWeights<K>& w,
+                                        const float (&o)[K.head_dim_v / 2], float scale,
+                                        const Stage& stage) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane == 0) exchange_.outputs[warp] = outputs;
+#pragma unroll
+    for (int i = 0; i < output_stages(K); ++i) {
+      if (lane == 0) exchange_.outputs[warp][i] = stage(i);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = w.sum[half];
@@ -58,11 +66,23 @@ class DecodeResults {
       sum += __shfl_xor_sync(~0U, sum, 2);
       const int row = lane / 4 + 8 * half;
       if (row >= count_) continue;
-      if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half], sum};
+      float* const outputs = stage(half * output_stages(K) / 2);
+      if constexpr (kWidens) {
+        if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half] - kWidenedOffset, sum};
+        // Of 16 columns the first 8 accumulators have the even ones, the others the odd ones.
 #pragma unroll
-      for (int i = 0; i < K.head_dim_v / 8; ++i) {
-        *reinterpret_cast<float2*>(outputs + place(row, 8 * i + lane % 4 * 2)) =
-            float2{o[4 * i + 2 * half], o[4 * i + 2 * half + 1]};
+        for (int i = 0; i < K.head_dim_v / 16; ++i) {
+          const float* const x = o + 8 * i + 2 * half;
+          *reinterpret_cast<float4*>(outputs + place(row, 16 * i + lane % 4 * 4)) =
+              float4{x[0] * scale, x[4] * scale, x[1] * scale, x[5] * scale};
+        }
+      } else {
+        if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half], sum};
+#pragma unroll
+        for (int i = 0; i < K.head_dim_v / 8; ++i) {
+          *reinterpret_cast<float2*>(outputs + place(row, 8 * i + lane % 4 * 2)) =
+              float2{o[4 * i + 2 * half], o[4 * i + 2 * half + 1]};
+        }
       }
     }
   }
@@ -95,8 +115,8 @@ class DecodeResults {
       Columns mine = {core::from_lse(lse), {}};
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        add(mine.x, *reinterpret_cast<const float4*>(exchange_.outputs[w] + place(row_, column)),
-            scale[w]);
+        const float* const outputs = exchange_.outputs[w][row_ / kPartRows];
+        add(mine.x, *reinterpret_cast<const float4*>(outputs + place(row_, column)), scale[w]);
       }
       if (parts == 1) {
         write(column, mine.x, lse);
@@ -237,9 +257,10 @@ class DecodeResults {
 
   // ---- rows ----
 
-  /// Of a warp's outputs: columns swizzled, so that neighbouring rows are in different banks.
+  /// Of a part of a warp's outputs: columns swizzled, so that neighbouring rows are in different
+  /// banks.
   __device__ __forceinline__ static int place(int row, int column) {
-    return row * K.head_dim_v + (column ^ row % 8 * 4);
+    return row % kPartRows * K.head_dim_v + (column ^ row % 8 * 4);
   }
   __device__ __forceinline__ static void add(float (&x)[kColumns], const float4& y, float weight) {
     x[0] = fmaf(y.x, weight, x[0]);
@@ -251,7 +272,11 @@ class DecodeResults {
   __device__ __forceinline__ void write(int column, const float (&x)[kColumns], float lse) const {
     auto* const to = static_cast<std::uint16_t*>(p.o) +
                      piece_.sequence.query_offset(p.o_strides, query_, head_) + column;
-    ptx::store_if(true, to, ptx::pack<kType>(x[0], x[1]), ptx::pack<kType>(x[2], x[3]));
+    const auto pack = [this](float a, float b) {
+      if (kWidens && p.dtype == Dtype::bf16) return ptx::pack<Dtype::bf16>(a, b);
+      return ptx::pack<kType>(a, b);
+    };
+    ptx::store_if(true, to, pack(x[0], x[1]), pack(x[2], x[3]));
     if (column > 0 || p.softmax_lse == nullptr) return;
     p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, head_, query_)] = lse;
   }

@@ -78,4 +78,36 @@ __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, fl
   return four;
 }
 
+/// Bytes of a (numbers 0 to 3) and b (4 to 7), picked by the digits of `selector`, the last one for
+/// the lowest byte.
+template <std::uint32_t kSelector>
+__device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "n"(kSelector));
+  return y;
+}
+
+/// Four elements of 8 bits as two pairs of fp16, which hold them exactly.
+template <Dtype kType>
+__device__ __forceinline__ void widen_four(std::uint32_t four, std::uint32_t& low,
+                                           std::uint32_t& high) {
+  if constexpr (kType == Dtype::e4m3) {
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(four));
+  } else {
+    static_assert(kType == Dtype::i8);
+    // 0x6400 is 1024, whose last place is 1: plus the number and 128.
+    constexpr std::uint32_t kThousand = 0x64646464U, kMiddle = 0x64806480U;
+    four ^= 0x80808080U;
+    asm("sub.rn.f16x2 %0, %1, %2;"
+        : "=r"(low)
+        : "r"(permute<0x4140>(four, kThousand)), "r"(kMiddle));
+    asm("sub.rn.f16x2 %0, %1, %2;"
+        : "=r"(high)
+        : "r"(permute<0x4342>(four, kThousand)), "r"(kMiddle));
+  }
+}
+
 }  // namespace tessera::cuda::ptx

@@ -64,6 +64,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, b
                "l"(from), "r"(bytes), "l"(policy)
                : "memory");
 }
+/// The same of a word.
+__device__ __forceinline__ void copy_async_word(std::uint32_t to, const void* from, bool exists) {
+  const int bytes = exists ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -21,8 +21,12 @@ inline constexpr float kMostPart = 4096.0F;
 /// Where maxima are looked for.
 inline constexpr float kSlack = core::kGpuSlack;
 
-template <Dtype kType, int kN>
+/// kOffset: weights begin at 2^kOffset, for a type that ends soon below 1.
+template <Dtype kType, int kN, int kOffset = 0>
 struct Weights {
+  /// What a thread's weights of a block and row add up to at most.
+  static constexpr float kMost = kOffset == 0 ? kMostPart : 0x1p15F;
+
   const float to_base2;           ///< what scores lack as they lie in s, where no series made them
   float s[kN / 2];                ///< of a block: products, scores, weights
   std::uint32_t operand[kN / 4];  ///< the weights as the A operand of the next product
@@ -47,11 +51,17 @@ struct Weights {
   /// and then the weights are made anew. rescale(): O *= factor.
   template <class Rescale>
   __device__ __forceinline__ void weigh_at_once(const Rescale& rescale) {
-    float shift[2] = {reference[0] * to_base2, reference[1] * to_base2};
+    weigh_at_once(rescale, [](float weight, int) { return weight; });
+  }
+  /// element(weight, i): what enters the operand instead of the i-th weight, whose sums stay.
+  template <class Rescale, class Element>
+  __device__ __forceinline__ void weigh_at_once(const Rescale& rescale, const Element& element) {
+    float shift[2] = {reference[0] * to_base2 - kOffset, reference[1] * to_base2 - kOffset};
 #pragma unroll 1
     for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
       float part[2];
-      make_weights(shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); });
+      make_weights(
+          shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); }, element);
       if (!agreed(raised == 0 && too_large(part))) {
         sum[0] += part[0];
         sum[1] += part[1];
@@ -63,7 +73,7 @@ struct Weights {
       rescale();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        shift[half] = core::shift_of(reference[half]) * to_base2;
+        shift[half] = core::shift_of(reference[half]) * to_base2 - kOffset;
       }
     }
   }
@@ -74,10 +84,13 @@ struct Weights {
     const float shift[2] = {reference[0] * to_base2, reference[1] * to_base2};
     float part[2];
     float farthest = 0.0F;  // square; NaNs are beyond all limits
-    make_weights(shift, part, [&](float x, float y) {
-      farthest = __int_as_float(max(__float_as_int(farthest), __float_as_int(x * x)));
-      return series.narrow(x) - y;
-    });
+    make_weights(
+        shift, part,
+        [&](float x, float y) {
+          farthest = __int_as_float(max(__float_as_int(farthest), __float_as_int(x * x)));
+          return series.narrow(x) - y;
+        },
+        [](float weight, int) { return weight; });
     const float limit = series.narrow_limit;
     const bool narrow = __float_as_int(farthest) <= __float_as_int(limit * limit) && limit > 0.0F;
     if (agreed(!narrow || too_large(part))) return false;
@@ -127,9 +140,9 @@ struct Weights {
  private:
   /// exponent(score, shift): the operand becomes its powers of 2; part: their sums. A row without a
   /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
-  template <class Exponent>
+  template <class Exponent, class Element>
   __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2],
-                                               const Exponent& exponent) {
+                                               const Exponent& exponent, const Element& element) {
     part[0] = part[1] = 0.0F;
 #pragma unroll
     for (int i = 0; i < kN / 2; i += 2) {
@@ -139,11 +152,11 @@ struct Weights {
         weight[j] = ptx::ex2(exponent(s[i + j], shift[i / 2 % 2]));
         part[i / 2 % 2] += weight[j];
       }
-      operand[i / 2] = ptx::pack<kType>(weight[0], weight[1]);
+      operand[i / 2] = ptx::pack<kType>(element(weight[0], i), element(weight[1], i + 1));
     }
   }
   __device__ __forceinline__ static bool too_large(const float (&part)[2]) {
-    return !(part[0] < kMostPart && part[1] < kMostPart);
+    return !(part[0] < kMost && part[1] < kMost);
   }
 
   /// References become the rows' greatest scores, where these are greater; what goes by them
