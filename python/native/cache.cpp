@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checks.h"
+#include "scaled.h"
 
 namespace tessera::python {
 
@@ -19,14 +20,20 @@ void check_numbers(const char* name, const View& view, const View& q, std::int64
   check_array(name, view, q, kInt32, shape, view.ndim == 1 && view.shape[0] == size, first);
 }
 
-/// A tensor of rows: four dimensions, or packed three, of q's type, on its device, with a
-/// contiguous head_dim.
+/// A tensor of rows of any type: four dimensions, or packed three, on q's device, with a contiguous
+/// head_dim.
+void check_any_tensor(const char* name, const View& view, const View& q, const char* first,
+                      std::initializer_list<std::int64_t> shape) {
+  check_sizes(name, view, shape);
+  check_device(name, view, q, first);
+  check_last_stride(name, view);
+}
+/// The same of q's type.
 void check_tensor(const char* name, const View& view, const View& q, const char* first,
                   std::initializer_list<std::int64_t> shape) {
   check_sizes(name, view, shape);
   check_same_type(name, view, q, first);
-  check_device(name, view, q, first);
-  check_last_stride(name, view);
+  check_any_tensor(name, view, q, first, shape);
 }
 
 void check_dims(const char* name, const View& view, int ndim, const char* layout) {
@@ -290,8 +297,15 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
 
   const std::int64_t entries = in.k_cache.shape[0], slots = in.k_cache.shape[1];
   check_last_stride("q", in.q);
-  check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
-  check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
+  if (read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, p, p.scales)) {
+    p.dtype_kv = scaled_type(in.k_cache);
+    check_any_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
+    check_any_tensor("v_cache", in.v_cache, in.q, "q",
+                     {entries, slots, p.num_heads_k, p.head_dim_v});
+  } else {
+    check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
+    check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
+  }
   if (in.o) {
     check_same_type("out", in.o, in.q);
     check_rows("out", in.o, in.q,
@@ -332,6 +346,8 @@ Tensors tensors_of(const CacheInputs& in, const Problem& p) {
   t.cache.cu_seqlens_new = pointer<const std::int32_t>(in.cu_seqlens_new);
   t.cache.leftpad = pointer<const std::int32_t>(in.leftpad);
   t.tree_mask = pointer<const std::uint64_t>(in.tree_mask);
+  t.k_scale = cached_scales_of(in.k_scale, p.scales.k);
+  t.v_scale = cached_scales_of(in.v_scale, p.scales.v);
   return t;
 }
 

@@ -268,7 +268,7 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
-constexpr Py_ssize_t kCacheInputs = 14, kCacheOptions = 10;
+constexpr Py_ssize_t kCacheInputs = 16, kCacheOptions = 10;
 
 /// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
 void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
@@ -286,6 +286,8 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   views.read("cache_index", arguments.next(), in.cache_index);
   views.read("leftpad", arguments.next(), in.leftpad);
   views.read("tree_mask", arguments.next(), in.tree_mask);
+  views.read("k_scale", arguments.next(), in.k_scale);
+  views.read("v_scale", arguments.next(), in.v_scale);
   options.max_seqlen_q = arguments.optional_integer("max_seqlen_q").value_or(0);
   options.lengths = lengths_of(arguments.next());
   if (!in.seqlens && options.lengths == Lengths::after) options.lengths = Lengths::full;

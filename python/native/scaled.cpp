@@ -57,6 +57,14 @@ Meaning by_token(const Problem& p) {
   return {Scaling::token, "(batch, num_heads, seqlen_q)", 3, {p.batch, p.num_heads, p.seqlen_q}};
 }
 
+Meaning by_slot(const View& cache) {
+  return {Scaling::token,
+          "k_cache's without head_dim",
+          3,
+          {cache.shape[0], cache.shape[1], cache.shape[2]},
+          true};
+}
+
 Scaling meaning_of(const char* name, const View& view, const View& q,
                    std::initializer_list<Meaning> meanings, const std::string& why,
                    const char* first) {
@@ -75,7 +83,9 @@ Scaling meaning_of(const char* name, const View& view, const View& q,
     invalid(std::string(name) + ".dtype = " + name_of(view.dtype) + ": must be float32");
   }
   check_device(name, view, q, first);
-  if (found->by != Scaling::tensor && found->by != Scaling::head) check_last_stride(name, view);
+  const bool any_strides =
+      found->any_strides || found->by == Scaling::tensor || found->by == Scaling::head;
+  if (!any_strides) check_last_stride(name, view);
   return found->by;
 }
 
@@ -168,6 +178,37 @@ ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& in, const Proble
   if (s.score_shift) meaning_of("score_shift", scales.score_shift, q, {by_token(p)}, {});
   if (s.v_shift) meaning_of("v_shift", scales.v_shift, q, {by_channel(p)}, {});
   return s;
+}
+
+bool read_cached_scales(const View& k_cache, const View& v_cache, const View& k_scale,
+                        const View& v_scale, const Problem& p, ScaleShape& scales) {
+  const std::optional<Dtype> type = scaled_type(k_cache);
+  if (scaled_type(v_cache) != type) {
+    invalid("v_cache.dtype = " + type_of(v_cache) + ", but k_cache.dtype = " + type_of(k_cache) +
+            ": they must be the same");
+  }
+  if (!type) {
+    if (!k_scale && !v_scale) return false;
+    invalid(std::string(k_scale ? "k_scale" : "v_scale") +
+            " is given, but k_cache.dtype = " + type_of(k_cache) +
+            ": only caches of 8 bits have scales");
+  }
+  const std::string needed = "; values of " + type_of(k_cache) +
+                             " are elements times a scale, and a missing one is not 1";
+  const auto read = [&](const char* name, const View& scale, const View& cache) {
+    return meaning_of(name, scale, k_cache, {by_tensor(), by_head(p), by_slot(cache)},
+                      scale ? std::string() : needed, "k_cache");
+  };
+  scales.k = read("k_scale", k_scale, k_cache);
+  scales.v = read("v_scale", v_scale, v_cache);
+  return true;
+}
+
+ConstScales cached_scales_of(const View& view, Scaling by) {
+  const auto* const data = pointer<const float>(view);
+  if (!view || by == Scaling::tensor) return {data};
+  if (by == Scaling::head) return {data, view.strides[0], view.strides[1]};
+  return {data, view.strides[0], view.strides[2], view.strides[1]};
 }
 
 void add_scales(const ScaleInputs& scales, const Problem& p, Tensors& t) {

@@ -28,6 +28,7 @@ struct Meaning {
   const char* names;
   int ndim;
   std::array<std::int64_t, 3> sizes;
+  bool any_strides = false;  ///< or the last dimension is contiguous
 
   bool fits(const View& view) const;
   /// "(batch, num_heads_k) = (2, 4)"
@@ -37,6 +38,8 @@ struct Meaning {
 Meaning by_tensor();
 Meaning by_head(const Problem& problem);
 Meaning by_token(const Problem& problem);
+/// A number for every slot and head of a cache.
+Meaning by_slot(const View& cache);
 Meaning by_block(const Problem& problem, std::int64_t block);
 Meaning by_channel(const Problem& problem);
 
@@ -54,6 +57,13 @@ Scales scales_of(const View& view, Scaling by);
 
 /// Throws Raise(ValueError) if one is missing, or of no shape that the tensor may have.
 ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& inputs, const Problem& problem);
+
+/// Whether a cache is of 8 bits, and how k and v are scaled then. Throws as above, also where scales
+/// are given and the cache has none.
+bool read_cached_scales(const View& k_cache, const View& v_cache, const View& k_scale,
+                        const View& v_scale, const Problem& problem, ScaleShape& scales);
+/// Where they lie.
+ConstScales cached_scales_of(const View& view, Scaling by);
 
 void add_scales(const ScaleInputs& scales, const Problem& problem, Tensors& tensors);
 

@@ -259,6 +259,8 @@ def cached_attention(
     page_table: _ArrayT | None = None,
     cache_index: _ArrayT | None = None,
     leftpad: _ArrayT | None = None,
+    k_scale: _ArrayT | None = None,
+    v_scale: _ArrayT | None = None,
     cu_seqlens_q: _ArrayT | None = None,
     max_seqlen_q: int | None = None,
     causal: bool = False,
@@ -291,7 +293,8 @@ def cached_attention(
         q: (batch, seqlen_q, num_heads, head_dim), or packed (total_q, num_heads, head_dim) if `cu_seqlens_q` is given.
             Causal masks and windows are aligned to the last key: query i stands at i + keys - seqlen_q.
         k_cache: (batch, capacity, num_heads_k, head_dim), or (num_pages, page_size, num_heads_k, head_dim) if
-            `page_table` is given. Of q's type, any strides, the last one 1; pages of any size.
+            `page_table` is given. Any strides, the last one 1; pages of any size. Of q's type, or of 8 bits with
+            scales: float8_e4m3fn (or its bits as uint8) or int8, which are widened exactly.
         v_cache: like k_cache, with a head_dim_v and strides of its own.
         seqlens: int32 (batch,), the filled slots of each sequence. A negative one, or no keys: o = 0, lse = -inf.
             None: all slots are filled.
@@ -305,6 +308,9 @@ def cached_attention(
             page_table[b, s // page_size]. What is beyond the length is not read and may be anything.
         cache_index: int32 (batch,): sequence b has row cache_index[b] of the cache, or of `page_table`; None: row b.
         leftpad: int32 (batch,): the keys of a sequence begin at that slot. Lengths count slots, positions count keys.
+        k_scale, v_scale: of caches of 8 bits, float32, what their elements are multiplied by: one number; (batch,
+            num_heads_k); or one for every slot and head, shaped as the cache without head_dim, any strides, so it
+            may lie within the pages.
         cu_seqlens_q, max_seqlen_q, causal, window, softmax_scale, softcap, alibi_slopes, sink, batch_invariant: as
             `attention` takes them.
         chunk: queries see only keys of their own chunk of so many positions; 0: all.
@@ -330,7 +336,7 @@ def cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
         sink, batch_invariant, k_new, v_new, max_seqlen_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
-        rotary_constant_q, out, return_lse,
+        rotary_constant_q, out, return_lse, False, k_scale, v_scale,
     )  # fmt: skip
 
 
@@ -347,6 +353,8 @@ def explain_cached(
     page_table: _ArrayT | None = None,
     cache_index: _ArrayT | None = None,
     leftpad: _ArrayT | None = None,
+    k_scale: _ArrayT | None = None,
+    v_scale: _ArrayT | None = None,
     cu_seqlens_q: _ArrayT | None = None,
     max_seqlen_q: int | None = None,
     causal: bool = False,
@@ -375,7 +383,7 @@ def explain_cached(
         {
             "seqlens": seqlens, "cu_seqlens_new": cu_seqlens_new, "page_table": page_table, "cache_index": cache_index,
             "leftpad": leftpad, "cu_seqlens_q": cu_seqlens_q, "tree_mask": tree_mask, "alibi_slopes": alibi_slopes,
-            "sink": sink,
+            "sink": sink, "k_scale": k_scale, "v_scale": v_scale,
         },
         {
             "lengths": lengths, "seqlen_new": seqlen_new, "max_seqlen_q": max_seqlen_q, "causal": causal,

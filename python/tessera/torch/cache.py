@@ -28,7 +28,7 @@ _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
     "cached_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
-    "Tensor? leftpad, Tensor? tree_mask, SymInt? max_seqlen_q, str lengths, SymInt? seqlen_new, float? softmax_scale, "
+    "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, SymInt? max_seqlen_q, str lengths, SymInt? seqlen_new, float? softmax_scale, "
     "float softcap, SymInt window_left, SymInt window_right, SymInt chunk, SymInt sink_tokens, bool batch_invariant) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
@@ -107,6 +107,8 @@ def cached_attention(
     out: Tensor | None,
     return_lse: bool,
     detaches: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Any:
     """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them.
 
@@ -119,7 +121,7 @@ def cached_attention(
             k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
             cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
             alibi_slopes=alibi_slopes, sink=sink, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out,
+            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         if _need_gradients(q, k_cache, v_cache, sink, k_new, v_new):
             if detaches:
@@ -159,7 +161,7 @@ def cached_attention(
     left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
     more = (
         alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
+        k_scale, v_scale, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
     )  # fmt: skip
     if is_traced:
         q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
@@ -192,7 +194,7 @@ def explain_cached(
     left, right = band(numbers.pop("causal"), numbers.pop("window"))
     numbers |= {"window_left": left, "window_right": right}
     names = ("alibi_slopes", "sink", "cu_seqlens_q", "seqlens", "cu_seqlens_new", "page_table", "cache_index",
-             "leftpad", "tree_mask", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale", "softcap",
+             "leftpad", "tree_mask", "k_scale", "v_scale", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale", "softcap",
              "window_left", "window_right", "chunk", "sink_tokens", "batch_invariant")  # fmt: skip
     given = tensors | numbers
     return _native.explain_cached(q, k_cache, v_cache, None, None, *(given[name] for name in names), device)
