@@ -32,7 +32,7 @@ class _Problem(ctypes.Structure):
         + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
         + [(name, _int32) for name in ("leftpad", "tree", "dtype_v", "scale_q", "scale_k", "scale_v")]
         + [("scale_block_k", _int64), ("scale_block_v", _int64), ("score_shift", _int32), ("v_shift", _int32),
-           ("v_tiles", _int64)]
+           ("v_tiles", _int32), ("dtype_kv", _int32)]
     )
 
 
@@ -47,7 +47,7 @@ class _Bias(ctypes.Structure):
 
 
 class _Scales(ctypes.Structure):
-    _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_head", _int64)]
+    _fields_ = [("data", _pointer), ("stride_batch", _int64), ("stride_head", _int64), ("stride_seqlen", _int64)]
 
 
 class _Cache(ctypes.Structure):
@@ -77,7 +77,7 @@ class _AppendShape(ctypes.Structure):
         + [("page_ids", _int32), ("packed", _int32), ("total_q", _int64), ("total_new", _int64),
            ("packed_new", _int32), ("slot_mapping", _int32), ("rotary_dim", _int64), ("rotary_positions", _int64)]
         + [(name, _int32) for name in ("rotary_dtype", "rotary_interleaved", "rotary_constant_q",
-                                       "rotary_position_type")]
+                                       "rotary_position_type", "dtype_kv", "scale_k", "scale_v", "reserved")]
     )
 
 
@@ -89,6 +89,7 @@ class _AppendTensors(ctypes.Structure):
            ("rotary_cos", _pointer), ("rotary_sin", _pointer),
            ("stride_rotary_cos", _int64), ("stride_rotary_sin", _int64),
            ("rotary_seqlens", _pointer), ("rotary_positions", _pointer)]
+        + [(name, _Scales) for name in ("k_scale", "v_scale")]
     )
 
 
@@ -158,6 +159,12 @@ def _scales(array):
         raise TesseraError(f"the last stride is {strides[-1]}; it must be 1")
     batch, head = {0: (0, 0), 1: (0, 0), 2: strides, 3: strides[:2]}[len(strides)]
     return _Scales(_address(array), batch, head)
+
+
+def slot_scales(array):
+    """One for every slot and head of a cache: (rows or pages, slots, heads)."""
+    entry, slot, head = _strides(array)
+    return _Scales(_address(array), entry, head, slot)
 
 
 def parse_problem(library, text):

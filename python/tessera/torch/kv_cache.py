@@ -182,15 +182,19 @@ class KVCache:
         k: (rows, capacity, num_heads_k, head_dim), or pages: (num_pages, page_size, num_heads_k, head_dim). Any
             strides, the last one 1.
         v: the same with head_dim_v, and strides of its own.
+        k_scale, v_scale: float32, iff k and v are of 8 bits (float8_e4m3fn or int8), what their elements are multiplied
+            by: one number; (batch, num_heads_k), a number for each sequence and head; or k's shape without head_dim, a
+            number for each slot and head, which appending writes. The others are read by it: they must be there before.
 
     Both may be parts of one tensor, e.g. `KVCache(*pages.unbind(1))` of (num_pages, 2, page_size, num_heads_k,
     head_dim), and may have heads outside slots, e.g. `x.transpose(1, 2)` of (rows, num_heads_k, capacity, head_dim).
     """
 
-    def __init__(self, k: Tensor, v: Tensor):
+    def __init__(self, k: Tensor, v: Tensor, k_scale: Tensor | None = None, v_scale: Tensor | None = None):
         """
         Raises:
-            ValueError: k and v have other shapes, other types, or a last stride that is not 1.
+            ValueError: k and v have other shapes, other types, or a last stride that is not 1; scales are missing where
+                they have 8 bits, or given where they have not.
             TypeError: one of them is no tensor.
         """
         for name, x in (("k", k), ("v", v)):
@@ -205,7 +209,13 @@ class KVCache:
             raise ValueError(f"v has shape {tuple(v.shape)}, but k has {tuple(k.shape)}: must be {shape}")
         if (k.dtype, k.device) != (v.dtype, v.device):
             raise ValueError(f"v is of {v.dtype} on {v.device}, but k is of {k.dtype} on {k.device}: must be the same")
-        self.k, self.v = k, v
+        scaled = k.dtype in (torch.float8_e4m3fn, torch.int8)
+        for name, x in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scaled and not isinstance(x, Tensor):
+                raise ValueError(f"{name} is None, but k is of {k.dtype}: caches of 8 bits have scales, in float32")
+            if not scaled and x is not None:
+                raise ValueError(f"{name} is given, but k is of {k.dtype}: only caches of 8 bits have scales")
+        self.k, self.v, self.k_scale, self.v_scale = k, v, k_scale, v_scale
 
     def append(
         self,
@@ -341,7 +351,8 @@ class KVCache:
             q, self.k, self.v, sequences.seqlens, lengths, seqlen_new, cu_seqlens_new, sequences.page_table,
             sequences.cache_index, sequences.leftpad, cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens,
             tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant, k_new, v_new, max_seqlen_new,
-            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_constant_q, out, return_lse,
+            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_constant_q, out, return_lse, False,
+            self.k_scale, self.v_scale,
         )  # fmt: skip
 
     def copy_pages(self, copies: Tensor) -> None:
@@ -361,4 +372,9 @@ class KVCache:
             raise ValueError(f"copies has shape {tuple(copies.shape)}: must be (copies, 2)")
         source, target = copies.unbind(1)
         for x in (self.k, self.v):
+            # Bytes: not every torch indexes types of 8 bits.
+            x = x.view(torch.uint8) if x.element_size() == 1 else x
             x[target] = x[source]
+        for scale in (self.k_scale, self.v_scale):
+            if scale is not None and scale.dim() == 3:
+                scale[target] = scale[source]
