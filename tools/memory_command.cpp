@@ -17,7 +17,8 @@ constexpr const char* kGpu = "h100";
 
 struct MemoryOptions {
   std::string model, gpu;  ///< empty: kModel, kGpu
-  Usage usage{8192, 1, 2};
+  Usage usage{.seqlen = 8192};
+  std::string cache;  ///< its type, and "/token" for scales; empty: of --element-bytes
   // A shape of one's own replaces the named model.
   std::int64_t layers = 0, heads = 0, heads_k = 0, head_dim = 0, head_dim_v = 0, window = 0;
   std::int64_t sram_bytes = 0;
@@ -81,7 +82,25 @@ struct Answer {
   Traffic forward, backward;
 };
 
-Result<Answer> compute(const MemoryOptions& o) {
+/// What --cache says.
+Status read_cache(const std::string& text, Usage& usage) {
+  if (text.empty()) return {};
+  constexpr std::string_view kScaled = "/token";
+  std::string type = text;
+  usage.token_scales = type.ends_with(kScaled);
+  if (usage.token_scales) type.resize(type.size() - kScaled.size());
+  for (int i = 0; i < kDtypes; ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    if (type != to_string(dtype) || (usage.token_scales && !is_scaled(dtype))) continue;
+    usage.cache_bytes = size_of(dtype);
+    return {};
+  }
+  return Status::invalid("cache = '" + text +
+                         "': must be f32, bf16, f16, e4m3, i8, e4m3/token or i8/token");
+}
+
+Result<Answer> compute(MemoryOptions o) {
+  if (Status s = read_cache(o.cache, o.usage); !s) return s;
   if (Status s = validate(o.usage); !s) return s;
   const Result<ModelShape> model = choose_model(o);
   if (!model) return model.status();
@@ -115,6 +134,8 @@ Json to_json(const Answer& a) {
       {"seqlen", a.usage.seqlen},
       {"batch", a.usage.batch},
       {"element_bytes", a.usage.element_bytes},
+      {"cache_bytes", a.usage.cache_bytes > 0 ? a.usage.cache_bytes : a.usage.element_bytes},
+      {"token_scales", a.usage.token_scales},
       {"kv_cache",
        {{"per_token", a.cache.per_token},
         {"per_sequence", a.cache.per_sequence},
@@ -145,6 +166,10 @@ void print(const Answer& a) {
   std::printf("\nseqlen %lld, batch %lld, %lld bytes an element\n",
               static_cast<long long>(a.usage.seqlen), static_cast<long long>(a.usage.batch),
               static_cast<long long>(a.usage.element_bytes));
+  if (a.usage.cache_bytes > 0) {
+    std::printf("cache: %lld bytes an element%s\n", static_cast<long long>(a.usage.cache_bytes),
+                a.usage.token_scales ? ", and a scale for each head's key and value" : "");
+  }
   if (!m.note.empty()) std::printf("note: %s\n", std::string(m.note).c_str());
 
   std::printf("\nKV cache      %s a token, %s a sequence, %s the batch\n\n",
@@ -211,6 +236,9 @@ void add_memory(CLI::App& app, Context& context) {
   add_size("--seqlen", o->usage.seqlen, "tokens of a sequence")->capture_default_str();
   add_size("--batch", o->usage.batch, "sequences", 0)->capture_default_str();
   add_size("--element-bytes", o->usage.element_bytes, "4, 2 or 1")->capture_default_str();
+  command->add_option("--cache", o->cache,
+                      "type of the cache: f32, bf16, f16, e4m3, i8, the last two with /token if each "
+                      "head's key and value has a scale; default: as --element-bytes says");
   add_size("--layers", o->layers, "a model of one's own: layers");
   add_size("--heads", o->heads, "... query heads");
   add_size("--heads-k", o->heads_k, "... key/value heads; default: --heads");

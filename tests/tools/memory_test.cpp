@@ -35,6 +35,21 @@ TEST(KvCache, GroupedHeads) {
   EXPECT_EQ(kv_cache(model("qwen2.5-7b"), {.seqlen = 1, .element_bytes = 4}).per_token, 112 * kKiB);
 }
 
+TEST(KvCache, TypesOfItsOwn) {
+  // 32 layers * 8 heads * 256 bytes; and a scale of 4 bytes for each key and value.
+  const ModelShape& llama = model("llama-3-8b");
+  EXPECT_EQ(kv_cache(llama, {.seqlen = 1, .cache_bytes = 1}).per_token, 64 * kKiB);
+  EXPECT_EQ(kv_cache(llama, {.seqlen = 1, .cache_bytes = 1, .token_scales = true}).per_token,
+            64 * kKiB + 32 * 8 * 8);
+  EXPECT_EQ(kv_cache(llama, {.seqlen = 1, .element_bytes = 4, .cache_bytes = 2}).per_token,
+            128 * kKiB);
+  // A latent row is one, for all heads.
+  const ModelShape& latent = model("deepseek-v3");
+  EXPECT_EQ(kv_cache(latent, {.seqlen = 1, .cache_bytes = 1, .token_scales = true}).per_token,
+            61 * (576 + 4));
+  EXPECT_FALSE(validate(Usage{.cache_bytes = 3}).ok());
+}
+
 TEST(KvCache, WindowedLayersStopGrowing) {
   // Mistral: every layer keeps 4096 tokens of 128 KiB: 512 MiB, whatever the length.
   const ModelShape& mistral = model("mistral-7b");

@@ -122,6 +122,8 @@ TEST(Options, NothingIsPassedOver) {
       {{"memory", "--head-dim-v", "4"}, "needs --layers, --heads and --head-dim"},
       {{"memory", "--layers", "4", "--heads", "2"}, "needs --layers, --heads and --head-dim"},
       {{"memory", "--model", "gpt-2", "--layers", "4"}, "model = 'gpt-2'"},
+      {{"memory", "--cache", "bf16/token"}, "cache = 'bf16/token'"},
+      {{"memory", "--cache", "fp8"}, "cache = 'fp8'"},
       {{"memory", "--model", "gpt-2", "--heads-k", "4"}, "model = 'gpt-2'"},
       {{"memory", "--gpu", "h100", "--sram", "4096"}, "gpu = 'h100'"},
       {{"plan", "bf16 d=64 q=8 k=8", "--device", "h200", "--threads", "4"}, "--threads = 4"},

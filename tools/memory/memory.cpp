@@ -22,6 +22,12 @@ double cached_elements(const ModelShape& model) {
          static_cast<double>(model.head_dim + model.head_dim_v);
 }
 
+/// Scales that one layer caches for one token, if it has them: of a latent row one.
+double cached_scales(const ModelShape& model) {
+  if (!model.causal) return 0.0;
+  return model.latent > 0 ? 1.0 : 2.0 * static_cast<double>(model.num_heads_k);
+}
+
 }  // namespace
 
 Status validate(const ModelShape& model) {
@@ -53,11 +59,18 @@ Status validate(const Usage& usage) {
     return Status::invalid("element_bytes = " + std::to_string(usage.element_bytes) +
                            ": must be 4 (f32), 2 (bf16, f16) or 1 (fp8)");
   }
+  if (usage.cache_bytes != 0 && usage.cache_bytes != 1 && usage.cache_bytes != 2 &&
+      usage.cache_bytes != 4) {
+    return Status::invalid("cache_bytes = " + std::to_string(usage.cache_bytes) +
+                           ": must be 4, 2 or 1, or 0 for element_bytes");
+  }
   return {};
 }
 
 KvCache kv_cache(const ModelShape& model, const Usage& usage) {
-  const double token_layer = cached_elements(model) * static_cast<double>(usage.element_bytes);
+  const std::int64_t bytes = usage.cache_bytes > 0 ? usage.cache_bytes : usage.element_bytes;
+  const double token_layer = cached_elements(model) * static_cast<double>(bytes) +
+                             (usage.token_scales ? 4.0 * cached_scales(model) : 0.0);
   const auto full_layers = static_cast<double>(model.layers - model.window_layers);
   const auto window_layers = static_cast<double>(model.window_layers);
   const auto seqlen = static_cast<double>(usage.seqlen);
