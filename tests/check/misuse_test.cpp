@@ -98,7 +98,7 @@ const WrongProblem kWrongProblems[] = {
     {"scales.q", [](Problem& p) { p = scaled("head/head/head", "fwd bf16 kv=e4m3"); }},
     {"scales.k", [](Problem& p) { p = scaled("none/none/head", "fwd bf16 kv=e4m3"); }},
     {"scales.v", [](Problem& p) { p = scaled("none/head/none", "fwd bf16 kv=e4m3"); }},
-    {"dtype_kv", [](Problem& p) { p.dtype_kv = Dtype::bf16; }},
+    {"dtype_kv", [](Problem& p) { p.dtype_kv = Dtype::f32; }},
     {"dtype_kv", [](Problem& p) { p.dtype_kv = static_cast<Dtype>(5); }},
     {"dtype_kv", [](Problem& p) { p = scaled("none/head/head", "fwd bf16 kv=f16"); }},
     {"dtype_kv", [](Problem& p) { p = scaled("head/head/head", "fwd e4m3 kv=i8"); }},

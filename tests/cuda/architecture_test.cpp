@@ -102,7 +102,8 @@ TEST(Targets, ADeviceRunsWhatItIncludes) {
   EXPECT_FALSE(runs(Arch::avx512_bf16, Arch::sm90));
 }
 
-// GPU rows of 16 bits are written once and stand for two types, which differ in nothing else.
+// GPU rows of 16 bits, and those that widen 8, are written once and stand for two types, which
+// differ in nothing else.
 TEST(Storage, GpuRowsComeInPairs) {
   for (unsigned i = Catalog::kCpu; i < Catalog::kCpu + 2 * Catalog::kGpu; i += 2) {
     core::Kernel twin = kCatalog[i];
@@ -115,10 +116,17 @@ TEST(Storage, GpuRowsComeInPairs) {
   for (unsigned i = kEightBit; i < kInteger; ++i) {
     EXPECT_EQ(kCatalog[i].operand, core::Operand::e4m3);
   }
-  for (unsigned i = kInteger; i < kCatalog.size(); i += 2) {
+  constexpr unsigned kCache = kInteger + 2 * Catalog::kInteger;
+  for (unsigned i = kInteger; i < kCache; i += 2) {
     core::Kernel twin = kCatalog[i];
     EXPECT_EQ(twin.operand, core::Operand::i8_bf16);
     twin.operand = core::Operand::i8_f16;
+    EXPECT_EQ(twin, kCatalog[i + 1]);
+  }
+  for (unsigned i = kCache; i < kCatalog.size(); i += 2) {
+    core::Kernel twin = kCatalog[i];
+    EXPECT_EQ(twin.cached, Dtype::e4m3);
+    twin.cached = Dtype::i8;
     EXPECT_EQ(twin, kCatalog[i + 1]);
   }
 }

@@ -222,6 +222,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
   // An f16 row has the tiling of its bf16 twin, and the numbers here are fp32 for all.
   const bool eight_bits = row.operand == core::Operand::e4m3;
   const bool integers = core::score_dtype_of(row.operand) == Dtype::i8;
+  const bool widened = core::widens(row);
   const bool few = kSanitized || core::dtype_of(row.operand) == Dtype::f16 ||
                    is_scaled(core::score_dtype_of(row.operand));
   const int trials = few ? 20 : 60, enough = kSanitized ? 5 : trials;
@@ -235,7 +236,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.window_left = -1;
     }
     if (is_gpu(row.arch)) {
-      p.head_dim = p.head_dim_v = eight_bits || integers ? 16 : 8;
+      p.head_dim = p.head_dim_v = eight_bits || integers || widened ? 16 : 8;
       // A row takes the columns that its tiles of values have.
       if (eight_bits && row.head_dim_v > 64) p.head_dim_v = row.head_dim_v - 16;
       p.deterministic = row.pass == Pass::backward && random() % 2 == 0;
@@ -287,11 +288,17 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.dtype_v = core::dtype_of(row.operand);
       p.scales = {Scaling::tensor, Scaling::tensor, Scaling::none};
     }
+    if (widened) {
+      p.dtype = Dtype::bf16;
+      p.dtype_kv = row.cached;
+      p.scales = {Scaling::none, Scaling::tensor, Scaling::tensor};
+    }
     if (!refusal(row, p, device).empty()) continue;
     const PlanData plan = plan_row(row, p, device);
     Problem as_f32 = p;
     as_f32.dtype = Dtype::f32;
     as_f32.dtype_v.reset();
+    as_f32.dtype_kv.reset();
     as_f32.v_tiles = false;
     as_f32.scales = {};
     const reference::Inputs inputs(as_f32, data.tensors);
@@ -380,11 +387,15 @@ TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
       p.num_heads_k = 2;
       p.seqlen_q = 1 + static_cast<std::int64_t>(random() % 4);
       p.seqlen_k = 1500 + static_cast<std::int64_t>(random() % 1500);
-      p.head_dim = p.head_dim_v = 8;
+      p.head_dim = p.head_dim_v = 16;
       p.window_right = 0;
       p.batch_invariant = invariant;
       const Data data = make_data(p, random);
       p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
+      if (core::widens(row)) {
+        p.dtype_kv = row.cached;
+        p.scales = {Scaling::none, Scaling::tensor, Scaling::tensor};
+      }
       Problem one = p;
       one.batch = 1;
       Device board = kGpu, small = kGpu;

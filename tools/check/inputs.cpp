@@ -149,6 +149,14 @@ RunMemory::Sizes RunMemory::strides_for(const Sizes& shape, bool may_broadcast, 
   return stride;
 }
 
+bool RunMemory::has_slots(const std::string& name) const {
+  if (!problem_.cache) return false;
+  const ScaleShape& scales = problem_.scales;
+  return name == "k" || name == "v" || name == "kv" ||
+         (name == "k_scale" && scales.k == Scaling::token) ||
+         (name == "v_scale" && scales.v == Scaling::token);
+}
+
 Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Sizes& shape,
                       bool free_layout) {
   Block block;
@@ -157,8 +165,7 @@ Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Siz
   block.shape = shape;
   if (free_layout) {
     // o is written by give_forward, a cache's slots are poisoned: no element may lie on another.
-    const bool of_cache = problem_.cache && (name == "k" || name == "v" || name == "kv");
-    const bool may_broadcast = role == Role::input && name != "o" && !of_cache;
+    const bool may_broadcast = role == Role::input && name != "o" && !has_slots(name);
     const bool bias = name == "bias" || name == "dbias";
     block.stride = strides_for(shape, may_broadcast, !bias);
   } else {
@@ -268,7 +275,7 @@ Tensor RunMemory::add_value_tiles() {
   return {placed.buffer.data(), placed.stride[0], 0, placed.stride[1]};
 }
 
-/// The rest of a cache. Slots of k and v that hold no sequence's key are poisoned.
+/// The rest of a cache. Slots that hold no sequence's key are poisoned, their scales, too.
 void RunMemory::add_cache() {
   CacheTensors& t = tensors_.cache;
   const CacheLayout layout(problem_, variation_.strided ? 3 : 0, random_);
@@ -287,9 +294,7 @@ void RunMemory::add_cache() {
                                               {layout.page_table.begin(), layout.page_table.end()});
   }
   for (Block& block : blocks_) {
-    const bool scales = (block.name == "k_scale" && problem_.scales.k == Scaling::token) ||
-                        (block.name == "v_scale" && problem_.scales.v == Scaling::token);
-    if (block.name != "k" && block.name != "v" && block.name != "kv" && !scales) continue;
+    if (!has_slots(block.name)) continue;
     const std::int64_t tensors = block.name == "kv" ? 2 : 1;
     const Sizes& shape = block.shape;
     const std::int64_t slots = shape[shape.size() - 3],

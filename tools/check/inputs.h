@@ -109,6 +109,8 @@ class RunMemory {
   Bias add_bias(const std::string& name, Role role);
   Sizes lse_shape() const;
   Sizes shape_of_keys(std::int64_t dim) const;
+  /// Whether a tensor is part of the cache, so that a slot is poisoned if it is no sequence's.
+  bool has_slots(const std::string& name) const;
   void add_backward();
   Sizes strides_for(const Sizes& shape, bool may_broadcast, bool last_is_one);
   void fill(Block& block) const;
