@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 /// What an append uses, the cache first.
-std::array<Given, 15> given_of(const AppendShape& s, const AppendTensors& t) {
+std::array<Given, 17> given_of(const AppendShape& s, const AppendTensors& t) {
   const bool any_new = s.rows_new() > 0, any_q = s.rows_q() > 0;
   const auto given = [](const char* name, const void* data, bool used) {
     return Given{name, used ? data : nullptr};
@@ -24,6 +24,8 @@ std::array<Given, 15> given_of(const AppendShape& s, const AppendTensors& t) {
       given("q_out", t.q_out.data, any_q),
       given("k_new", t.k_new.data, any_new),
       given("v_new", t.v_new.data, any_new),
+      given("k_scale", t.k_scale.data, any_new),
+      given("v_scale", t.v_scale.data, any_new),
       given("cache.seqlens", t.cache.seqlens, any),
       given("cache.cu_seqlens_new", t.cache.cu_seqlens_new, any),
       given("cache.page_table", t.cache.page_table, any_new),

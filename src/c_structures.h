@@ -82,7 +82,9 @@ inline ConstScales to_cpp(const tessera_const_scales& s) {
   return {s.data, s.stride_batch, s.stride_head, s.stride_seqlen};
 }
 
-inline Scales to_cpp(const tessera_scales& s) { return {s.data, s.stride_batch, s.stride_head}; }
+inline Scales to_cpp(const tessera_scales& s) {
+  return {s.data, s.stride_batch, s.stride_head, s.stride_seqlen};
+}
 
 /// A caller's problem, of any version; c_api.cpp.
 Result<Problem> problem_of(const tessera_problem* from);

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "elements.h"
+#include "rounded.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -40,6 +42,9 @@ class Appended {
   void clear() {
     k_.fill();
     v_.fill();
+    k_scale_ = k_scale_before_;
+    v_scale_ = v_scale_before_;
+    point_to_scales();
     if (in_place()) {
       q_ = q_before_;
       tensors.q.data = address(q_, q_start_);
@@ -53,6 +58,8 @@ class Appended {
   void check(const std::string& what) const {
     check("k", k_, k_expected_, what);
     check("v", v_, v_expected_, what);
+    check("k_scale", k_scale_, k_scale_expected_, what);
+    check("v_scale", v_scale_, v_scale_expected_, what);
     if (shape.num_heads > 0) check("q_out", in_place() ? q_ : q_out_, q_expected_, what);
   }
 
@@ -64,26 +71,30 @@ class Appended {
       }
       return true;
     };
-    return all(k_) && all(v_) && (in_place() ? q_ == q_before_ : all(q_out_));
+    return all(k_) && all(v_) && k_scale_ == k_scale_before_ && v_scale_ == v_scale_before_ &&
+           (in_place() ? q_ == q_before_ : all(q_out_));
   }
 
   bool in_place() const { return tensors.q.data == tensors.q_out.data; }
 
   std::string text() const {
     const AppendShape& s = shape;
-    std::string text = std::string(to_string(s.dtype)) + " b=" + std::to_string(s.batch) +
-                       " h=" + std::to_string(s.num_heads) + "/" + std::to_string(s.num_heads_k) +
-                       " q=" + std::to_string(s.seqlen_q) + " k=" + std::to_string(s.seqlen_k) +
-                       " new=" + std::to_string(s.cache.seqlen_new) +
-                       " d=" + std::to_string(s.head_dim) + "/" + std::to_string(s.head_dim_v) +
-                       " pages=" + std::to_string(s.cache.num_pages) + "x" +
-                       std::to_string(s.cache.page_size) + " rows=" + std::to_string(s.cache.rows) +
-                       (s.cache.lengths == Lengths::after    ? " after"
-                        : s.cache.lengths == Lengths::before ? " before"
-                                                             : " slots") +
-                       (s.packed ? " packed=" + std::to_string(s.total_q) : "") +
-                       (s.packed_new ? " packed_new=" + std::to_string(s.total_new) : "") +
-                       (in_place() ? " in place" : "") + " gap=" + std::to_string(gap_);
+    std::string text =
+        std::string(to_string(s.dtype)) + " b=" + std::to_string(s.batch) +
+        " h=" + std::to_string(s.num_heads) + "/" + std::to_string(s.num_heads_k) +
+        " q=" + std::to_string(s.seqlen_q) + " k=" + std::to_string(s.seqlen_k) +
+        " new=" + std::to_string(s.cache.seqlen_new) + " d=" + std::to_string(s.head_dim) + "/" +
+        std::to_string(s.head_dim_v) + " pages=" + std::to_string(s.cache.num_pages) + "x" +
+        std::to_string(s.cache.page_size) + " rows=" + std::to_string(s.cache.rows) +
+        (s.cache.lengths == Lengths::after    ? " after"
+         : s.cache.lengths == Lengths::before ? " before"
+                                              : " slots") +
+        (s.packed ? " packed=" + std::to_string(s.total_q) : "") +
+        (s.packed_new ? " packed_new=" + std::to_string(s.total_new) : "") +
+        (in_place() ? " in place" : "") + " gap=" + std::to_string(gap_) +
+        (s.quantizes() ? std::string(" kv=") + to_string(s.stored_kv()) +
+                             " scales=" + to_string(s.scale_k) + "/" + to_string(s.scale_v)
+                       : "");
     if (!s.rotary) return text;
     return text + " rotary=" + std::to_string(s.rotary->dim) + " of " + to_string(s.rotary->dtype) +
            (s.rotary->interleaved ? " interleaved" : "") +
@@ -115,6 +126,14 @@ class Appended {
     s.head_dim = one_of<std::int64_t>({1, 2, 6, 8, 10, 16, 24, 32, 64, 80, 96, 100, 128, 200});
     s.head_dim_v = one_of<std::int64_t>({s.head_dim, s.head_dim, 1, 5, 8, 64, 136});
     gap_ = one_of<std::int64_t>({0, 0, 8, 4, 3});
+    if (coin()) {
+      using enum Scaling;
+      s.dtype_kv = coin() ? Dtype::e4m3 : Dtype::i8;
+      s.scale_k = one_of({tensor, head, token, token});
+      s.scale_v = one_of({tensor, head, token, token});
+    } else if (coin()) {
+      s.dtype_kv = s.dtype;
+    }
     if (s.head_dim > 1 && below(4) != 0) {
       RotaryShape rotary;
       rotary.dim = coin() ? s.head_dim / 2 * 2 : 2 * (1 + below(s.head_dim / 2));
@@ -269,11 +288,11 @@ class Appended {
   }
 
   /// Memory for a (batch, seqlen, heads, dim) tensor, heads inside or outside, and its strides.
-  Tensor lay(Elements& memory, std::int64_t batch, std::int64_t seqlen, std::int64_t heads,
-             std::int64_t dim, std::int64_t& start) {
+  Tensor lay(Elements& memory, Dtype dtype, std::int64_t batch, std::int64_t seqlen,
+             std::int64_t heads, std::int64_t dim, std::int64_t& start) {
     const std::int64_t pitch = dim + gap_;
     start = gap_;
-    memory = Elements(shape.dtype, batch * seqlen * heads * pitch + 2 * gap_ + 16);
+    memory = Elements(dtype, batch * seqlen * heads * pitch + 2 * gap_ + 16);
     const bool inside = coin();
     return {address(memory, start), seqlen * heads * pitch, inside ? heads * pitch : pitch,
             inside ? pitch : seqlen * pitch};
@@ -284,7 +303,8 @@ class Appended {
     std::int64_t start = 0;
     const auto draw = [&](Elements& memory, std::int64_t rows, std::int64_t seqlen, bool packed,
                           std::int64_t heads, std::int64_t dim) {
-      const Tensor t = lay(memory, packed ? 1 : s.batch, packed ? rows : seqlen, heads, dim, start);
+      const Tensor t =
+          lay(memory, s.dtype, packed ? 1 : s.batch, packed ? rows : seqlen, heads, dim, start);
       for (std::int64_t i = 0; i < memory.count(); ++i) memory.set(i, number());
       return t;
     };
@@ -293,8 +313,21 @@ class Appended {
     new_start_ = start;
     tensors.v_new =
         draw(v_new_, s.total_new, s.cache.seqlen_new, s.packed_new, s.num_heads_k, s.head_dim_v);
-    tensors.k = lay(k_, s.entries(), s.entry_slots(), s.num_heads_k, s.head_dim, cache_start_);
-    tensors.v = lay(v_, s.entries(), s.entry_slots(), s.num_heads_k, s.head_dim_v, cache_start_);
+    const auto cached = [&](Elements& memory, std::int64_t dim) {
+      return lay(memory, s.stored_kv(), s.entries(), s.entry_slots(), s.num_heads_k, dim,
+                 cache_start_);
+    };
+    tensors.k = cached(k_, s.head_dim);
+    tensors.v = cached(v_, s.head_dim_v);
+    if (s.quantizes()) {
+      make_wild(k_new_, s.head_dim);
+      make_wild(v_new_, s.head_dim_v);
+      tensors.k_scale = draw_scales(k_scale_, s.scale_k, k_scale_given_);
+      tensors.v_scale = draw_scales(v_scale_, s.scale_v, v_scale_given_);
+      k_scale_before_ = k_scale_;
+      v_scale_before_ = v_scale_;
+      point_to_scales();
+    }
     if (s.num_heads == 0) return;
     const Tensor q = draw(q_, s.total_q, s.seqlen_q, s.packed, s.num_heads, s.head_dim);
     q_start_ = start;
@@ -302,8 +335,42 @@ class Appended {
     q_before_ = q_;
     tensors.q_out = q;
     if (coin()) return;
-    tensors.q_out = lay(q_out_, s.packed ? 1 : s.batch, s.packed ? s.total_q : s.seqlen_q,
+    tensors.q_out = lay(q_out_, s.dtype, s.packed ? 1 : s.batch, s.packed ? s.total_q : s.seqlen_q,
                         s.num_heads, s.head_dim, q_start_);
+  }
+
+  /// In some rows zeros, NaN, infinities, what is subnormal or huge.
+  void make_wild(Elements& memory, std::int64_t dim) {
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    if (below(3) != 0) return;
+    double scale = 1.0;
+    for (std::int64_t i = 0; i < memory.count(); ++i) {
+      if (i % (dim + gap_) == 0) scale = one_of({1.0, 0.0, 1e-30, 3e-36, 1e-39, 1e30, 3e38, 1.0});
+      memory.set(i, memory.at(i) * scale);
+      if (below(40) == 0) memory.set(i, one_of({kInf, -kInf, std::nan(""), 0.0, -0.0}));
+    }
+  }
+  /// By token poison that lies as a cache of one column does; else numbers, or none at all.
+  Scales draw_scales(Elements& memory, Scaling by, bool& given) {
+    const AppendShape& s = shape;
+    given = by == Scaling::token || below(4) != 0;
+    const std::int64_t batch = s.slot_mapping ? 1 : s.batch;
+    Tensor t;
+    if (by == Scaling::token) {
+      t = lay(memory, Dtype::f32, s.entries(), s.entry_slots(), s.num_heads_k, 1, scale_start_);
+    } else {
+      t = lay(memory, Dtype::f32, batch, 1, s.num_heads_k, 1, scale_start_);
+      for (std::int64_t i = 0; i < memory.count(); ++i) memory.set(i, std::exp(number()));
+    }
+    return {nullptr, t.stride_batch, t.stride_head, t.stride_seqlen};
+  }
+  /// clear() may move them.
+  void point_to_scales() {
+    const auto data = [&](Elements& memory, bool given) {
+      return given ? static_cast<float*>(address(memory, scale_start_)) : nullptr;
+    };
+    tensors.k_scale.data = data(k_scale_, k_scale_given_);
+    tensors.v_scale.data = data(v_scale_, v_scale_given_);
   }
 
   // ---- what must come of it, by literal loops
@@ -336,13 +403,54 @@ class Appended {
     }
   }
 
-  void expect_new(std::int64_t from_b, std::int64_t from_i, std::int64_t entry, std::int64_t slot,
-                  std::int64_t position) {
-    for (std::int64_t h = 0; h < shape.num_heads_k; ++h) {
-      expect_row(k_new_, new_start_ + offset(tensors.k_new, from_b, from_i, h), k_expected_,
-                 cache_start_ + offset(tensors.k, entry, slot, h), shape.head_dim, position);
-      expect_row(v_new_, new_start_ + offset(tensors.v_new, from_b, from_i, h), v_expected_,
-                 cache_start_ + offset(tensors.v, entry, slot, h), shape.head_dim_v, -1);
+  /// A row that is quantised. at: of its scale, if there are any.
+  void expect_rounded(const Elements& from, std::int64_t from_at, Expected& to, std::int64_t to_at,
+                      std::int64_t dim, std::int64_t position, Scaling by, Expected& scales,
+                      bool given, std::int64_t at) {
+    std::vector<float> x;
+    for (std::int64_t j = 0; j < dim; ++j) x.push_back(static_cast<float>(from.at(from_at + j)));
+    if (shape.rotary) {
+      rotate_fused(x, *shape.rotary, cos_, sin_, tensors.rotary.stride_cos, position);
+    }
+    const Dtype dtype = shape.stored_kv();
+    float factor = given ? 1.0F / static_cast<float>(scales.elements.at(at)) : 1.0F;
+    if (by == Scaling::token) {
+      const RoundedScale written = scale_of({x}, dtype);
+      scales.elements.set(at, static_cast<double>(written.scale));
+      factor = written.factor;
+    }
+    for (std::int64_t j = 0; j < dim; ++j) {
+      to.elements.set(to_at + j, rounded(x[static_cast<std::size_t>(j)], factor, dtype));
+    }
+  }
+  /// Where a head's scale is.
+  std::int64_t scale_at(const Scales& s, Scaling by, std::int64_t sequence, std::int64_t entry,
+                        std::int64_t slot, std::int64_t h) const {
+    if (by == Scaling::tensor) return scale_start_;
+    if (by == Scaling::head) return scale_start_ + sequence * s.stride_batch + h * s.stride_head;
+    return scale_start_ + entry * s.stride_batch + slot * s.stride_seqlen + h * s.stride_head;
+  }
+
+  /// sequence: of which the row is; 0 if it is of none.
+  void expect_new(std::int64_t sequence, std::int64_t from_b, std::int64_t from_i,
+                  std::int64_t entry, std::int64_t slot, std::int64_t position) {
+    const AppendShape& s = shape;
+    for (std::int64_t h = 0; h < s.num_heads_k; ++h) {
+      const std::int64_t k_from = new_start_ + offset(tensors.k_new, from_b, from_i, h);
+      const std::int64_t v_from = new_start_ + offset(tensors.v_new, from_b, from_i, h);
+      const std::int64_t k_to = cache_start_ + offset(tensors.k, entry, slot, h);
+      const std::int64_t v_to = cache_start_ + offset(tensors.v, entry, slot, h);
+      if (s.quantizes()) {
+        expect_rounded(k_new_, k_from, k_expected_, k_to, s.head_dim, position, s.scale_k,
+                       k_scale_expected_, k_scale_given_,
+                       scale_at(tensors.k_scale, s.scale_k, sequence, entry, slot, h));
+        expect_rounded(v_new_, v_from, v_expected_, v_to, s.head_dim_v, -1, s.scale_v,
+                       v_scale_expected_, v_scale_given_,
+                       scale_at(tensors.v_scale, s.scale_v, sequence, entry, slot, h));
+        continue;
+      }
+      expect_row(k_new_, k_from, k_expected_, k_to, s.head_dim, position);
+      expect_row(v_new_, v_from, v_expected_, v_to, s.head_dim_v, -1);
     }
   }
   void expect_q(std::int64_t b, std::int64_t i, std::int64_t position) {
@@ -359,12 +467,14 @@ class Appended {
     };
     start(k_expected_, k_);
     start(v_expected_, v_);
+    start(k_scale_expected_, k_scale_);
+    start(v_scale_expected_, v_scale_);
     if (s.num_heads > 0) start(q_expected_, in_place() ? q_before_ : q_out_);
     if (s.slot_mapping) {
       for (std::int64_t i = 0; i < s.total_new; ++i) {
         const std::int64_t number = slot_mapping_[static_cast<std::size_t>(i)];
         if (number < 0 || number >= s.entries() * s.entry_slots()) continue;
-        expect_new(0, i, number / s.entry_slots(), number % s.entry_slots(), own_position(i));
+        expect_new(0, 0, i, number / s.entry_slots(), number % s.entry_slots(), own_position(i));
       }
       for (std::int64_t i = 0; s.num_heads > 0 && i < s.total_q; ++i)
         expect_q(0, i, own_position(i));
@@ -398,13 +508,13 @@ class Appended {
       const std::int64_t from_b = s.packed_new ? 0 : b,
                          from_i = (s.packed_new ? cu_new_[i] : 0) + t;
       if (!cache.paged()) {
-        expect_new(from_b, from_i, row, slot, turned + t);
+        expect_new(b, from_b, from_i, row, slot, turned + t);
         continue;
       }
       const std::int64_t page = table_[static_cast<std::size_t>(
           row * tensors.cache.stride_page_table + slot / cache.page_size)];
       if (page < 0 || page >= cache.num_pages) continue;
-      expect_new(from_b, from_i, page, slot % cache.page_size, turned + t);
+      expect_new(b, from_b, from_i, page, slot % cache.page_size, turned + t);
     }
   }
 
@@ -430,8 +540,11 @@ class Appended {
   std::vector<std::int32_t> cu_new_, cu_q_, seqlens_, index_, table_i32_, positions_i32_, starts_;
   Elements k_new_, v_new_, q_, q_before_, cos_, sin_;
   Elements k_, v_, q_out_;
+  Elements k_scale_, v_scale_, k_scale_before_, v_scale_before_;
+  bool k_scale_given_ = false, v_scale_given_ = false;  ///< not null
+  std::int64_t scale_start_ = 0;
   std::int64_t new_start_ = 0, cache_start_ = 0, q_start_ = 0;  ///< elements before the first row
-  Expected k_expected_, v_expected_, q_expected_;
+  Expected k_expected_, v_expected_, q_expected_, k_scale_expected_, v_scale_expected_;
 };
 
 }  // namespace tessera

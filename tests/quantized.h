@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "elements.h"
+#include "rounded.h"
 #include "tessera/tessera.hpp"
 
 namespace tessera {
@@ -288,17 +289,7 @@ class Quantized {
   }
 
   void rotate(std::vector<float>& x, std::int64_t position) const {
-    const RotaryShape& r = *shape.rotary;
-    if (position < 0 || position >= r.positions) return;
-    for (std::int64_t j = 0; j < r.dim / 2; ++j) {
-      float& a = x[size(r.interleaved ? 2 * j : j)];
-      float& b = x[size(r.interleaved ? 2 * j + 1 : j + r.dim / 2)];
-      const auto c = static_cast<float>(cos_.at(position * tensors.rotary.stride_cos + j));
-      const auto s = static_cast<float>(sin_.at(position * tensors.rotary.stride_sin + j));
-      const float turned = std::fma(a, c, -(b * s));
-      b = std::fma(a, s, b * c);
-      a = turned;
-    }
+    rotate_fused(x, *shape.rotary, cos_, sin_, tensors.rotary.stride_cos, position);
   }
   void transform(std::vector<float>& x) const {
     const std::int64_t n = shape.hadamard;
@@ -368,22 +359,13 @@ class Quantized {
   template <class Make, class Place>
   void expect_rows(Result& r, Dtype dtype, Scaling by, const ConstScales& s, std::int64_t scale_at,
                    std::int64_t begin, std::int64_t end, const Make& make, const Place& place) {
-    const float limit = dtype == Dtype::i8 ? 127.0F : 448.0F;
     std::vector<std::vector<float>> rows;
-    float amax = 0.0F;
-    for (std::int64_t i = begin; i < end; ++i) {
-      rows.push_back(make(i));
-      for (const float x : rows.back()) {
-        if (!std::isnan(x)) amax = std::max(amax, std::abs(x));
-      }
-    }
+    for (std::int64_t i = begin; i < end; ++i) rows.push_back(make(i));
     float factor = 1.0F;
     if (by == Scaling::token || by == Scaling::block) {
-      amax = std::min(amax, std::numeric_limits<float>::max());
-      if (amax > 0.0F) amax = std::max(amax, 0x1p-100F);
-      r.scale_expected[size(s.data - r.scale.data() + scale_at)] =
-          amax > 0.0F ? amax / limit : 1.0F;
-      factor = amax > 0.0F ? limit / amax : 1.0F;
+      const RoundedScale written = scale_of(rows, dtype);
+      r.scale_expected[size(s.data - r.scale.data() + scale_at)] = written.scale;
+      factor = written.factor;
     } else {
       factor = 1.0F / s.data[scale_at];
     }
@@ -391,10 +373,7 @@ class Quantized {
       const std::vector<float>& x = rows[size(i - begin)];
       for (std::int64_t c = 0; c < std::ssize(x); ++c) {
         if (by == Scaling::channel) factor = 1.0F / s.data[scale_at + c];
-        float y = x[size(c)] * factor;
-        // Not a number is a number of i8, and has no sign in e4m3.
-        if (std::isnan(y)) y = dtype == Dtype::i8 ? 0.0F : std::numeric_limits<float>::quiet_NaN();
-        r.expected.set(place(i, c), static_cast<double>(y));
+        r.expected.set(place(i, c), rounded(x[size(c)], factor, dtype));
       }
     }
   }

@@ -1,5 +1,5 @@
 // Append: new keys and values go into a cache (S13), and keys and queries are rotated by their
-// positions on the way.
+// positions on the way. A cache of 8 bits gets them quantised (S14).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// Rotary embedding of new keys and of queries: columns x and y of a pair become x cos - y sin and
-/// x sin + y cos, in fp32, rounded once.
+/// x sin + y cos, in fp32, rounded once; keys of 8 bits are scaled before that.
 struct RotaryShape {
   std::int64_t dim = 0;        ///< columns that are rotated, the first ones; even
   std::int64_t positions = 0;  ///< rows of the tables
@@ -24,7 +24,13 @@ struct RotaryShape {
 
 /// One append, as a value without pointers. Sizes are in elements.
 struct AppendShape {
-  Dtype dtype = Dtype::f32;      ///< of queries, new rows and the cache
+  Dtype dtype = Dtype::f32;       ///< of queries and new rows, and of the cache without a dtype_kv
+  std::optional<Dtype> dtype_kv;  ///< of the cache; none: dtype. e4m3 or i8: rows are quantised
+  /// How a cache of 8 bits is scaled: by tensor, head or token; else none (S14).
+  /// @{
+  Scaling scale_k = Scaling::none;
+  Scaling scale_v = Scaling::none;
+  /// @}
   std::int64_t batch = 1;        ///< sequences
   std::int64_t num_heads = 0;    ///< of queries; 0: no queries are rotated
   std::int64_t num_heads_k = 1;  ///< of keys and values
@@ -45,8 +51,12 @@ struct AppendShape {
   /// its own. There are no sequences then: no lengths (Lengths::full), no page table, no index; and
   /// all rows are packed, without boundaries.
   bool slot_mapping = false;
-  std::optional<RotaryShape> rotary;  ///< none: new rows are copied as they are
+  std::optional<RotaryShape> rotary;  ///< none: nothing is rotated
 
+  /// The cache's type in force.
+  Dtype stored_kv() const { return dtype_kv.value_or(dtype); }
+  /// Whether new rows become rows of 8 bits.
+  bool quantizes() const { return is_scaled(stored_kv()); }
   /// Rows of queries.
   std::int64_t rows_q() const {
     if (num_heads == 0) return 0;
@@ -89,7 +99,15 @@ struct AppendTensors {
   ConstTensor v_new;  ///< the same with head_dim_v
   /// The cache: (rows, seqlen_k, num_heads_k, head_dim), or (num_pages, page_size, ..).
   Tensor k;
-  Tensor v;            ///< the same with head_dim_v, strides of its own
+  Tensor v;  ///< the same with head_dim_v, strides of its own
+  /// iff the cache has 8 bits. By token they lie as the cache does, (rows, seqlen_k, num_heads_k)
+  /// or (num_pages, page_size, ..), and new rows' are written: each takes the row's largest number
+  /// to the type's largest. By tensor and by head, (batch, num_heads_k), with slot_mapping
+  /// (num_heads_k), they are given and read; null: 1.
+  /// @{
+  Scales k_scale;
+  Scales v_scale;
+  /// @}
   ConstTensor q;       ///< (batch, seqlen_q, num_heads, head_dim), iff num_heads
   Tensor q_out;        ///< rotated, strides of its own
   CacheTensors cache;  ///< seqlens, page_table and index as in Tensors

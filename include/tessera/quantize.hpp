@@ -30,21 +30,6 @@ struct QuantizeShape {
   friend bool operator==(const QuantizeShape&, const QuantizeShape&) = default;
 };
 
-/// fp32 numbers of the shape that a Scaling has, to be written or read.
-struct Scales {
-  float* data = nullptr;  ///< the first number
-  /// From one number of a dimension to the next; ignored where there is no such dimension.
-  /// @{
-  std::int64_t stride_batch = 0;
-  std::int64_t stride_head = 0;
-  /// @}
-
-  /// What was written is read later.
-  operator ConstScales() const {  // NOLINT(google-explicit-constructor)
-    return {data, stride_batch, stride_head};
-  }
-};
-
 /// What quantize() reads and writes. q, k and v may each be left out, input and output both null.
 /// Outputs must not overlap each other or inputs.
 struct QuantizeTensors {

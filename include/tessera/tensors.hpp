@@ -63,7 +63,8 @@ struct Bias {
 
 /// fp32 numbers of the shape that a Scaling has: (batch, heads, ..), or (heads, ..) where sequences
 /// are packed; the last dimension is contiguous. Of k and v by token: (batch, seqlen, heads) with
-/// any strides, packed (total, heads), in a cache (rows, ..) or (num_pages, page_size, num_heads_k).
+/// any strides, packed (total, heads), in a cache (rows, ..) or (num_pages, page_size,
+/// num_heads_k).
 struct ConstScales {
   const float* data = nullptr;  ///< the first number
   /// From one number of a dimension to the next; ignored where there is no such dimension.
@@ -72,6 +73,22 @@ struct ConstScales {
   std::int64_t stride_head = 0;
   std::int64_t stride_seqlen = 0;  ///< of k and v by token
   /// @}
+};
+
+/// The same, to be written or read.
+struct Scales {
+  float* data = nullptr;  ///< the first number
+  /// From one number of a dimension to the next; ignored where there is no such dimension.
+  /// @{
+  std::int64_t stride_batch = 0;
+  std::int64_t stride_head = 0;
+  std::int64_t stride_seqlen = 0;  ///< of k and v by token
+  /// @}
+
+  /// What was written is read later.
+  operator ConstScales() const {  // NOLINT(google-explicit-constructor)
+    return {data, stride_batch, stride_head, stride_seqlen};
+  }
 };
 
 /// Where the sequences of a cache lie and how long they are (S13). What is null is so for none.

@@ -193,6 +193,7 @@ typedef struct tessera_scales {
   /** From one number of a dimension to the next. @{ */
   int64_t stride_batch;
   int64_t stride_head;
+  int64_t stride_seqlen; /**< of k and v by token; else ignored */
   /** @} */
 } tessera_scales;
 

@@ -1,9 +1,9 @@
-// Where new rows go in a cache (S13), and at which positions keys and queries are rotated. Backends
-// and validation ask here.
+// Where new rows and their scales go in a cache (S13, S14), and at which positions keys and queries
+// are rotated. Backends and validation ask here.
 #pragma once
 
 #include "core/divisor.h"
-#include "core/pages.h"
+#include "core/scales.h"
 
 namespace tessera::core {
 
@@ -106,6 +106,15 @@ struct Append {
     const SequenceRows::Row at = added.of(row);
     if (at.batch < 0 || idle(at.batch)) return {};
     return place(at.batch, first_slot(at.batch) + at.index);
+  }
+  /// From the first of the scales of k or v to that of a head of new row `row`, which goes to the
+  /// slot. With slot_mapping rows are of no sequence: heads have one scale each.
+  TESSERA_HD constexpr std::int64_t scale_offset(const Scales& scales, std::int64_t row,
+                                                 const Slot& slot, int head) const {
+    if (scales.of_slots()) return slot.offset(scales.strides(), head);
+    if (scales.by == Scaling::tensor) return 0;
+    const std::int64_t batch = slot_mapping != nullptr ? 0 : added.of(row).batch;
+    return batch * scales.stride_batch + head * scales.stride_head;
   }
   /// Of new row or query `row`, which are `rows`; less than 0: it has none. What it has need not be
   /// in the tables.

@@ -1,69 +1,16 @@
 // New keys and values on their way into a cache (S13), and queries beside them: rows are copied,
-// and of queries and keys the first columns are rotated.
+// and of queries and keys the first columns are rotated. Into a cache of 8 bits they go by way of
+// fp32, scaled as quantising does it (S14).
 #pragma once
 
 #include <cstring>
 
 #include "cpu/call.h"
 #include "cpu/copy.h"
+#include "cpu/numbers.h"
 #include "plan/append.h"
 
 namespace tessera::cpu::TESSERA_ISA {
-
-/// n elements of any type to fp32, and back.
-template <class T>
-TESSERA_INLINE void widen(const T* from, std::int64_t n, float* to) {
-  for (std::int64_t j = 0; j < n; j += kLanes) {
-    const std::int64_t count = core::min<std::int64_t>(n - j, kLanes);
-    store_n(to + j, load_n(from + j, count), count);
-  }
-}
-template <class T>
-TESSERA_INLINE void narrow(const float* from, std::int64_t n, T* to) {
-  for (std::int64_t j = 0; j < n; j += kLanes) {
-    const std::int64_t count = core::min<std::int64_t>(n - j, kLanes);
-    store_n(to + j, load_n(from + j, count), count);
-  }
-}
-
-/// A position's row of the tables; R: their type.
-template <class R>
-struct Turn {
-  const R* cos;  ///< null: rows are copied
-  const R* sin;
-};
-
-/// Pairs of columns j and j + half. to may be from.
-template <class T, class R>
-TESSERA_INLINE void rotate_halves(const T* from, const Turn<R>& turn, std::int64_t half, T* to) {
-  for (std::int64_t j = 0; j < half; j += kLanes) {
-    const std::int64_t n = core::min<std::int64_t>(half - j, kLanes);
-    const F32 cos = load_n(turn.cos + j, n), sin = load_n(turn.sin + j, n);
-    const F32 x = load_n(from + j, n), y = load_n(from + half + j, n);
-    store_n(to + j, fms(x, cos, y * sin), n);
-    store_n(to + half + j, fma(x, sin, y * cos), n);
-  }
-}
-
-/// Pairs of columns 2j and 2j + 1. to may be from.
-template <class T, class R>
-TESSERA_INLINE void rotate_neighbours(const T* from, const Turn<R>& turn, std::int64_t half,
-                                      T* to) {
-  constexpr std::int64_t kPairs = 64;  // at a time
-  float cos[kPairs], sin[kPairs], x[2 * kPairs];
-  for (std::int64_t j = 0; j < half; j += kPairs) {
-    const std::int64_t n = core::min(half - j, kPairs);
-    widen(turn.cos + j, n, cos);
-    widen(turn.sin + j, n, sin);
-    widen(from + 2 * j, 2 * n, x);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * cos[i] - b * sin[i];
-      x[2 * i + 1] = a * sin[i] + b * cos[i];
-    }
-    narrow(x, 2 * n, to + 2 * j);
-  }
-}
 
 /// Rows of one tensor on their way: all heads of one at a time.
 template <class T, class R>
@@ -91,18 +38,95 @@ struct Carrier {
   }
 };
 
-/// T, R: of the rows and of the tables.
-template <class T, class R>
-void append_typed(const AppendCall& call) {
+/// New rows of one tensor on their way to 8 bits. T, R, Out: of rows, tables and elements.
+template <class T, class R, class Out>
+class QuantizingCarrier {
+ public:
+  TESSERA_INLINE QuantizingCarrier(const core::Append& places, const ConstTensor& from,
+                                   const Tensor& to, const tessera::Scales& numbers,
+                                   const core::Scales& scales, int heads, int dim,
+                                   const core::Divisor& seqlen, const RotaryShape& rotary)
+      : places_(places),
+        from_(from),
+        to_(to),
+        numbers_(numbers),
+        scales_(scales),
+        heads_(heads),
+        dim_(dim),
+        seqlen_(seqlen),
+        rotary_(static_cast<int>(rotary.dim)),
+        interleaved_(rotary.interleaved) {}
+
+  [[gnu::noinline]] void carry(std::int64_t row, const Turn<R>& turn,
+                               const core::Slot& slot) const {
+    const T* const first =
+        static_cast<const T*>(from_.data) + core::row_offset(strides_of(from_), seqlen_, row);
+    const bool written = scales_.of_slots(), kept = dim_ <= kKeptColumns;
+    alignas(64) float numbers[kKeptColumns + kLanes];
+    for (int h = 0; h < heads_; ++h) {
+      const T* const x = first + h * from_.stride_head;
+      Out* const y = static_cast<Out*>(to_.data) + slot.offset(strides_of(to_), h);
+      const std::int64_t at = places_.scale_offset(scales_, row, slot, h);
+      float factor = 1.0F;
+      if (!written) {
+        if (scales_) factor /= scales_.data[at];
+      } else {
+        F32 amax{0.0F};
+        for_each_piece([&](const core::Range& columns) {
+          float* const made = numbers + (kept ? columns.begin : 0);
+          make(x, turn, columns, made);
+          for_each_vector({0, columns.size()}, [&](int c, int n) {
+            amax = larger_magnitudes(amax, load_part(made + c, n));
+          });
+        });
+        const auto scale = core::WrittenScale<float>::of(reduce_max(amax), kLimit<Out>);
+        numbers_.data[at] = scale.scale;
+        factor = scale.factor;
+      }
+      for_each_piece([&](const core::Range& columns) {
+        float* const made = numbers + (kept ? columns.begin : 0);
+        if (!written || !kept) make(x, turn, columns, made);
+        for_each_vector({0, columns.size()}, [&](int c, int n) {
+          store_bytes(y + columns.begin + c, load_part(made + c, n) * F32(factor), n);
+        });
+      });
+    }
+  }
+
+ private:
+  /// Of a row whose scale is written, until that is known; longer rows are made twice.
+  static constexpr int kKeptColumns = 8 * kPieceColumns;
+
+  template <class Body>
+  TESSERA_INLINE void for_each_piece(const Body& body) const {
+    for (int c = 0; c < dim_; c += kPieceColumns) {
+      body(core::Range{c, core::min(c + kPieceColumns, dim_)});
+    }
+  }
+  [[gnu::noinline]] void make(const T* row, const Turn<R>& turn, const core::Range& columns,
+                              float* made) const {
+    rotate_columns(row, turn, rotary_, interleaved_, columns, made);
+  }
+
+  const core::Append& places_;
+  const ConstTensor& from_;
+  const Tensor& to_;
+  const tessera::Scales& numbers_;  ///< where the scales lie
+  const core::Scales scales_;       ///< and which
+  int heads_, dim_;
+  core::Divisor seqlen_;  ///< of `from`; packed: 0
+  int rotary_;            ///< columns that are rotated
+  bool interleaved_;
+};
+
+/// Queries, and new rows by carry_new(row, turn, slot). T, R: of the rows and of the tables.
+template <class T, class R, class CarryNew>
+TESSERA_INLINE void append_by(const AppendCall& call, const core::Append& places,
+                              const CarryNew& carry_new) {
   const AppendShape& s = call.shape;
   const AppendTensors& t = call.tensors;
-  const core::Append places = append_of(s, t);
   const RotaryShape rotary = s.rotary.value_or(RotaryShape{});
-  const core::Divisor seqlen_new(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
   const core::Divisor seqlen_q(s.packed ? 0 : static_cast<int>(s.seqlen_q));
-  const Carrier<T, R> k = {t.k_new,    t.k,        s.num_heads_k,     s.head_dim,
-                           seqlen_new, rotary.dim, rotary.interleaved};
-  const Carrier<T, R> v = {t.v_new, t.v, s.num_heads_k, s.head_dim_v, seqlen_new, 0, false};
   const Carrier<T, R> q = {t.q,      t.q_out,    s.num_heads,       s.head_dim,
                            seqlen_q, rotary.dim, rotary.interleaved};
   const auto turn_of = [&](std::int64_t position) -> Turn<R> {
@@ -134,10 +158,44 @@ void append_typed(const AppendCall& call) {
     for (std::int64_t row = first; row < core::min(first + item_new, rows_new); ++row) {
       const core::Slot slot = places.slot_of(row);
       if (!slot.exists()) continue;
-      const std::int64_t position = s.rotary ? places.position_of_new(row) : -1;
-      k.carry(row, turn_of(position), slot.offset(strides_of(t.k), 0));
-      v.carry(row, turn_of(-1), slot.offset(strides_of(t.v), 0));
+      carry_new(row, turn_of(s.rotary ? places.position_of_new(row) : -1), slot);
     }
+  });
+}
+
+/// Out: of the elements of a cache of 8 bits.
+template <class T, class R, class Out>
+void append_quantizing(const AppendCall& call, const core::Append& places,
+                       const core::Divisor& seqlen_new) {
+  const AppendShape& s = call.shape;
+  const AppendTensors& t = call.tensors;
+  const int heads = static_cast<int>(s.num_heads_k);
+  const QuantizingCarrier<T, R, Out> k(places, t.k_new, t.k, t.k_scale, k_scales_of(s, t), heads,
+                                       static_cast<int>(s.head_dim), seqlen_new,
+                                       s.rotary.value_or(RotaryShape{}));
+  const QuantizingCarrier<T, R, Out> v(places, t.v_new, t.v, t.v_scale, v_scales_of(s, t), heads,
+                                       static_cast<int>(s.head_dim_v), seqlen_new, RotaryShape{});
+  append_by<T, R>(call, places, [&](std::int64_t row, const Turn<R>& turn, const core::Slot& slot) {
+    k.carry(row, turn, slot);
+    v.carry(row, Turn<R>{nullptr, nullptr}, slot);
+  });
+}
+
+template <class T, class R>
+void append_typed(const AppendCall& call) {
+  const AppendShape& s = call.shape;
+  const AppendTensors& t = call.tensors;
+  const core::Append places = append_of(s, t);
+  const core::Divisor seqlen_new(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
+  if (s.stored_kv() == Dtype::e4m3) return append_quantizing<T, R, E4m3>(call, places, seqlen_new);
+  if (s.stored_kv() == Dtype::i8) return append_quantizing<T, R, I8>(call, places, seqlen_new);
+  const RotaryShape rotary = s.rotary.value_or(RotaryShape{});
+  const Carrier<T, R> k = {t.k_new,    t.k,        s.num_heads_k,     s.head_dim,
+                           seqlen_new, rotary.dim, rotary.interleaved};
+  const Carrier<T, R> v = {t.v_new, t.v, s.num_heads_k, s.head_dim_v, seqlen_new, 0, false};
+  append_by<T, R>(call, places, [&](std::int64_t row, const Turn<R>& turn, const core::Slot& slot) {
+    k.carry(row, turn, slot.offset(strides_of(t.k), 0));
+    v.carry(row, Turn<R>{nullptr, nullptr}, slot.offset(strides_of(t.v), 0));
   });
 }
 

@@ -7,12 +7,12 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cpu/append.h"
+#include "cpu/call.h"
+#include "cpu/numbers.h"
 #include "plan/quantize.h"
 
 namespace tessera::cpu::TESSERA_ISA {
 
-inline constexpr int kPieceColumns = core::kMostHadamard;
 inline constexpr std::int64_t kKeptNumbers = 1 << 14;  ///< of a buffer
 
 // ---- the Hadamard transform ----
@@ -81,52 +81,15 @@ TESSERA_INLINE void transform(float* x, int columns, int n) {
 
 // ---- a row ----
 
-/// Calls body(column, n) for every vector of columns.
-template <class Body>
-TESSERA_INLINE void for_each_vector(const core::Range& columns, const Body& body) {
-  for (int c = columns.begin; c < columns.end; c += kLanes) {
-    body(c, core::min(columns.end - c, kLanes));
-  }
-}
-
-template <class T>
-TESSERA_INLINE F32 load_part(const T* p, int n) {
-  return n == kLanes ? load(p) : load_n(p, n);
-}
-
-/// What a tensor's numbers go through before they are scaled; T, R: types of rows and tables.
-template <class T, class R>
+/// What a tensor's numbers go through before they are scaled.
 struct Steps {
   int rotary = 0;  ///< columns that are rotated
   bool interleaved = false;
   const float* signs = nullptr;  ///< of the columns
   int hadamard = 0;
 
-  /// core::Range of a row after its rotation.
-  TESSERA_INLINE void rotate(const T* row, const Turn<R>& turn, const core::Range& columns,
-                             float* out) const {
-    out -= columns.begin;
-    const int turned = turn.cos == nullptr ? 0 : rotary, half = turned / 2;
-    if (turned > 0 && interleaved) {
-      rotate_pairs(row, turn, core::intersect(columns, {0, turned}), out);
-    } else if (turned > 0) {
-      for_each_vector(core::intersect(columns, {0, half}), [&](int c, int n) {
-        const F32 x = load_part(row + c, n), y = load_part(row + half + c, n);
-        store_n(out + c,
-                core::rotated_x(x, y, load_part(turn.cos + c, n), load_part(turn.sin + c, n)), n);
-      });
-      for_each_vector(core::intersect(columns, {half, turned}), [&](int c, int n) {
-        const int j = c - half;
-        const F32 x = load_part(row + j, n), y = load_part(row + c, n);
-        store_n(out + c,
-                core::rotated_y(x, y, load_part(turn.cos + j, n), load_part(turn.sin + j, n)), n);
-      });
-    }
-    for_each_vector(core::intersect(columns, {turned, columns.end}),
-                    [&](int c, int n) { store(out + c, load_part(row + c, n)); });
-  }
-
-  /// The other steps; off: what is subtracted, or null. Up to a multiple of kLanes come zeros.
+  /// What comes after the rotation; off: what is subtracted, or null. Up to a multiple of kLanes
+  /// come zeros.
   TESSERA_INLINE void finish(const float* off, const core::Range& columns, float* out) const {
     for_each_vector(columns, [&](int c, int n) {
       F32 x = load_part(out + c - columns.begin, n);
@@ -137,24 +100,6 @@ struct Steps {
       store(out + c - columns.begin, x);
     });
     if (hadamard > 1) transform(out, core::round_up(columns.size(), kLanes), hadamard);
-  }
-
- private:
-  /// Pairs of columns 2j and 2j + 1; columns.begin: even.
-  TESSERA_INLINE void rotate_pairs(const T* row, const Turn<R>& turn, const core::Range& columns,
-                                   float* out) const {
-    float cos[kPieceColumns / 2], sin[kPieceColumns / 2];
-    const int pairs = columns.size() / 2, first = columns.begin / 2;
-    if (pairs <= 0) return;
-    widen(turn.cos + first, pairs, cos);
-    widen(turn.sin + first, pairs, sin);
-    float* const x = out + columns.begin;
-    widen(row + columns.begin, 2 * pairs, x);
-    for (int j = 0; j < pairs; ++j) {
-      const float a = x[2 * j], b = x[2 * j + 1];
-      x[2 * j] = core::rotated_x(a, b, cos[j], sin[j]);
-      x[2 * j + 1] = core::rotated_y(a, b, cos[j], sin[j]);
-    }
   }
 };
 
@@ -183,7 +128,7 @@ class Quantizer {
         results_(results_of(call.tensors)),
         way_(way),
         sequences_(sequences_of(p_, results_)),
-        limit_(core::limit_of(std::is_same_v<Out, I8> ? Dtype::i8 : Dtype::e4m3)) {
+        limit_(kLimit<Out>) {
     if (way.which == Way::Which::v) {
       off_ = v_shift_of(p_, results_);
       return;
@@ -278,7 +223,7 @@ class Quantizer {
   /// The row's numbers before they are scaled, and its score_shift.
   [[gnu::noinline]] void make(int row, const core::Range& columns, float* out) const {
     const T* const from = from_ + row * way_.from.stride_seqlen;
-    steps_.rotate(from, turn_of(row), columns, out);
+    rotate_columns(from, turn_of(row), steps_.rotary, steps_.interleaved, columns, out);
     if (shift_ != nullptr) {
       F32 sum{};
       for_each_vector(columns, [&](int c, int n) {
@@ -296,14 +241,6 @@ class Quantizer {
       store_bytes(to + c, load(numbers + c - columns.begin) * factor, n);
     });
   }
-  static TESSERA_INLINE void store_bytes(Out* to, F32 x, int n) {
-    const U32 elements = narrow(Out{}, x);
-    if (n == kLanes) {
-      store_u8(to, elements);
-    } else {
-      store_u8_n(to, elements, n);
-    }
-  }
   /// Rows that come later are asked for: those of other heads may lie between them.
   TESSERA_INLINE void ask(int row, const core::RowRange& range) const {
     constexpr int kAhead = 8;
@@ -315,9 +252,9 @@ class Quantizer {
 
   // ---- scales that are written ----
 
-  /// Numbers of the largest magnitude, a lane each; NaN does not count.
+  /// Numbers of the largest magnitude, a lane each.
   static TESSERA_INLINE F32 most(F32 amax, const float* numbers, int count) {
-    for (int i = 0; i < count; i += kLanes) amax = max(abs(load(numbers + i)), amax);
+    for (int i = 0; i < count; i += kLanes) amax = larger_magnitudes(amax, load(numbers + i));
     return amax;
   }
 
@@ -455,7 +392,7 @@ class Quantizer {
     F32 amax{0.0F};
     for (int key = begin; key < end; ++key) {
       for_each_vector(core::Range{0, way_.dim},
-                      [&](int c, int n) { amax = max(abs(value(key, c, n)), amax); });
+                      [&](int c, int n) { amax = larger_magnitudes(amax, value(key, c, n)); });
     }
     return write_scale(begin, amax).factor;
   }
@@ -510,7 +447,7 @@ class Quantizer {
   const Way& way_;
   const core::Sequences sequences_;
   const float limit_;
-  Steps<T, R> steps_;
+  Steps steps_;
   core::Scales off_, score_shift_;
 
   // Of the head at hand.

@@ -94,6 +94,10 @@ aux::AppendParams append_params(const AppendShape& s, const AppendTensors& t) {
 
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution) {
+  if (shape.quantizes()) {
+    return Status::unsupported(std::string("append: dtype_kv = ") + to_string(shape.stored_kv()) +
+                               ": GPUs append to caches of the rows' dtype");
+  }
   return enqueue_on(device, execution, "append", [&](const Target& target, const Queue& queue) {
     return append(shape, tensors, target.append, queue);
   });

@@ -3,6 +3,7 @@
 #include "plan/append.h"
 
 #include <string>
+#include <utility>
 
 #include "plan/checks.h"
 #include "plan/text.h"
@@ -21,6 +22,37 @@ Status check_rotary_shape(const AppendShape& shape) {
   if (shape.slot_mapping && rotary.constant_q) {
     return Status::invalid(
         "rotary.constant_q = true: with slot_mapping every query has a position of its own");
+  }
+  return {};
+}
+
+/// The cache has the rows' type, or 8 bits and scales (S14).
+Status check_types(const AppendShape& s) {
+  const struct {
+    const char* name;
+    std::int64_t value, last;
+  } all[] = {{"dtype", static_cast<int>(s.dtype), kPlainDtypes - 1},
+             {"dtype_kv", static_cast<int>(s.stored_kv()), kDtypes - 1},
+             {"scale_k", static_cast<int>(s.scale_k), static_cast<int>(Scaling::channel)},
+             {"scale_v", static_cast<int>(s.scale_v), static_cast<int>(Scaling::channel)}};
+  for (const auto& one : all) {
+    if (Status status = check_range(one.name, one.value, 0, one.last); !status) return status;
+  }
+  const Dtype kv = s.stored_kv();
+  if (!is_scaled(kv) && kv != s.dtype) {
+    return Status::invalid(std::string("dtype_kv = ") + to_string(kv) + ": must be dtype, " +
+                           to_string(s.dtype) + ", or of 8 bits, e4m3 or i8");
+  }
+  for (const auto& [field, scaling] : {std::pair{"scale_k", s.scale_k}, {"scale_v", s.scale_v}}) {
+    using enum Scaling;
+    Status status;
+    if (is_scaled(kv)) {
+      status = check_among(field, kv, scaling, {tensor, head, token});
+    } else if (scaling != none) {
+      status = Status::invalid(std::string(field) + " = " + to_string(scaling) +
+                               ": only caches of 8 bits have scales; set dtype_kv to e4m3 or i8");
+    }
+    if (!status) return status;
   }
   return {};
 }
@@ -53,7 +85,6 @@ Status check_shape(const AppendShape& s) {
     const char* name;
     std::int64_t value, low, high;
   } ranges[] = {
-      {"dtype", static_cast<int>(s.dtype), 0, kPlainDtypes - 1},
       {"batch", s.batch, 0, kMaxBatch},
       {"num_heads", s.num_heads, 0, kMaxHeads},
       {"num_heads_k", s.num_heads_k, 1, kMaxHeads},
@@ -62,12 +93,11 @@ Status check_shape(const AppendShape& s) {
       {"head_dim", s.head_dim, 1, kMaxHeadDim},
       {"head_dim_v", s.head_dim_v, 1, kMaxHeadDim},
   };
+  Status status = check_types(s);
   for (const auto& range : ranges) {
-    if (Status status = check_range(range.name, range.value, range.low, range.high); !status) {
-      return status;
-    }
+    if (status) status = check_range(range.name, range.value, range.low, range.high);
   }
-  Status status = check_cache_shape(s.cache, s.slot_mapping ? 0 : s.seqlen_k);
+  if (status) status = check_cache_shape(s.cache, s.slot_mapping ? 0 : s.seqlen_k);
   if (status) status = check_places(s);
   if (status) status = check_range("total_q", s.total_q, 0, most(s.packed, s.seqlen_q));
   if (status) {
@@ -137,6 +167,27 @@ Status check_arrays(const AppendShape& s, const AppendTensors& t) {
   return check_strides("cache", rows);
 }
 
+/// Scales of k or v. cached: the cache's rows, of one column.
+Status check_scales(const char* name, const Scales& numbers, Scaling by, const AppendShape& s,
+                    const Shape& cached) {
+  const std::string data = std::string(name) + ".data";
+  if (by == Scaling::none && numbers.data != nullptr) {
+    return Status::invalid(data + " is given, but only caches of 8 bits have scales");
+  }
+  if (by == Scaling::token) {
+    if (numbers.data == nullptr && s.rows_new() > 0) {
+      return missing(data.c_str(), "scales by token are written");
+    }
+    const Tensor tensor = {numbers.data, numbers.stride_batch, numbers.stride_seqlen,
+                           numbers.stride_head};
+    return check_output(name, tensor, cached, false);
+  }
+  if (by != Scaling::head || numbers.data == nullptr) return {};
+  const Axis axes[] = {{".stride_batch", numbers.stride_batch, s.slot_mapping ? 1 : s.batch},
+                       {".stride_head", numbers.stride_head, s.num_heads_k}};
+  return check_strides(name, axes);
+}
+
 /// q_out may be q, element by element.
 Status check_in_place(const AppendTensors& t, const Shape& q, bool packed) {
   if (t.q_out.data != t.q.data) return {};
@@ -164,6 +215,8 @@ Status check_tensors(const AppendShape& s, const AppendTensors& t) {
   if (status) status = check_tensor("v_new", t.v_new, added(s.head_dim_v), s.packed_new);
   if (status) status = check_output("k", t.k, cached(s.head_dim), false);
   if (status) status = check_output("v", t.v, cached(s.head_dim_v), false);
+  if (status) status = check_scales("k_scale", t.k_scale, s.scale_k, s, cached(1));
+  if (status) status = check_scales("v_scale", t.v_scale, s.scale_v, s, cached(1));
   if (!status || s.rows_q() == 0) return status;
   const Shape q = rows_of(s.packed, s.total_q, s.seqlen_q, s.num_heads, s.head_dim);
   status = check_tensor("q", t.q, q, s.packed);

@@ -38,6 +38,16 @@ TESSERA_HD core::Append append_of(const AppendShape& shape, const AppendTensors&
   return append;
 }
 
+/// Scales of a cache of 8 bits.
+/// @{
+TESSERA_HD core::Scales k_scales_of(const AppendShape& shape, const AppendTensors& t) {
+  return scales_of(t.k_scale, shape.scale_k);
+}
+TESSERA_HD core::Scales v_scales_of(const AppendShape& shape, const AppendTensors& t) {
+  return scales_of(t.v_scale, shape.scale_v);
+}
+/// @}
+
 /// Whether the numbers make sense and the tensors fit them: null pointers, strides, and arrays
 /// where they can be read.
 Status validate(const AppendShape& shape, const AppendTensors& tensors, Memory memory);

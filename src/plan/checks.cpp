@@ -94,6 +94,17 @@ Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::i
   return {};
 }
 
+Status check_among(const std::string& field, Dtype dtype, Scaling scaling,
+                   std::initializer_list<Scaling> accepted) {
+  std::string list;
+  for (const Scaling one : accepted) {
+    if (one == scaling) return {};
+    list += (list.empty() ? "" : ", ") + std::string(to_string(one));
+  }
+  return Status::invalid(field + " = " + to_string(scaling) + ": accepted for " + to_string(dtype) +
+                         ": " + list);
+}
+
 Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
                      const Problem& p, bool used) {
   if (scaling == Scaling::none) {

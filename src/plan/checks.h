@@ -65,6 +65,10 @@ Status check_cu_seqlens(const char* name, const std::int32_t* cu_seqlens, std::i
                         const char* total_name, std::int64_t total, const char* longest_name,
                         std::int64_t longest);
 
+/// A scaling that a tensor of that type may have.
+Status check_among(const std::string& field, Dtype dtype, Scaling scaling,
+                   std::initializer_list<Scaling> accepted);
+
 /// A tensor's scales, or a shift, of the shape that a Scaling has; used: somebody looks at them.
 Status check_numbers(const char* name, const ConstScales& numbers, Scaling scaling,
                      const Problem& p, bool used);

@@ -166,20 +166,12 @@ Status check_key_types(const Problem& p) {
 Status check_scaling(const char* name, Dtype dtype, Scaling scaling, std::int64_t block,
                      const Problem& p, std::initializer_list<Scaling> accepted) {
   const std::string field = std::string("scales.") + name;
-  bool among = false;
-  std::string list;
-  for (const Scaling one : accepted) {
-    among = among || one == scaling;
-    list += (list.empty() ? "" : ", ") + std::string(to_string(one));
-  }
-  if (!among) {
-    return Status::invalid(field + " = " + to_string(scaling) + ": accepted for " +
-                           to_string(dtype) + ": " + list);
-  }
+  if (Status s = check_among(field, dtype, scaling, accepted); !s) return s;
   const std::string block_name = std::string("scales.block_") + name;
   if (scaling != Scaling::block) return check_range(block_name.c_str(), block, 0, 0);
   if (p.cache) {
-    return Status::invalid(field + " = block: keys of a cache have scales by tensor, head or token");
+    return Status::invalid(field +
+                           " = block: keys of a cache have scales by tensor, head or token");
   }
   return check_range(block_name.c_str(), block, 1, kMaxSeqlen);
 }
@@ -206,9 +198,8 @@ Status check_scales(const Problem& p) {
                            to_string(p.dtype));
   }
   using enum Scaling;
-  Status status = is_scaled(p.dtype)
-                      ? check_scaling("q", p.dtype, s.q, 0, p, {tensor, head, token})
-                      : check_scaling("q", p.dtype, s.q, 0, p, {none});
+  Status status = is_scaled(p.dtype) ? check_scaling("q", p.dtype, s.q, 0, p, {tensor, head, token})
+                                     : check_scaling("q", p.dtype, s.q, 0, p, {none});
   if (!status) return status;
   status = check_scaling("k", p.stored_k(), s.k, s.block_k, p, {tensor, head, token, block});
   if (!status) return status;

@@ -2,8 +2,10 @@
 // arguments.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "appended.h"
 #include "archs.h"
@@ -67,7 +69,7 @@ struct Small {
   AppendShape shape;
   AppendTensors tensors;
   float k[64] = {}, v[64] = {}, k_new[16] = {}, v_new[16] = {}, q[16] = {}, q_out[16] = {};
-  float cos[16] = {}, sin[16] = {};
+  float cos[16] = {}, sin[16] = {}, scales[2][16] = {};
   std::int32_t seqlens[1] = {3}, cu[2] = {0, 2}, index[1] = {0}, pages[2] = {1, 0};
   std::int64_t slots[2] = {3, 4};
 
@@ -108,6 +110,12 @@ struct Small {
     tensors.cache.seqlens = nullptr;
     tensors.slot_mapping = slots;
     tensors.rotary.positions = cu;
+  }
+  void use_8_bits() {
+    shape.dtype_kv = Dtype::e4m3;
+    shape.scale_k = shape.scale_v = Scaling::token;
+    tensors.k_scale = {scales[0], 16, 1, 2};
+    tensors.v_scale = {scales[1], 16, 1, 2};
   }
   void use_pages() {
     shape.cache.page_size = 4;
@@ -151,6 +159,48 @@ TEST(AppendSmall, PairsAreTurned) {
   }
 }
 
+// By hand: largest numbers 4 and 2 of e4m3, whose largest is 448; and given scales, or none given.
+TEST(AppendSmall, RowsOf8BitsHaveScales_S14) {
+  Small small;
+  small.use_8_bits();
+  Elements k(Dtype::e4m3, 64), v(Dtype::e4m3, 64);
+  small.tensors.k.data = k.data();
+  small.tensors.v.data = v.data();
+  for (int i = 0; i < 16; ++i) small.k_new[i] = static_cast<float>(i % 4 + 1);
+  std::fill_n(small.v_new + 12, 4, 0.0F);
+  ASSERT_TRUE(append(small.shape, small.tensors));
+  for (int slot = 0; slot < 8; ++slot) {
+    for (int h = 0; h < 2; ++h) {
+      const bool added = slot == 3 || slot == 4, zeros = slot == 4 && h == 1;
+      EXPECT_EQ(small.scales[0][slot * 2 + h], added ? 4.0F / 448.0F : 0.0F);
+      EXPECT_EQ(small.scales[1][slot * 2 + h], !added ? 0.0F : zeros ? 1.0F : 2.0F / 448.0F);
+      for (int c = 0; c < 4; ++c) {
+        const std::int64_t at = slot * 8 + h * 4 + c;
+        EXPECT_EQ(k.untouched(at), !added);
+        EXPECT_EQ(v.untouched(at), !added);
+        if (!added) continue;
+        // 336 lies in the middle of 320 and 352.
+        const double elements[] = {112, 224, 320, 448};
+        EXPECT_EQ(k.at(at), elements[c]);
+        EXPECT_EQ(v.at(at), zeros ? 0.0 : 448.0);
+      }
+    }
+  }
+  small.shape.scale_k = Scaling::tensor;
+  small.shape.scale_v = Scaling::head;
+  float half[] = {0.5F}, by_head[] = {2.0F, 0.001F};
+  small.tensors.k_scale = {half};
+  small.tensors.v_scale = {by_head, 0, 1};
+  ASSERT_TRUE(append(small.shape, small.tensors));
+  EXPECT_EQ(k.at(26), 6.0);
+  EXPECT_EQ(v.at(24), 1.0);
+  EXPECT_EQ(v.at(28), 448.0);  // not 2000
+  small.tensors.k_scale.data = small.tensors.v_scale.data = nullptr;
+  ASSERT_TRUE(append(small.shape, small.tensors));
+  EXPECT_EQ(k.at(26), 3.0);
+  EXPECT_EQ(v.at(28), 2.0);
+}
+
 TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
   std::mt19937 random(3);
   AppendShape shape;
@@ -169,12 +219,26 @@ TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
   for (std::int64_t i = 0; i < tables.count(); ++i) tables.set(i, static_cast<double>(i % 7) / 8.0);
   const std::int32_t seqlens[] = {200, 150, 177};
   Elements expected;
-  for (const int threads : {1, 2, 5}) {
-    Elements k(Dtype::bf16, 600 * row), v(Dtype::bf16, 600 * row);
+  std::vector<float> expected_scales;
+  const struct {
+    Dtype dtype;
+    Scaling scaling;
+  } caches[] = {{Dtype::bf16, Scaling::none}, {Dtype::i8, Scaling::token}};
+  for (const int number : {1, 2, 5, 101, 102, 105}) {
+    const int threads = number % 100;
+    const auto& [dtype, scaling] = caches[number / 100];
+    shape.dtype_kv = dtype;
+    shape.scale_k = shape.scale_v = scaling;
+    std::vector<float> scales(2 * 600 * 4);
+    Elements k(dtype, 600 * row), v(dtype, 600 * row);
     AppendTensors t;
     t.k_new = t.v_new = {fresh.data(), 150 * row, row, 64};
     t.k = {k.data(), 200 * row, row, 64};
     t.v = {v.data(), 200 * row, row, 64};
+    if (scaling == Scaling::token) {
+      t.k_scale = {scales.data(), 800, 1, 4};
+      t.v_scale = {scales.data() + 2400, 800, 1, 4};
+    }
     t.cache.seqlens = seqlens;
     t.rotary = {tables.data(), tables.data(), 16, 16, nullptr, nullptr};
     Device device = this_cpu();
@@ -187,8 +251,12 @@ TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
     ASSERT_TRUE(status) << status.text;
     EXPECT_FALSE(k.untouched(50 * row));
     EXPECT_TRUE(k.untouched(50 * row - 1));
-    if (threads == 1) expected = k;
-    EXPECT_TRUE(k == expected) << threads;
+    if (threads == 1) {
+      expected = k;
+      expected_scales = scales;
+    }
+    EXPECT_TRUE(k == expected) << number;
+    EXPECT_EQ(scales, expected_scales) << number;
   }
 }
 
@@ -227,6 +295,58 @@ TEST(AppendSmall, WrongArgumentsAreNamed) {
     const char* text;
     void (*spoil)(Small& s);
   } all[] = {
+      {"dtype_kv = 7", [](Small& s) { s.shape.dtype_kv = static_cast<Dtype>(7); }},
+      {"dtype_kv = f16: must be dtype, f32, or of 8 bits, e4m3 or i8",
+       [](Small& s) { s.shape.dtype_kv = Dtype::f16; }},
+      {"scale_k = 9", [](Small& s) { s.shape.scale_k = static_cast<Scaling>(9); }},
+      {"scale_k = tensor: only caches of 8 bits have scales",
+       [](Small& s) { s.shape.scale_k = Scaling::tensor; }},
+      {"scale_v = token: only caches of 8 bits have scales",
+       [](Small& s) {
+         s.shape.dtype_kv = Dtype::f32;
+         s.shape.scale_v = Scaling::token;
+       }},
+      {"k_scale.data is given, but only caches of 8 bits have scales",
+       [](Small& s) { s.tensors.k_scale.data = s.cos; }},
+      {"v_scale.data is given, but only caches of 8 bits have scales",
+       [](Small& s) { s.tensors.v_scale.data = s.cos; }},
+      {"scale_k = none: accepted for e4m3: tensor, head, token",
+       [](Small& s) {
+         s.use_8_bits();
+         s.shape.scale_k = Scaling::none;
+       }},
+      {"scale_v = channel: accepted for e4m3: tensor, head, token",
+       [](Small& s) {
+         s.use_8_bits();
+         s.shape.scale_v = Scaling::channel;
+       }},
+      {"scale_k = block: accepted for i8: tensor, head, token",
+       [](Small& s) {
+         s.use_8_bits();
+         s.shape.dtype_kv = Dtype::i8;
+         s.shape.scale_k = Scaling::block;
+       }},
+      {"k_scale.data = null: scales by token are written",
+       [](Small& s) {
+         s.use_8_bits();
+         s.tensors.k_scale.data = nullptr;
+       }},
+      {"v_scale.stride_seqlen = 0: outputs must not overlap",
+       [](Small& s) {
+         s.use_8_bits();
+         s.tensors.v_scale.stride_seqlen = 0;
+       }},
+      {"k_scale.stride_head = 0: outputs must not overlap",
+       [](Small& s) {
+         s.use_8_bits();
+         s.tensors.k_scale.stride_head = 0;
+       }},
+      {"v_scale.stride_head",
+       [](Small& s) {
+         s.use_8_bits();
+         s.shape.scale_v = Scaling::head;
+         s.tensors.v_scale.stride_head = INT64_MAX;
+       }},
       {"dtype = 3", [](Small& s) { s.shape.dtype = static_cast<Dtype>(3); }},
       {"batch = -1", [](Small& s) { s.shape.batch = -1; }},
       {"num_heads = -1", [](Small& s) { s.shape.num_heads = -1; }},
