@@ -13,8 +13,7 @@ using tessera::c::to_cpp;  // beside those below
 static_assert(static_cast<int>(tessera::PositionType::i64) == TESSERA_POSITION_I64);
 // As of tessera_problem in c_api.cpp.
 static_assert(sizeof(tessera_append_shape) ==
-              offsetof(tessera_append_shape, rotary_position_type) +
-                  sizeof(tessera_append_shape::rotary_position_type));
+              offsetof(tessera_append_shape, reserved) + sizeof(tessera_append_shape::reserved));
 
 Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   tessera_append_shape c;
@@ -22,7 +21,8 @@ Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   if (Status s = read_struct("shape", from, c); !s) return s;
   tessera::AppendShape shape;
   tessera::RotaryShape rotary;
-  int lengths = 0;
+  tessera::Dtype dtype_kv{};
+  int lengths = 0, reserved = 0;
   const Status checks[] = {
       read_enum("dtype", c.dtype, tessera::Dtype::f16, shape.dtype),
       read_enum("cache", c.cache, static_cast<int>(TESSERA_CACHE_BEFORE), lengths),
@@ -35,6 +35,10 @@ Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
       read_enum("rotary_constant_q", c.rotary_constant_q, true, rotary.constant_q),
       read_enum("rotary_position_type", c.rotary_position_type, tessera::PositionType::i64,
                 rotary.position_type),
+      read_enum("dtype_kv", c.dtype_kv, tessera::Dtype::i8, dtype_kv),
+      read_enum("scale_k", c.scale_k, tessera::Scaling::channel, shape.scale_k),
+      read_enum("scale_v", c.scale_v, tessera::Scaling::channel, shape.scale_v),
+      read_enum("reserved", c.reserved, 0, reserved),
   };
   for (const Status& s : checks) {
     if (!s) return s;
@@ -60,6 +64,7 @@ Result<tessera::AppendShape> to_cpp(const tessera_append_shape* from) {
   rotary.dim = c.rotary_dim;
   rotary.positions = c.rotary_positions;
   if (c.rotary_dim != 0) shape.rotary = rotary;
+  if (c.dtype_kv != 0) shape.dtype_kv = dtype_kv;
   return shape;
 }
 
@@ -74,6 +79,8 @@ Result<tessera::AppendTensors> to_cpp(const tessera_append_tensors* from) {
   t.q = to_cpp(c.q);
   t.q_out = to_cpp(c.q_out);
   t.cache = to_cpp(c.cache);
+  t.k_scale = to_cpp(c.k_scale);
+  t.v_scale = to_cpp(c.v_scale);
   t.cu_seqlens_q = c.cu_seqlens_q;
   t.slot_mapping = c.slot_mapping;
   t.rotary = {c.rotary_cos,        c.rotary_sin,     c.stride_rotary_cos,

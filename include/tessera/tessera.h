@@ -383,7 +383,7 @@ typedef enum tessera_position_type {
  * field. Initialise with tessera_append_shape_init. */
 typedef struct tessera_append_shape {
   size_t size;                  /**< set by tessera_append_shape_init */
-  int32_t dtype;                /**< tessera_dtype of queries, new rows and the cache */
+  int32_t dtype;                /**< tessera_dtype of queries, new rows and most caches */
   int32_t cache;                /**< tessera_cache_lengths; slot_mapping: TESSERA_CACHE_FULL */
   int64_t batch;                /**< sequences */
   int64_t num_heads;            /**< of queries; 0: none are rotated */
@@ -408,6 +408,10 @@ typedef struct tessera_append_shape {
   int32_t rotary_interleaved;   /**< 0 or 1: pairs are neighbours, not in the halves */
   int32_t rotary_constant_q;    /**< 0 or 1: a sequence's queries have one position */
   int32_t rotary_position_type; /**< tessera_position_type */
+  int32_t dtype_kv;             /**< TESSERA_E4M3 or TESSERA_I8 of the cache; 0: dtype */
+  int32_t scale_k;              /**< tessera_scaling of k, of a cache of 8 bits */
+  int32_t scale_v;              /**< the same of v */
+  int32_t reserved;             /**< 0 */
 } tessera_append_shape;
 
 /** What tessera_append reads and writes, as in tessera::AppendTensors. */
@@ -429,6 +433,8 @@ typedef struct tessera_append_tensors {
   int64_t stride_rotary_sin;
   const int32_t* rotary_seqlens;
   const void* rotary_positions;
+  tessera_scales k_scale;
+  tessera_scales v_scale;
   /** @} */
 } tessera_append_tensors;
 

@@ -133,13 +133,15 @@ TESSERA_API Status combine(const PartialResults& results, const PartialTensors& 
 /// @}
 
 /// Writes new keys and values into a cache and rotates keys and queries by their positions (S13).
-/// Every new row is written once. A sequence of a negative length is left alone, and so is one of
-/// length 0 where lengths are `after`: its rows go nowhere, and its queries are copied. On a CPU
-/// what has no slot, page, row or position is an error; on a GPU, where nothing of it is looked at
-/// before, a new row without a slot is not written, and a row without a position is copied. Without
-/// a device it is the one that the cache lies on; as in attend() tensors must lie where the device
-/// can reach them. Allocates nothing; on a GPU it is one kernel, enqueued and not waited for.
-/// Errors: invalid (a size, a tensor), device.
+/// Into a cache of 8 bits it writes what quantize() makes of the rows, bit for bit, on every
+/// device, and scales by token (S14); a GPU takes head dims up to 256 there. Every new row is
+/// written once. A sequence of a negative length is left alone, and so is one of length 0 where
+/// lengths are `after`: its rows go nowhere, and its queries are copied. On a CPU what has no slot,
+/// page, row or position is an error; on a GPU, where nothing of it is looked at before, a new row
+/// without a slot is not written, and a row without a position is copied. Without a device it is
+/// the one that the cache lies on; as in attend() tensors must lie where the device can reach them.
+/// Allocates nothing; on a GPU it is one kernel, enqueued and not waited for. Errors: invalid (a
+/// size, a tensor), unsupported (what no GPU kernel does), device.
 /// @{
 TESSERA_API Status append(const AppendShape& shape, const AppendTensors& tensors,
                           const Device& device, const Execution& execution = {});

@@ -2,24 +2,27 @@
 #include "cuda/append.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "cuda/backend.h"
 #include "cuda/maps.h"
 #include "cuda/rotary.h"
 #include "cuda/target.h"
 #include "plan/append.h"
+#include "plan/text.h"
 
 namespace tessera::cuda {
 namespace {
 
 /// A tensor's rows of `dim` columns, of which the first `rotary` are rotated by p's tables; sizes:
-/// of from and to.
+/// of from and to; stored: the type of `to`.
 aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const ConstTensor& from,
                          const RowSizes& from_sizes, const Tensor& to, const RowSizes& to_sizes,
-                         std::int64_t dim, std::int64_t rotary) {
-  const std::int64_t size = size_of(s.dtype);
+                         Dtype stored, std::int64_t dim, std::int64_t rotary) {
+  const std::int64_t size = size_of(s.dtype), stored_size = size_of(stored);
   aux::CarriedRows rows;
   rows.from = {from.data, strides_between(from, from_sizes)};
   rows.to = to.data;
@@ -27,16 +30,17 @@ aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const
   // The second columns of pairs begin in the middle.
   const std::int64_t run = s.rotary && !s.rotary->interleaved ? rotary / 2 : rotary;
   const auto consist_of = [&](std::int64_t bytes) {
-    const auto aligned = [&](const void* data, const core::Strides& strides) {
-      return rows_aligned(data, size, {strides.batch, strides.seqlen, strides.head, dim, run},
-                          static_cast<std::uint64_t>(bytes));
+    const auto aligned = [&](const void* data, const core::Strides& strides, std::int64_t element) {
+      return rows_aligned(data, element, {strides.batch, strides.seqlen, strides.head, dim, run},
+                          static_cast<std::uint64_t>(bytes / size * element));
     };
     const std::int64_t entry = size_of(p.table_dtype), half = entry * (bytes / 2 / size);
     const auto has_halves = [&](const void* table, std::int64_t stride) {
       return rotary == 0 || rows_aligned(table, entry, {stride}, static_cast<std::uint64_t>(half));
     };
-    return aligned(from.data, rows.from.strides) && aligned(to.data, rows.to_strides) &&
-           has_halves(p.cos, p.stride_cos) && has_halves(p.sin, p.stride_sin);
+    return aligned(from.data, rows.from.strides, size) &&
+           aligned(to.data, rows.to_strides, stored_size) && has_halves(p.cos, p.stride_cos) &&
+           has_halves(p.sin, p.stride_sin);
   };
   std::int64_t bytes = aux::kMostPieceBytes;
   while (bytes > size && !consist_of(bytes)) bytes /= 2;
@@ -46,7 +50,10 @@ aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const
   rows.heads = static_cast<int>(from_sizes.heads);
   rows.rotated_units = core::ceil_div(rows.rotated, 2);
   rows.plain_units = core::ceil_div(rows.plain, 2);
-  rows.head_units = core::Divisor(rows.rotated_units + rows.plain_units);
+  const int head_units = rows.rotated_units + rows.plain_units;
+  rows.head_units = core::Divisor(
+      is_scaled(stored) ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(head_units)))
+                        : head_units);
   const int groups = core::ceil_div(rows.heads, aux::thread_heads(rows.piece_bytes));
   rows.row_units = core::Divisor(groups * rows.head_units.value());
   rows.rows = from_sizes.batch * from_sizes.seqlen;
@@ -58,13 +65,15 @@ aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const
 }
 
 aux::CarriedRows carried_new(const AppendShape& s, const aux::AppendParams& p,
-                             const ConstTensor& from, const Tensor& to, std::int64_t dim,
-                             std::int64_t rotary) {
+                             const ConstTensor& from, const Tensor& to, const Scales& numbers,
+                             const core::Scales& scales, std::int64_t dim, std::int64_t rotary) {
   if (s.rows_new() == 0) return {};
   const RowSizes fresh = {s.packed_new ? 1 : s.batch,
                           s.packed_new ? s.total_new : s.cache.seqlen_new, s.num_heads_k};
   const RowSizes cached = {s.entries(), s.entry_slots(), s.num_heads_k};
-  aux::CarriedRows rows = carried(s, p, from, fresh, to, cached, dim, rotary);
+  aux::CarriedRows rows = carried(s, p, from, fresh, to, cached, s.stored_kv(), dim, rotary);
+  rows.scales = scales;
+  rows.written = numbers.data;
   rows.seqlen = core::Divisor(s.packed_new ? 0 : static_cast<int>(s.cache.seqlen_new));
   return rows;
 }
@@ -75,7 +84,7 @@ aux::CarriedRows carried_q(const AppendShape& s, const aux::AppendParams& p,
   const RowSizes sizes = {s.packed ? 1 : s.batch, s.packed ? s.total_q : s.seqlen_q, s.num_heads};
   // In place the other columns stay as they are.
   const std::int64_t dim = t.q.data == t.q_out.data ? s.rotary->dim : s.head_dim;
-  aux::CarriedRows rows = carried(s, p, t.q, sizes, t.q_out, sizes, dim, s.rotary->dim);
+  aux::CarriedRows rows = carried(s, p, t.q, sizes, t.q_out, sizes, s.dtype, dim, s.rotary->dim);
   rows.seqlen = core::Divisor(s.packed ? 0 : static_cast<int>(s.seqlen_q));
   return rows;
 }
@@ -86,18 +95,29 @@ aux::AppendParams append_params(const AppendShape& s, const AppendTensors& t) {
   aux::AppendParams p;
   p.places = append_of(s, t);
   if (s.rotary) set_tables(p, *s.rotary, t.rotary);
-  p.k = carried_new(s, p, t.k_new, t.k, s.head_dim, s.rotary ? s.rotary->dim : 0);
-  p.v = carried_new(s, p, t.v_new, t.v, s.head_dim_v, 0);
+  p.dtype_kv = s.stored_kv();
+  p.k = carried_new(s, p, t.k_new, t.k, t.k_scale, k_scales_of(s, t), s.head_dim,
+                    s.rotary ? s.rotary->dim : 0);
+  p.v = carried_new(s, p, t.v_new, t.v, t.v_scale, v_scales_of(s, t), s.head_dim_v, 0);
   p.q = carried_q(s, p, t);
   return p;
 }
 
+Status refusal(const AppendShape& s) {
+  if (!s.quantizes() || s.rows_new() == 0) return {};
+  for (const auto& [name, dim] :
+       {std::pair{"head_dim", s.head_dim}, {"head_dim_v", s.head_dim_v}}) {
+    if (dim <= aux::kMostRoundedColumns) continue;
+    return Status::unsupported("append: " +
+                               refused(name, dim,
+                                       "GPUs quantise rows of up to " +
+                                           std::to_string(aux::kMostRoundedColumns) + " columns"));
+  }
+  return {};
+}
+
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution) {
-  if (shape.quantizes()) {
-    return Status::unsupported(std::string("append: dtype_kv = ") + to_string(shape.stored_kv()) +
-                               ": GPUs append to caches of the rows' dtype");
-  }
   return enqueue_on(device, execution, "append", [&](const Target& target, const Queue& queue) {
     return append(shape, tensors, target.append, queue);
   });
@@ -105,6 +125,7 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, const Devi
 
 Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_t kernels,
               const Queue& queue) {
+  if (Status s = refusal(shape); !s) return s;
   const aux::AppendParams params = append_params(shape, tensors);
   const std::int64_t blocks = params.blocks();
   if (blocks == 0) return {};
@@ -115,7 +136,9 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_
                           std::to_string(kMost) + " are one launch");
   }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
-  return queue.launch_auxiliary(kernels + static_cast<std::size_t>(shape.dtype), blocks, &params);
+  const std::size_t quantizing = shape.quantizes() ? static_cast<std::size_t>(kPlainDtypes) : 0;
+  return queue.launch_auxiliary(kernels + quantizing + static_cast<std::size_t>(shape.dtype),
+                                blocks, &params);
 }
 
 }  // namespace tessera::cuda

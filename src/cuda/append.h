@@ -10,7 +10,10 @@ namespace tessera::cuda {
 /// Of what has been validated.
 aux::AppendParams append_params(const AppendShape& shape, const AppendTensors& tensors);
 
-/// Enqueues it; kernels: Target::append of the queue's architecture. Errors: device.
+/// What no kernel does. Errors: unsupported.
+Status refusal(const AppendShape& shape);
+
+/// Enqueues it; kernels: Target::append of the queue's architecture. Errors: unsupported, device.
 Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_t kernels,
               const Queue& queue);
 

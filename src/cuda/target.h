@@ -23,7 +23,8 @@ struct Target {
   /// Number of the first auxiliary kernel that merges partial results (aux/combine.h): one for
   /// parts of every type, in the order of Dtype.
   std::size_t combine;
-  /// The same of those that append to a cache (aux/append.h).
+  /// The same of those that append to a cache (aux/append.h), and behind them of those that
+  /// quantise what they append (aux/append_quantizing.h).
   std::size_t append;
   /// The same of those that quantise (aux/quantize.h), and behind them of the usual.
   std::size_t quantize;

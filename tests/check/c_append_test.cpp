@@ -114,6 +114,50 @@ TEST_F(CAppend, SlotsArriveToo) {
   for (int i = 2; i < 30; ++i) EXPECT_EQ(v_[i], 0.0F) << i;
 }
 
+// Scales of k by token, of v by head: each of its own bytes and numbers.
+TEST_F(CAppend, CachesOf8BitsArriveToo) {
+  signed char k[32] = {}, v[32] = {};
+  float k_scale[16] = {}, v_scale[] = {10, 20};
+  shape_.dtype_kv = TESSERA_I8;
+  shape_.scale_k = TESSERA_SCALE_TOKEN;
+  shape_.scale_v = TESSERA_SCALE_HEAD;
+  tensors_.rotary_seqlens = starts_;
+  tensors_.k.data = k;
+  tensors_.v.data = v;
+  tensors_.k_scale = {k_scale, 4, 1, 1};
+  tensors_.v_scale = {v_scale, 1, 0, 0};
+  ASSERT_EQ(append(), TESSERA_OK) << error_;
+  // The slots of EveryFieldArrives, and the largest of 1 2, of 3 4 and of -6 5.
+  signed char k_wanted[32] = {}, v_wanted[32] = {};
+  const struct {
+    int slot;
+    signed char k[2], v[2];
+    float most;
+  } rows[] = {{6, {64, 127}, {1, 2}, 2}, {15, {95, 127}, {2, 2}, 4}, {8, {-127, 106}, {2, 3}, 6}};
+  for (const auto& row : rows) {
+    for (int c = 0; c < 2; ++c) {
+      k_wanted[2 * row.slot + c] = row.k[c];
+      v_wanted[2 * row.slot + c] = row.v[c];
+    }
+  }
+  for (int i = 0; i < 32; ++i) {
+    EXPECT_EQ(k[i], k_wanted[i]) << i;
+    EXPECT_EQ(v[i], v_wanted[i]) << i;
+  }
+  for (int slot = 0; slot < 16; ++slot) {
+    float wanted = 0;
+    for (const auto& row : rows) wanted = row.slot == slot ? row.most / 127 : wanted;
+    EXPECT_EQ(k_scale[slot], wanted) << slot;
+  }
+  tensors_.k_scale.data = nullptr;
+  EXPECT_EQ(append(), TESSERA_INVALID);
+  EXPECT_STREQ(error_, "k_scale.data = null: scales by token are written");
+  tensors_.k_scale.data = k_scale;
+  tensors_.k_scale.stride_seqlen = 0;
+  EXPECT_EQ(append(), TESSERA_INVALID);
+  EXPECT_EQ(std::string(error_).find("k_scale.stride_seqlen = 0"), 0U) << error_;
+}
+
 TEST_F(CAppend, WrongArgumentsAreNamed) {
   char* const e = error_;
   constexpr std::size_t n = sizeof error_;
@@ -133,12 +177,22 @@ TEST_F(CAppend, WrongArgumentsAreNamed) {
              {"rotary_dtype", &tessera_append_shape::rotary_dtype},
              {"rotary_interleaved", &tessera_append_shape::rotary_interleaved},
              {"rotary_constant_q", &tessera_append_shape::rotary_constant_q},
-             {"rotary_position_type", &tessera_append_shape::rotary_position_type}};
+             {"rotary_position_type", &tessera_append_shape::rotary_position_type},
+             {"reserved", &tessera_append_shape::reserved}};
   for (const auto& one : all) {
     SetUp();
     shape_.*one.field = 3;
     EXPECT_EQ(append(), TESSERA_INVALID);
     EXPECT_EQ(std::string(error_).find(std::string(one.name) + " = 3"), 0U) << error_;
+  }
+  for (const auto& one : {all[0],
+                          {"dtype_kv", &tessera_append_shape::dtype_kv},
+                          {"scale_k", &tessera_append_shape::scale_k},
+                          {"scale_v", &tessera_append_shape::scale_v}}) {
+    SetUp();
+    shape_.*one.field = 9;
+    EXPECT_EQ(append(), TESSERA_INVALID);
+    EXPECT_EQ(std::string(error_).find(std::string(one.name) + " = 9"), 0U) << error_;
   }
   for (const std::int32_t lengths : {0, 4}) {
     SetUp();

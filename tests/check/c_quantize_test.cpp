@@ -41,11 +41,11 @@ class CQuantize : public testing::Test {
     tensors_.q_out = {q_out_, 0, 8, 4};
     tensors_.k_out = {k_out_, 0, 4, 4};
     tensors_.v_out = {v_out_, 0, 4, 4};
-    tensors_.q_scale = {q_scale_, 0, 3};
-    tensors_.k_scale = {k_scale_, 0, 3};
-    tensors_.v_scale = {v_scale_, 4, 0};
+    tensors_.q_scale = {q_scale_, 0, 3, 0};
+    tensors_.k_scale = {k_scale_, 0, 3, 0};
+    tensors_.v_scale = {v_scale_, 4, 0, 0};
     tensors_.k_mean = {k_mean_, 4, 0, 0};
-    tensors_.score_shift = {score_shift_, 0, 3};
+    tensors_.score_shift = {score_shift_, 0, 3, 0};
     tensors_.v_shift = {v_shift_, 4, 0, 0};
     tensors_.signs = signs_;
     tensors_.cu_seqlens_q = cu_q_;

@@ -1,7 +1,8 @@
-// aux/append.h for the host. As a system header: its pragmas are the device compiler's.
+// aux/append_quantizing.h, and with it aux/append.h, for the host. As a system header: its pragmas
+// are the device compiler's.
 #pragma once
 #pragma GCC system_header
 
 #include "cuda/host_threads.h"
 // After what stands for the device.
-#include "cuda/aux/append.h"
+#include "cuda/aux/append_quantizing.h"

@@ -20,12 +20,17 @@
 namespace tessera {
 namespace {
 
+template <Dtype kType>
+void append_as(const cuda::aux::AppendParams& p) {
+  is_scaled(p.dtype_kv) ? cuda::aux::append_quantizing<kType>(p) : cuda::aux::append<kType>(p);
+}
+
 void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype) {
   host::launch(static_cast<unsigned>(p.blocks()), [&] {
     switch (dtype) {
-      case Dtype::f32: return cuda::aux::append<Dtype::f32>(p);
-      case Dtype::bf16: return cuda::aux::append<Dtype::bf16>(p);
-      case Dtype::f16: return cuda::aux::append<Dtype::f16>(p);
+      case Dtype::f32: return append_as<Dtype::f32>(p);
+      case Dtype::bf16: return append_as<Dtype::bf16>(p);
+      case Dtype::f16: return append_as<Dtype::f16>(p);
       default: FAIL() << to_string(dtype);
     }
   });
@@ -33,11 +38,11 @@ void append_on_host(const cuda::aux::AppendParams& p, Dtype dtype) {
 
 class AppendKernel : public testing::Test {
  protected:
-  /// How often tensors were carried in pieces of so many bytes.
-  using Pieces = std::map<int, int>;
+  /// How often tensors were carried in which way.
+  using Ways = std::map<std::string, int>;
 
-  Pieces check(bool wild, int trials) {
-    Pieces pieces;
+  Ways check(bool wild, int trials) {
+    Ways ways;
     for (int trial = 0; trial < trials; ++trial) {
       Appended appended(random_, wild);
       appended.clear();
@@ -46,10 +51,17 @@ class AppendKernel : public testing::Test {
       appended.check(appended.text());
       if (HasFatalFailure()) break;
       for (const cuda::aux::CarriedRows* rows : {&p.k, &p.v, &p.q}) {
-        if (rows->rows > 0) ++pieces[rows->piece_bytes];
+        if (rows->rows == 0) continue;
+        ++ways[std::to_string(rows->piece_bytes) + " bytes"];
+        if (rows->written == nullptr) continue;
+        const int threads = rows->head_units.value();
+        ++ways[threads > 32 ? "several warps compare" : threads > 1 ? "lanes compare" : "alone"];
+        const bool idle = rows->rotated_units + rows->plain_units < threads;
+        if (idle) ++ways["idle lanes"];
+        if (rows->row_blocks.value() > 1) ++ways["several blocks a row"];
       }
     }
-    return pieces;
+    return ways;
   }
 
   const unsigned seed_ = std::random_device()();
@@ -60,8 +72,14 @@ class AppendKernel : public testing::Test {
 constexpr int kTrials = kSanitized ? 40 : 120;
 
 TEST_F(AppendKernel, EveryRowGoesWhereItBelongs_S13) {
-  Pieces pieces = check(false, kTrials);
-  for (const int bytes : {2, 4, 8, 16}) EXPECT_GT(pieces[bytes], kTrials / 40) << bytes;
+  Ways ways = check(false, kTrials);
+  for (const char* way : {"2 bytes", "4 bytes", "8 bytes", "16 bytes"}) {
+    EXPECT_GT(ways[way], kTrials / 40) << way;
+  }
+  for (const char* way :
+       {"several warps compare", "lanes compare", "idle lanes", "several blocks a row"}) {
+    EXPECT_GT(ways[way], 0) << way;
+  }
 }
 
 // Nothing outside the cache is touched, and no page or row that does not exist is looked for.
@@ -157,6 +175,25 @@ TEST(AppendParams, NothingIsCarriedInVain) {
   EXPECT_EQ(cuda::append_params(dense.shape, dense.tensors).blocks(), 0);
 }
 
+// A block's threads compare the numbers of a head: of rows that are copied there may be any.
+TEST(AppendRefusal, SaysWhatGpusDoNot) {
+  Dense dense(Dtype::bf16, 2, 64, 32);
+  dense.shape.head_dim = 257;
+  EXPECT_TRUE(cuda::refusal(dense.shape));
+  dense.shape.dtype_kv = Dtype::i8;
+  EXPECT_EQ(cuda::refusal(dense.shape).text,
+            "append: head_dim = 257: GPUs quantise rows of up to 256 columns");
+  EXPECT_EQ(cuda::refusal(dense.shape).code, Code::unsupported);
+  std::swap(dense.shape.head_dim, dense.shape.head_dim_v);
+  EXPECT_EQ(cuda::refusal(dense.shape).text,
+            "append: head_dim_v = 257: GPUs quantise rows of up to 256 columns");
+  dense.shape.head_dim_v = 256;
+  EXPECT_TRUE(cuda::refusal(dense.shape));
+  dense.shape.head_dim_v = 257;
+  dense.shape.cache.seqlen_new = 0;
+  EXPECT_TRUE(cuda::refusal(dense.shape));
+}
+
 // It is launched to begin early: until the grids before it are done, no length is there.
 TEST(AppendWaits, ForWhatIsEnqueuedBefore) {
   Dense dense(Dtype::bf16, 4, 64, 32);
@@ -242,6 +279,28 @@ TEST_F(AppendLaunch, TheKernelIsThatOfTheRowsType) {
     ASSERT_TRUE(status) << status.text;
     EXPECT_EQ(fake::state().last.kernel, name);
   }
+}
+
+TEST_F(AppendLaunch, ACacheOf8BitsHasAKernelOfItsOwn) {
+  dense_.shape.dtype_kv = Dtype::e4m3;
+  dense_.shape.scale_k = dense_.shape.scale_v = Scaling::token;
+  std::vector<float> scales(2 * 9 * 4);
+  place(scales.data(), scales.size() * sizeof(float));
+  dense_.tensors.k_scale = dense_.tensors.v_scale = {scales.data(), 36, 1, 4};
+  for (const auto& [dtype, name] : {std::pair{Dtype::f32, "append_quantizing_f32"},
+                                    {Dtype::bf16, "append_quantizing_bf16"},
+                                    {Dtype::f16, "append_quantizing_f16"}}) {
+    dense_.shape.dtype = dtype;
+    fake::state().enqueued.clear();
+    const Status status = append(dense_.shape, dense_.tensors);
+    ASSERT_TRUE(status) << status.text;
+    EXPECT_EQ(fake::state().last.kernel, name);
+    EXPECT_TRUE(fake::state().last.begins_early);
+    EXPECT_EQ(fake::state().enqueued.size(), 1U);
+  }
+  fake::state().ranges.pop_back();
+  EXPECT_EQ(append(dense_.shape, dense_.tensors).text,
+            "k_scale: lies in host memory; append on gpu:1 takes its own and managed memory");
 }
 
 TEST_F(AppendLaunch, WithoutRowsNothingIsLaunched) {

@@ -20,6 +20,10 @@ template <>
 struct WordOf<2> {
   using Type = std::uint16_t;
 };
+template <>
+struct WordOf<1> {
+  using Type = std::uint8_t;
+};
 
 /// Neighbouring columns of a row, loaded and stored at once.
 template <Dtype kType, int kBytes>
@@ -57,9 +61,10 @@ struct alignas(kBytes) Piece {
 template <Dtype kType, int kBytes>
 class Unit {
   using Columns = Piece<kType, kBytes>;
-  static constexpr int kColumns = Columns::kColumns;
 
  public:
+  static constexpr int kColumns = Columns::kColumns, kHalf = kColumns > 1 ? kColumns / 2 : 1;
+
   /// unit: of the head's.
   __device__ __forceinline__ Unit(const CarriedRows& rows, bool interleaved, int unit)
       : turns(unit < rows.rotated_units), unit_(unit) {
@@ -79,33 +84,43 @@ class Unit {
     first = static_cast<const Columns*>(row)[first_];
     second = static_cast<const Columns*>(row)[second_];
   }
-  __device__ __forceinline__ void store(void* row, const Columns& first,
-                                        const Columns& second) const {
-    static_cast<Columns*>(row)[first_] = first;
-    static_cast<Columns*>(row)[second_] = second;
+  /// Stored: as many columns, of any type.
+  template <class Stored>
+  __device__ __forceinline__ void store(void* row, const Stored& first,
+                                        const Stored& second) const {
+    static_cast<Stored*>(row)[first_] = first;
+    static_cast<Stored*>(row)[second_] = second;
   }
 
-  /// By the position's cosines and sines, the units of several heads.
-  template <int kHeads>
-  __device__ __forceinline__ void rotate(const AppendParams& p, std::int64_t position,
-                                         Columns (&pieces)[kHeads][2]) const {
-    // Of the pairs of a unit one half each: if pairs lie within pieces, a piece's.
-    constexpr int kHalf = kColumns > 1 ? kColumns / 2 : 1;
-    const bool within = kColumns > 1 && p.interleaved;
-    const int pairs[2] = {within ? first_ * kHalf : unit_ * kColumns,
-                          within ? second_ * kHalf : unit_ * kColumns + kHalf};
+  /// A position's cosines and sines of the unit's pairs, which lie within pieces or have a column
+  /// of each.
+  struct Turns {
+    bool within;
     float cos[kColumns], sin[kColumns];
+  };
+  __device__ __forceinline__ Turns turns_of(const AppendParams& p, std::int64_t position) const {
+    Turns turns;
+    turns.within = kColumns > 1 && p.interleaved;
+    // Of the pairs of a unit one half each: if pairs lie within pieces, a piece's.
+    const int pairs[2] = {turns.within ? first_ * kHalf : unit_ * kColumns,
+                          turns.within ? second_ * kHalf : unit_ * kColumns + kHalf};
 #pragma unroll
     for (int i = 0; i < kColumns; i += kHalf) {
       const int pair = pairs[i / kHalf];
-      load_table<kHalf>(p.cos, p.table_dtype, position * p.stride_cos + pair, cos + i);
-      load_table<kHalf>(p.sin, p.table_dtype, position * p.stride_sin + pair, sin + i);
+      load_table<kHalf>(p.cos, p.table_dtype, position * p.stride_cos + pair, turns.cos + i);
+      load_table<kHalf>(p.sin, p.table_dtype, position * p.stride_sin + pair, turns.sin + i);
     }
-    if (within) {
+    return turns;
+  }
+
+  /// The units of several heads.
+  template <int kHeads>
+  __device__ __forceinline__ void rotate(const Turns& turns, Columns (&pieces)[kHeads][2]) const {
+    if (turns.within) {
 #pragma unroll
       for (Columns(&both)[2] : pieces) {
-        turn_within(both[0], cos, sin);
-        turn_within(both[1], cos + kColumns - kHalf, sin + kColumns - kHalf);
+        turn_within(both[0], turns.cos, turns.sin);
+        turn_within(both[1], turns.cos + kColumns - kHalf, turns.sin + kColumns - kHalf);
       }
       return;
     }
@@ -115,7 +130,7 @@ class Unit {
       both[0].widen(x);
       both[1].widen(y);
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) turn(cos[i], sin[i], x[i], y[i]);
+      for (int i = 0; i < kColumns; ++i) turn(turns.cos[i], turns.sin[i], x[i], y[i]);
       both[0].narrow(x);
       both[1].narrow(y);
     }
@@ -142,36 +157,59 @@ class Unit {
   int unit_, first_, second_;  ///< the pieces, by their numbers in the head's row
 };
 
+/// Which unit of which row a thread of a tensor's block has.
+struct ThreadPlace {
+  bool exists;
+  std::int64_t row;
+  int row_unit;
+
+  __device__ __forceinline__ ThreadPlace(const CarriedRows& rows, int block) {
+    // Several rows share a block, or several blocks a row.
+    const int blocks_row = rows.row_blocks.quotient(block);
+    const int part = block - blocks_row * rows.row_blocks.value();
+    const int units = part * kAppendThreads + static_cast<int>(threadIdx.x);
+    const int index = rows.row_units.quotient(units);
+    // Fewer than 2^31 (append.cpp): the compiler is told, and leaves out how to divide by 64 bits.
+    row = (blocks_row * rows.block_rows + index) & 0x7fffffff;
+    exists = index < rows.block_rows && row < rows.rows;
+    row_unit = units - index * rows.row_units.value();
+  }
+};
+
+/// The unit's columns of `heads` heads of a row, from `head` on.
+template <Dtype kType, int kBytes, int kHeads>
+__device__ __forceinline__ void load_heads(const CarriedRows& rows, const Unit<kType, kBytes>& unit,
+                                           std::int64_t row, int head, int heads,
+                                           Piece<kType, kBytes> (&pieces)[kHeads][2]) {
+  constexpr int kSize = Piece<kType, kBytes>::kSize;
+  const char* const from =
+      static_cast<const char*>(rows.from.data) +
+      (core::row_offset(rows.from.strides, rows.seqlen, row) + head * rows.from.strides.head) *
+          kSize;
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    if (i < heads) {
+      unit.load(from + i * rows.from.strides.head * kSize, pieces[i][0], pieces[i][1]);
+    }
+  }
+}
+
 /// What a thread carries of one tensor's rows. block: of the tensor's; queries: the rows are.
 template <Dtype kType, int kBytes>
 __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& rows, bool queries,
                                       int block) {
   using Columns = Piece<kType, kBytes>;
-  // Several rows share a block, or several blocks a row.
-  const int blocks_row = rows.row_blocks.quotient(block);
-  const int part = block - blocks_row * rows.row_blocks.value();
-  const int units = part * kAppendThreads + static_cast<int>(threadIdx.x);
-  const int index = rows.row_units.quotient(units);
-  // Fewer than 2^31 (append.cpp): the compiler is told, and leaves out how to divide by 64 bits.
-  const std::int64_t row = (blocks_row * rows.block_rows + index) & 0x7fffffff;
-  if (index >= rows.block_rows || row >= rows.rows) return;
-  const int row_unit = units - index * rows.row_units.value();
+  const ThreadPlace at(rows, block);
+  if (!at.exists) return;
+  const std::int64_t row = at.row;
   constexpr int kHeads = thread_heads(kBytes);
-  const int group = rows.head_units.quotient(row_unit), head = group * kHeads;
+  const int group = rows.head_units.quotient(at.row_unit), head = group * kHeads;
   const int heads = core::min(rows.heads - head, kHeads);
-  const Unit<kType, kBytes> unit(rows, p.interleaved, row_unit - group * rows.head_units.value());
+  const Unit<kType, kBytes> unit(rows, p.interleaved,
+                                 at.row_unit - group * rows.head_units.value());
 
   Columns pieces[kHeads][2] = {};
-  const char* const from =
-      static_cast<const char*>(rows.from.data) +
-      (core::row_offset(rows.from.strides, rows.seqlen, row) + head * rows.from.strides.head) *
-          Columns::kSize;
-#pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    if (i < heads) {
-      unit.load(from + i * rows.from.strides.head * Columns::kSize, pieces[i][0], pieces[i][1]);
-    }
-  }
+  load_heads(rows, unit, row, head, heads, pieces);
 
   std::int64_t place;
   if (queries) {
@@ -184,7 +222,9 @@ __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& 
   if (unit.turns) {
     const std::int64_t position =
         queries ? p.places.position_of_query(row) : p.places.position_of_new(row);
-    if (position >= 0 && position < p.positions) unit.rotate(p, position, pieces);
+    if (position >= 0 && position < p.positions) {
+      unit.rotate(unit.turns_of(p, position), pieces);
+    }
   }
   char* const to = static_cast<char*>(rows.to) + place * Columns::kSize;
 #pragma unroll
@@ -207,15 +247,27 @@ __device__ __forceinline__ void carry(const AppendParams& p, const CarriedRows& 
   }
 }
 
+/// Which tensor's block a block of threads is.
+struct BlockPlace {
+  const CarriedRows* rows;
+  bool queries;
+  int block;
+
+  __device__ __forceinline__ explicit BlockPlace(const AppendParams& p) {
+    const int of_all = static_cast<int>(blockIdx.x), first_v = static_cast<int>(p.k.blocks);
+    const int first_q = first_v + static_cast<int>(p.v.blocks);
+    rows = of_all < first_v ? &p.k : of_all < first_q ? &p.v : &p.q;
+    queries = of_all >= first_q;
+    block = of_all - (of_all < first_v ? 0 : of_all < first_q ? first_v : first_q);
+  }
+};
+
 /// The kernel, for rows of one type; a block for each of p.blocks().
 template <Dtype kType>
 __device__ __forceinline__ void append(const AppendParams& p) {
   ptx::wait_for_grids();
-  const int block = static_cast<int>(blockIdx.x), values = static_cast<int>(p.k.blocks);
-  const int queries = values + static_cast<int>(p.v.blocks);
-  const CarriedRows& rows = block < values ? p.k : block < queries ? p.v : p.q;
-  const int before = block < values ? 0 : block < queries ? values : queries;
-  carry<kType>(p, rows, block >= queries, block - before);
+  const BlockPlace at(p);
+  carry<kType>(p, *at.rows, at.queries, at.block);
   ptx::launch_dependents();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/append.h"
+#include "core/quantize.h"
 #include "cuda/source.h"
 
 namespace tessera::cuda::aux {
@@ -9,6 +10,9 @@ namespace tessera::cuda::aux {
 /// Threads of a block, and bytes that a thread carries, unless that were too many heads' pieces.
 inline constexpr int kAppendThreads = 128, kThreadBytes = 64, kMostThreadHeads = 8;
 inline constexpr int kMostPieceBytes = 16;
+
+/// A block's threads compare the numbers of a head that is quantised: two pieces each.
+inline constexpr int kMostRoundedColumns = 2 * kAppendThreads;
 
 /// Heads of which a thread carries the same two pieces.
 TESSERA_HD constexpr int thread_heads(int piece_bytes) {
@@ -29,11 +33,15 @@ struct CarriedRows {
   int piece_bytes = 0;
   int rotated = 0, plain = 0;              ///< pieces of a head's rotated columns and the others
   int rotated_units = 0, plain_units = 0;  ///< of those
-  core::Divisor head_units;                ///< of a head and those carried with it
-  core::Divisor row_units;                 ///< of a row
-  core::Divisor row_blocks;                ///< blocks of threads for a row
-  int block_rows = 0;                      ///< rows of a block; several where one does not fill it
+  /// Of a head and those carried with it. What is quantised has a power of two of them, of which
+  /// the last may be none: they compare their numbers.
+  core::Divisor head_units;
+  core::Divisor row_units;   ///< of a row
+  core::Divisor row_blocks;  ///< blocks of threads for a row
+  int block_rows = 0;        ///< rows of a block; several where one does not fill it
   std::int64_t blocks = 0;
+  core::Scales scales;       ///< of what is quantised
+  float* written = nullptr;  ///< scales.data
 };
 
 struct AppendParams {
@@ -45,6 +53,7 @@ struct AppendParams {
   std::int64_t positions = 0;  ///< that they have
   Dtype table_dtype = Dtype::f32;
   bool interleaved = false;
+  Dtype dtype_kv = Dtype::f32;  ///< of the cache
 
   std::int64_t blocks() const { return k.blocks + v.blocks + q.blocks; }
 };

@@ -1,16 +1,11 @@
 // What quantising rows (quantize_rows.h) and tiles (quantize_tiles.h) on a GPU have in common:
-// pieces of rows on their way in, elements on their way out, the largest number of several threads.
+// pieces of rows on their way in, and the largest number of a block of threads.
 #pragma once
 
 #include "cuda/aux/quantize_params.h"
-#include "cuda/ptx/exact.h"
-#include "cuda/ptx/math.h"
-#include "cuda/ptx/shuffle.h"
+#include "cuda/aux/rounding.h"
 
 namespace tessera::cuda::aux {
-
-using ptx::Exact;
-using Written = core::WrittenScale<Exact>;
 
 /// What a block of threads shares.
 union QuantizeShared {
@@ -124,24 +119,6 @@ __device__ __forceinline__ void load_numbers(const float* from, int column, int 
   for (int i = 0; i < kCount; ++i) {
     if (column + i < dim) x[i] = from[column + i];
   }
-}
-
-/// Four elements of a type of 8 bits.
-__device__ __forceinline__ std::uint32_t narrow_four(Dtype dtype, Exact a, Exact b, Exact c,
-                                                     Exact d) {
-  if (dtype == Dtype::e4m3) return ptx::pack_e4m3(a.x, b.x, c.x, d.x);
-  return core::to_i8(a.x) | core::to_i8(b.x) << 8 | core::to_i8(c.x) << 16 | core::to_i8(d.x) << 24;
-}
-
-/// The largest of a warp's lanes, or of parts of so many.
-__device__ __forceinline__ Exact largest(Exact x, int lanes) {
-  for (int i = 1; i < lanes; i *= 2) {
-    const Exact mine[1] = {x};
-    Exact other[1];
-    ptx::exchange(mine, i, other);
-    x = ptx::larger_magnitude(x, other[0]);
-  }
-  return x;
 }
 
 /// The largest of all threads; most: words of their own, which may lie apart.

@@ -29,7 +29,7 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
 
 std::string auxiliary_program() {
   std::string text =
-      "#include \"cuda/aux/append.h\"\n"
+      "#include \"cuda/aux/append_quantizing.h\"\n"
       "#include \"cuda/aux/combine.h\"\n"
       "#include \"cuda/aux/lay_values.h\"\n"
       "#include \"cuda/aux/quantize.h\"\n"

@@ -6,9 +6,9 @@
 namespace tessera::cuda::sm90 {
 
 /// What the backward pass does before and after its main kernel (backward_rows.h), the merge of
-/// partial results (aux/combine.h), the append to a cache (aux/append.h), quantising
-/// (aux/quantize.h) and tiles of values that came in rows (aux/lay_values.h), by its place in
-/// kAuxiliary.
+/// partial results (aux/combine.h), the append to a cache (aux/append.h, aux/append_quantizing.h),
+/// quantising (aux/quantize.h) and tiles of values that came in rows (aux/lay_values.h), by its
+/// place in kAuxiliary.
 enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
@@ -23,6 +23,9 @@ enum class AuxiliaryKernel : std::uint8_t {
   append_f32,
   append_bf16,
   append_f16,
+  append_quantizing_f32,
+  append_quantizing_bf16,
+  append_quantizing_f16,
   quantize_f32,
   quantize_bf16,
   quantize_f16,
@@ -46,6 +49,9 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams", 8, true},
     {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
     {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
+    {"append_quantizing_f32", "aux::append_quantizing<Dtype::f32>", "aux::AppendParams", 8, true},
+    {"append_quantizing_bf16", "aux::append_quantizing<Dtype::bf16>", "aux::AppendParams", 8, true},
+    {"append_quantizing_f16", "aux::append_quantizing<Dtype::f16>", "aux::AppendParams", 8, true},
     {"quantize_f32", "aux::quantize<Dtype::f32, false>", "aux::QuantizeParams", 3, true},
     {"quantize_bf16", "aux::quantize<Dtype::bf16, false>", "aux::QuantizeParams", 3, true},
     {"quantize_f16", "aux::quantize<Dtype::f16, false>", "aux::QuantizeParams", 3, true},
