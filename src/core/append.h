@@ -108,12 +108,13 @@ struct Append {
     return place(at.batch, first_slot(at.batch) + at.index);
   }
   /// From the first of the scales of k or v to that of a head of new row `row`, which goes to the
-  /// slot. With slot_mapping rows are of no sequence: heads have one scale each.
+  /// slot; heads lie `stride_head` apart. With slot_mapping rows are of no sequence: heads have one
+  /// scale each.
   TESSERA_HD constexpr std::int64_t scale_offset(const Scales& scales, std::int64_t row,
                                                  const Slot& slot, int head) const {
     if (scales.of_slots()) return slot.offset(scales.strides(), head);
-    if (scales.by == Scaling::tensor) return 0;
-    const std::int64_t batch = slot_mapping != nullptr ? 0 : added.of(row).batch;
+    const bool of_none = slot_mapping != nullptr || scales.stride_batch == 0;
+    const std::int64_t batch = of_none ? 0 : added.of(row).batch;
     return batch * scales.stride_batch + head * scales.stride_head;
   }
   /// Of new row or query `row`, which are `rows`; less than 0: it has none. What it has need not be

@@ -43,7 +43,9 @@ aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const
            has_halves(p.sin, p.stride_sin);
   };
   std::int64_t bytes = aux::kMostPieceBytes;
-  while (bytes > size && !consist_of(bytes)) bytes /= 2;
+  // What is quantised has no kernel for pieces of 8 bytes.
+  const std::int64_t step = is_scaled(stored) ? 4 : 2;
+  while (bytes > size && !consist_of(bytes)) bytes = core::max(bytes / step, size);
   rows.piece_bytes = static_cast<int>(bytes);
   rows.rotated = static_cast<int>(rotary * size / bytes);
   rows.plain = static_cast<int>((dim - rotary) * size / bytes);
@@ -54,7 +56,8 @@ aux::CarriedRows carried(const AppendShape& s, const aux::AppendParams& p, const
   rows.head_units = core::Divisor(
       is_scaled(stored) ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(head_units)))
                         : head_units);
-  const int groups = core::ceil_div(rows.heads, aux::thread_heads(rows.piece_bytes));
+  const int groups = core::ceil_div(
+      rows.heads, is_scaled(stored) ? aux::kRoundedHeads : aux::thread_heads(rows.piece_bytes));
   rows.row_units = core::Divisor(groups * rows.head_units.value());
   rows.rows = from_sizes.batch * from_sizes.seqlen;
   const int units = rows.row_units.value();

@@ -38,13 +38,16 @@ TESSERA_HD core::Append append_of(const AppendShape& shape, const AppendTensors&
   return append;
 }
 
-/// Scales of a cache of 8 bits.
+/// Scales of a cache of 8 bits. All heads have that of the tensor.
 /// @{
+TESSERA_HD core::Scales cache_scales_of(const ConstScales& numbers, Scaling by) {
+  return by == Scaling::tensor ? core::Scales{numbers.data, 0, 0, by} : scales_of(numbers, by);
+}
 TESSERA_HD core::Scales k_scales_of(const AppendShape& shape, const AppendTensors& t) {
-  return scales_of(t.k_scale, shape.scale_k);
+  return cache_scales_of(t.k_scale, shape.scale_k);
 }
 TESSERA_HD core::Scales v_scales_of(const AppendShape& shape, const AppendTensors& t) {
-  return scales_of(t.v_scale, shape.scale_v);
+  return cache_scales_of(t.v_scale, shape.scale_v);
 }
 /// @}
 

@@ -14,6 +14,9 @@ inline constexpr int kMostPieceBytes = 16;
 /// A block's threads compare the numbers of a head that is quantised: two pieces each.
 inline constexpr int kMostRoundedColumns = 2 * kAppendThreads;
 
+/// Of what is quantised: little code, as rows that have only shorter pieces than 16 bytes are rare.
+inline constexpr int kRoundedHeads = 2;
+
 /// Heads of which a thread carries the same two pieces.
 TESSERA_HD constexpr int thread_heads(int piece_bytes) {
   return core::min(kThreadBytes / 2 / piece_bytes, kMostThreadHeads);
@@ -22,7 +25,7 @@ TESSERA_HD constexpr int thread_heads(int piece_bytes) {
 /// Rows of one tensor on their way: new keys, new values or queries. Columns come in pieces of 16,
 /// 8 or 4 bytes or of one element, whichever is the longest that rows consist of; what the tables
 /// have for half a piece is aligned like it. A unit is two pieces, of rotated columns those of the
-/// same pairs, in each of thread_heads() heads.
+/// same pairs, in each of thread_heads() heads, or of kRoundedHeads.
 struct CarriedRows {
   Source from;
   void* to = nullptr;  ///< the cache, or where queries go

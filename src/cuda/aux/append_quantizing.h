@@ -30,7 +30,7 @@ struct alignas(kColumns) RoundedPiece {
 template <Dtype kType, int kBytes>
 struct UnitNumbers {
   using Its = Unit<kType, kBytes>;
-  static constexpr int kHeads = thread_heads(kBytes), kColumns = Its::kColumns;
+  static constexpr int kHeads = kRoundedHeads, kColumns = Its::kColumns;
   Exact x[kHeads][2][kColumns];
 
   __device__ __forceinline__ explicit UnitNumbers(const Piece<kType, kBytes> (&pieces)[kHeads][2]) {
@@ -85,7 +85,7 @@ struct UnitNumbers {
 /// together. warps: what they share.
 template <int kCount>
 __device__ __forceinline__ void largest_of(Exact (&x)[kCount], int threads,
-                                           float (&warps)[kAppendThreads / 32][kMostThreadHeads]) {
+                                           float (&warps)[kAppendThreads / 32][kRoundedHeads]) {
   largest(x, core::min(threads, 32));
   if (threads <= 32) return;
   const int warp = static_cast<int>(threadIdx.x) / 32, first = warp & -(threads / 32);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void largest_of(Exact (&x)[kCount], int threads,
 template <Dtype kType, int kBytes>
 __device__ __forceinline__ void carry_rounded(const AppendParams& p, const CarriedRows& rows,
                                               int block) {
-  __shared__ float warps[kAppendThreads / 32][kMostThreadHeads];
+  __shared__ float warps[kAppendThreads / 32][kRoundedHeads];
   using Columns = Piece<kType, kBytes>;
   using Numbers = UnitNumbers<kType, kBytes>;
   constexpr int kHeads = Numbers::kHeads;
@@ -133,19 +133,18 @@ __device__ __forceinline__ void carry_rounded(const AppendParams& p, const Carri
   if (!slot.exists()) return;
   const float limit = core::limit_of(p.dtype_kv);
   char* const to = static_cast<char*>(rows.to) + slot.offset(rows.to_strides, head);
+  const std::int64_t scale = p.places.scale_offset(rows.scales, at.row, slot, head);
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
     if (i >= heads) continue;
     Exact factor(1.0F);
-    if (written || rows.scales) {
-      const std::int64_t scale = p.places.scale_offset(rows.scales, at.row, slot, head + i);
-      if (written) {
-        const Written scaled = Written::of(most[i], limit);
-        factor = scaled.factor;
-        if (place == 0) rows.written[scale] = scaled.scale.x;
-      } else {
-        factor = Exact(1.0F) / Exact(rows.scales.data[scale]);
-      }
+    const std::int64_t its_scale = scale + i * rows.scales.stride_head;
+    if (written) {
+      const Written scaled = Written::of(most[i], limit);
+      factor = scaled.factor;
+      if (place == 0) rows.written[its_scale] = scaled.scale.x;
+    } else if (rows.scales) {
+      factor = Exact(1.0F) / Exact(rows.scales.data[its_scale]);
     }
     using Rounded = RoundedPiece<Numbers::kColumns>;
     unit.store(to + i * rows.to_strides.head, Rounded(p.dtype_kv, numbers.x[i][0], factor),
@@ -165,7 +164,6 @@ __device__ __forceinline__ void append_quantizing(const AppendParams& p) {
     constexpr int kSize = static_cast<int>(size_of(kType));
     switch (rows.piece_bytes) {
       case 16: carry_rounded<kType, 16>(p, rows, at.block); break;
-      case 8: carry_rounded<kType, 8>(p, rows, at.block); break;
       case 4: carry_rounded<kType, 4>(p, rows, at.block); break;
       default: carry_rounded<kType, kSize>(p, rows, at.block);
     }
