@@ -7,6 +7,8 @@
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Scores and their softmax are fp32. Weights are rounded to bf16 where bf16 is multiplied (S7).
+// Keys and values of 8 bits are widened exactly. A scale by tensor or head is a factor of queries or
+// of results, one by token a factor of scores or of weights (S14).
 //
 // What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
 // reaches it too (0 * NaN). Keys that no row sees are not read, nor is anything past a row's end.
@@ -16,6 +18,7 @@
 #include "core/softmax.h"
 #include "cpu/combine.h"
 #include "cpu/copy.h"
+#include "cpu/decode_eight_bits.h"
 #include "cpu/decode_requests.h"
 #include "cpu/extras.h"
 #include "cpu/math.h"
@@ -82,6 +85,7 @@ TESSERA_INLINE void with_rows(int n, const Body& body) {
 template <core::Kernel K>
 class DecodeItem {
   static_assert(K.lanes == kLanes && K.block_n % kKeyBlock == 0 && kKeyBlock % kLanes == 0 &&
+                kKeyBlock <= kDecodeWidenedKeys &&
                 K.block_m % kRowTile == 0);
 
  public:
@@ -94,6 +98,9 @@ class DecodeItem {
         split_(split),
         num_heads_(heads),
         map_(call, batch, head_k),
+        places_{map_.pages, map_.sequence},
+        k_scales_(k_scales_of(problem_, tensors_)),
+        v_scales_(v_scales_of(problem_, tensors_)),
         score_(call.plan.score),
         dropout_(
             core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
@@ -117,11 +124,13 @@ class DecodeItem {
         rows_[r].keys = {map_.mask.begin_of(row.query), map_.mask.end_of(row.query)};
       }
     }
-    with_tensor_storage<K>(problem_.dtype, [&](auto storage) {
-      using T = decltype(storage);
-      load_queries<T>();
-      attend<T>();
+    with_widened_storage<K>(problem_.stored_k(), [&](auto storage) {
+      unit_ = kUnit<decltype(storage)>;
     });
+    with_tensor_storage<K>(problem_.dtype,
+                           [&](auto storage) { load_queries<decltype(storage)>(); });
+    with_widened_storage<K>(problem_.stored_k(),
+                            [&](auto storage) { attend<decltype(storage)>(); });
     with_storage(problem_.stored_o(), [&](auto storage) { write<decltype(storage)>(); });
   }
 
@@ -141,6 +150,13 @@ class DecodeItem {
 
   int num_rows() const { return num_heads_ * head_rows_; }
 
+  /// What products with a row's elements of K or V are to be multiplied by, less scales by token.
+  float factor_of(const core::Scales& scales, int r) const {
+    if (!problem_.scaled()) return 1.0F;
+    return scales.of_slots() ? unit_
+                             : unit_ * *scales.of(map_.sequence, map_.head_k + r / head_rows_);
+  }
+
   // ---- scratch; rows end with zeros up to a whole step ----
 
   std::int64_t query_stride() const { return decode_row_stride(problem_.head_dim); }
@@ -157,9 +173,10 @@ class DecodeItem {
     for (int r = 0; r < num_rows(); ++r) {
       const T* q = static_cast<const T*>(tensors_.q.data) +
                    map_.offset(tensors_.q, rows_[r].query, rows_[r].head);
+      const F32 factor(plan_.score.pre * factor_of(k_scales_, r));
       for (std::int64_t i = 0; i < query_stride(); i += kLanes) {
         const F32 x = load_n(q + i, lanes_of(d - i));
-        store(query(r) + i, kPairs ? x : x * F32(plan_.score.pre));
+        store(query(r) + i, kPairs ? x : x * factor);
       }
       for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(output(r) + i, F32{});
     }
@@ -168,7 +185,6 @@ class DecodeItem {
   template <class T>
   void attend() {
     if (keys_.empty()) return;
-    const KeyPlaces places = {map_.pages, map_.sequence};
     const std::int64_t head = map_.head_k;
     KeyRows<T> k = {static_cast<const T*>(tensors_.k.data) + head * tensors_.k.stride_head,
                     strides_of(tensors_.k), problem_.head_dim};
@@ -184,14 +200,14 @@ class DecodeItem {
       // The first head's values are used before the others' keys.
       reach.lines = core::max(reach.lines, chunk * (asked_k.lines() + asked_v.lines()));
     }
-    Requests requests(asked_k, asked_v, places, keys_, chunk, side_by_side > 0 ? 1 : num_heads_,
+    Requests requests(asked_k, asked_v, places_, keys_, chunk, side_by_side > 0 ? 1 : num_heads_,
                       reach);
-    if (!places.paged()) {
-      k.data += places.offset(k.strides, 0);
-      v.data += places.offset(v.strides, 0);
+    if (!places_.paged()) {
+      k.data += places_.offset(k.strides, 0);
+      v.data += places_.offset(v.strides, 0);
     }
     for (chunk_ = keys_.first(chunk); !chunk_.empty(); chunk_ = keys_.after(chunk_, chunk)) {
-      if (places.paged()) find_slots(places, k, v);
+      if (places_.paged()) find_slots(k, v);
       for (int h = 0; h < num_heads_; ++h) attend_chunk(k.head(h), v.head(h), h, requests);
     }
   }
@@ -210,15 +226,15 @@ class DecodeItem {
 
   /// Where the chunk's keys and values lie.
   template <class T>
-  void find_slots(const KeyPlaces& places, KeyRows<T>& k, KeyRows<T>& v) const {
+  void find_slots(KeyRows<T>& k, KeyRows<T>& v) const {
     k.slots = scratch_.slots;
     v.slots = scratch_.slots + K.block_n;
     k.first = v.first = chunk_.begin;
     core::Range left = chunk_;
     while (!left.empty()) {
-      std::int64_t at_k = places.offset(k.strides, left.begin);
-      std::int64_t at_v = places.offset(v.strides, left.begin);
-      const int end = left.begin + places.together(left);
+      std::int64_t at_k = places_.offset(k.strides, left.begin);
+      std::int64_t at_v = places_.offset(v.strides, left.begin);
+      const int end = left.begin + places_.together(left);
       for (; left.begin < end; at_k += k.strides.seqlen, at_v += v.strides.seqlen, ++left.begin) {
         scratch_.slots[left.begin - chunk_.begin] = at_k;
         scratch_.slots[K.block_n + left.begin - chunk_.begin] = at_v;
@@ -230,17 +246,41 @@ class DecodeItem {
   TESSERA_INLINE void attend_chunk(const KeyRows<T>& k, const KeyRows<T>& v, int h,
                                    Requests& requests) {
     const int first = h * head_rows_, last = first + head_rows_;
+    if (k_scales_.of_slots()) {
+      load_scales(k_scales_, places_, chunk_, map_.head_k + h, scratch_.k_scales);
+    }
+    if (v_scales_.of_slots()) {
+      load_scales(v_scales_, places_, chunk_, map_.head_k + h, scratch_.v_scales);
+    }
     for_each_block([&](core::Range keys) {
       requests.used(keys.size() * k.lines());
-      for_each_tile(first, last,
-                    [&](auto rows, int r) { multiply_keys<rows()>(k, keys, r, requests); });
+      with_multiplied(k, keys, [&](const auto& multiplied) {
+        for_each_tile(first, last, [&](auto rows, int r) {
+          multiply_keys<rows(), T>(multiplied, keys, r, requests);
+        });
+      });
     });
     for (int r = first; r < last; ++r) weigh(r, requests);
     for_each_block([&](core::Range keys) {
       requests.used(keys.size() * v.lines());
-      for_each_tile(first, last,
-                    [&](auto rows, int r) { multiply_values<rows()>(v, keys, r, requests); });
+      with_multiplied(v, keys, [&](const auto& multiplied) {
+        for_each_tile(first, last, [&](auto rows, int r) {
+          multiply_values<rows(), T>(multiplied, keys, r, requests);
+        });
+      });
     });
+  }
+
+  /// Calls body(rows of a block as they are multiplied).
+  template <class T, class Body>
+  TESSERA_INLINE void with_multiplied(const KeyRows<T>& rows, core::Range keys,
+                                      const Body& body) const {
+    if constexpr (kThroughF16<T>) {
+      body(copy_as_f16(rows, keys, reinterpret_cast<F16*>(scratch_.widened),
+                       decode_widened_stride(problem_)));
+    } else {
+      body(rows);
+    }
   }
 
   /// Calls body(block of the chunk's keys).
@@ -261,13 +301,14 @@ class DecodeItem {
 
   // ---- scores ----
 
-  /// Scores of rows [first, first + NR) against a block of keys. Where a tile lacks keys, the
-  /// last one is read again; its extra scores are masked.
-  template <int NR, class T>
+  /// Scores of rows [first, first + NR) against a block of keys, which the cache has as Stored.
+  /// Where a tile lacks keys, the last one is read again; its extra scores are masked.
+  template <int NR, class Stored, class T>
   [[gnu::noinline]] void multiply_keys(const KeyRows<T> k, core::Range keys, int first,
                                        Requests& all_requests) const {
     const std::int64_t stride = query_stride();
-    constexpr int kKeys = width_of_tile(NR), kLines = lines_of<T, Operand>(kKeys);
+    constexpr int kKeys = width_of_tile(NR), kLines = lines_of<Stored, Operand>(kKeys);
+    constexpr int kSteps = steps_of_line<Stored, Operand>(kKeys);
     Requests::Here requests(all_requests);
     const Query* q = query(first);
     for (int key = keys.begin; key < keys.end; key += kKeys) {
@@ -279,10 +320,16 @@ class DecodeItem {
       for (F32& sum : sums) sum = F32{};
       std::int64_t i = 0;
       const auto load_query = [&](int r) { return load_operand(Operand{}, q + r * stride + i); };
-      for (; i + kStep <= k.n; i += kStep) {
+      const auto load_key = [&](int j) { return load_operand(Operand{}, row[j] + i); };
+      while (i + kSteps * kStep <= k.n) {
         if (i > 0) requests.advance<kLines>();  // the rest is left to the softmax
-        multiply_key_step<NR>(
-            sums, [&](int j) { return load_operand(Operand{}, row[j] + i); }, load_query);
+#pragma GCC unroll 8
+        for (int step = 0; step < kSteps; ++step, i += kStep) {
+          multiply_key_step<NR>(sums, load_key, load_query);
+        }
+      }
+      if constexpr (kSteps > 1) {
+        for (; i + kStep <= k.n; i += kStep) multiply_key_step<NR>(sums, load_key, load_query);
       }
       if (i < k.n) {
         requests.advance<kLines>();
@@ -312,11 +359,14 @@ class DecodeItem {
   [[gnu::noinline]] void weigh(int r, Requests& all_requests) {
     Requests::Here requests(all_requests);
     RowState& row = rows_[r];
+    const bool scaled_keys = k_scales_.of_slots(), scaled_values = v_scales_.of_slots();
     F32 top(-core::kInfinity);
     for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
       float* p = scores(r) + (key - chunk_.begin);
       requests.advance<kWeighLines>();
-      const F32 x = finish_scores(row, key, load(p));
+      F32 x = load(p);
+      if (scaled_keys) x *= load(scratch_.k_scales + (key - chunk_.begin));
+      x = finish_scores(row, key, x);
       top = max(x, top);
       store(p, x);
     }
@@ -331,6 +381,7 @@ class DecodeItem {
       F32 weight = exp2(load(scores(r) + at) - shift);
       sum += weight;
       if (dropout_.active()) weight = dropped(row, key, weight);
+      if (scaled_values) weight *= load(scratch_.v_scales + at);
       store(weights(r) + at, weight);
     }
     row.softmax.sum += reduce_add(sum);
@@ -408,7 +459,7 @@ class DecodeItem {
   // ---- values ----
 
   /// o[r] += sum over a block of keys of weight * V row, for rows [first, first + NR).
-  template <int NR, class T>
+  template <int NR, class Stored, class T>
   [[gnu::noinline]] void multiply_values(const KeyRows<T> v, core::Range keys, int first,
                                          Requests& all_requests) const {
     constexpr int kColumns = width_of_tile(NR);
@@ -416,18 +467,19 @@ class DecodeItem {
     Requests::Here requests(all_requests);
     std::int64_t i = 0;
     for (; i + strip <= v.n; i += strip) {
-      add_values<NR, kColumns>(v, keys, first, i, requests,
-                               [](const T* p) { return load_operand(Operand{}, p); });
+      add_values<NR, kColumns, Stored>(v, keys, first, i, requests,
+                                       [](const T* p) { return load_operand(Operand{}, p); });
     }
     for (; i < v.n; i += kStep) {
       const std::int64_t n = core::min<std::int64_t>(v.n - i, kStep);
-      add_values<NR, kStep / kLanes>(v, keys, first, i, requests,
-                                     [=](const T* p) { return load_operand_n(Operand{}, p, n); });
+      add_values<NR, kStep / kLanes, Stored>(
+          v, keys, first, i, requests,
+          [=](const T* p) { return load_operand_n(Operand{}, p, n); });
     }
   }
 
   /// The same for head dims [i, i + NC * kLanes), which stay in registers over the whole block.
-  template <int NR, int NC, class T, class Load>
+  template <int NR, int NC, class Stored, class T, class Load>
   TESSERA_INLINE void add_values(const KeyRows<T>& v, core::Range keys, int first, std::int64_t i,
                                  Requests::Here& requests, const Load& load_value) const {
     constexpr int kKeys = kPairs ? 2 : 1;  // of a multiply-add
@@ -440,8 +492,7 @@ class DecodeItem {
 #pragma GCC unroll 8
       for (int c = 0; c < NC; ++c) sums[r][c] = load(o + r * stride + c * kLanes);
     }
-    for (int key = keys.begin; key < keys.end; key += kKeys, weight += kKeys) {
-      requests.advance<lines_of<T, Operand>(NC)>();
+    const auto add_key = [&](int key) {
       Operand value[NC];
       const bool has_next = kPairs && key + 1 < keys.end;
       load_values(v[key] + i, has_next ? v[key + 1] + i : nullptr, load_value, value);
@@ -451,6 +502,18 @@ class DecodeItem {
 #pragma GCC unroll 8
         for (int c = 0; c < NC; ++c) sums[r][c] = multiply_add(value[c], factor, sums[r][c]);
       }
+      weight += kKeys;
+    };
+    constexpr int kLines = lines_of<Stored, Operand>(NC);
+    constexpr int kSteps = steps_of_line<Stored, Operand>(NC);
+    int key = keys.begin;
+    while (key + (kSteps - 1) * kKeys < keys.end) {
+      requests.advance<kLines>();
+#pragma GCC unroll 8
+      for (int step = 0; step < kSteps; ++step, key += kKeys) add_key(key);
+    }
+    if constexpr (kSteps > 1) {
+      for (; key < keys.end; key += kKeys) add_key(key);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < NR; ++r) {
@@ -504,6 +567,7 @@ class DecodeItem {
       const core::FinishedRow<float> end =
           core::finish(row.softmax, with_sink, with_sink ? tensors_.sink[row.head] : 0.0F);
       float* o = output(r);
+      const float factor = end.factor * factor_of(v_scales_, r);
       if constexpr (kPairs) {
         for (std::int64_t i = 0; i < output_stride(); i += kStep) {
           F32 x = load(o + i), y = load(o + i + kLanes);
@@ -515,13 +579,13 @@ class DecodeItem {
       if (!whole) {
         const std::int64_t at = part + map_.split_row(row.query, row.head);
         splits_.lse[at] = core::lse_of(end.state);
-        write_row(o, end.factor, splits_.o + at * problem_.head_dim_v);
+        write_row(o, factor, splits_.o + at * problem_.head_dim_v);
         continue;
       }
       if (tensors_.softmax_lse != nullptr) {
         tensors_.softmax_lse[map_.lse_index(row.query, row.head)] = core::lse_of(end.state);
       }
-      write_row(o, end.factor,
+      write_row(o, factor,
                 static_cast<T*>(tensors_.o.data) + map_.offset(tensors_.o, row.query, row.head));
     }
   }
@@ -541,6 +605,9 @@ class DecodeItem {
   const int split_;
   const int num_heads_;  ///< key/value heads of the item
   const RowMap map_;     ///< of the first of them
+  const KeyPlaces places_;
+  const core::Scales k_scales_, v_scales_;
+  float unit_ = 1.0F;    ///< of the elements that are multiplied
   core::Score score_;    ///< for products of already scaled queries
   const core::Dropout dropout_;
   DecodeScratch scratch_;

@@ -51,10 +51,10 @@ struct KeyRows {
   core::Strides strides;                ///< elements
   std::int64_t n;                       ///< elements of a row
   const std::int64_t* slots = nullptr;  ///< pages: elements from data to keys from `first` on
-  int first = 0;
+  int first = 0;                        ///< key, that `data` or `slots` begins with
 
   TESSERA_INLINE const T* operator[](int key) const {
-    return data + (slots == nullptr ? key * strides.seqlen : slots[key - first]);
+    return data + (slots == nullptr ? (key - first) * strides.seqlen : slots[key - first]);
   }
   TESSERA_INLINE KeyRows head(int h) const {
     return {data + h * strides.head, strides, n, slots, first};
@@ -213,11 +213,20 @@ class Requests {
   Cursor at_;
 };
 
-/// Cache lines in `vectors` vectors of operands.
+/// Cache lines in `vectors` vectors of operands; and of how many times as many comes a whole one.
+/// @{
+template <class T, class Operand>
+constexpr int bytes_of(int vectors) {
+  return vectors * kLanes * (std::is_same_v<Operand, U32> ? 2 : 1) * static_cast<int>(sizeof(T));
+}
 template <class T, class Operand>
 constexpr int lines_of(int vectors) {
-  const int elements = vectors * kLanes * (std::is_same_v<Operand, U32> ? 2 : 1);
-  return core::max(1, elements * static_cast<int>(sizeof(T)) / static_cast<int>(kCacheLine));
+  return core::max(1, bytes_of<T, Operand>(vectors) / kCacheLine);
 }
+template <class T, class Operand>
+constexpr int steps_of_line(int vectors) {
+  return sizeof(T) > 1 ? 1 : core::max(1, kCacheLine / bytes_of<T, Operand>(vectors));
+}
+/// @}
 
 }  // namespace tessera::cpu::TESSERA_ISA

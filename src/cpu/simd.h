@@ -52,6 +52,8 @@ inline constexpr int kLanes = TESSERA_ISA_CODE >= 2 ? 16 : TESSERA_ISA_CODE == 1
 /// once.
 inline constexpr int kNV = 2;
 inline constexpr int kTile = kNV * kLanes;
+/// Is there an instruction that widens fp16?
+inline constexpr bool kHasF16 = TESSERA_ISA_CODE >= 1;
 /// Is there an instruction for sums of bf16 products? If not, kernels widen bf16 to f32 first.
 inline constexpr bool kHasBf16Dot = TESSERA_ISA_CODE == 3;
 
@@ -167,6 +169,9 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   past
 //                                 them, missing lanes are zero
 //   load_u8(p), store_u8(p, a)    kLanes bytes to U32 and back; lanes hold less than 2^8
+//   e4m3_to_f16(p, out)           kHasF16 only: 2 * kLanes bytes of e4m3 to fp16 of a 256th of
+//                                 them, exactly; NaN becomes 1.875
+//   NanOfE4m3                     kHasF16 only: finds those NaN among bytes that it is shown
 //   load_pairs(row0, row1)        U32 of 16-bit elements (row0[i], row1[i]), the first in the low
 //   half;
 //                                 load_pairs_n for n of them, load_pairs_n(row0, n): row1 = zeros

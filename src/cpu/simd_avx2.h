@@ -204,6 +204,29 @@ TESSERA_INLINE __m128i to_f16(F32 a) { return _mm256_cvtps_ph(a.v, _MM_FROUND_TO
 TESSERA_INLINE void store(F16* p, F32 a) { store_half_vector(p, to_f16(a)); }
 TESSERA_INLINE void store_n(F16* p, F32 a, std::int64_t n) { store_half_vector_n(p, to_f16(a), n); }
 
+// ---- e4m3 ----
+/// fp16 has the bits of e4m3, with one more of exponent, whose bias is 8 more.
+TESSERA_INLINE void e4m3_to_f16(const E4m3* p, F16* out) {
+  const __m256i x = _mm256_cvtepi8_epi16(load_half_vector(p));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(-0x4080)));
+}
+/// Doubled bytes have lost their signs, and those of NaN are the largest.
+class NanOfE4m3 {
+ public:
+  static constexpr int kBytes = kVectorBytes;
+  TESSERA_INLINE void look_at(const E4m3* p) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    largest_ = _mm256_max_epu8(largest_, _mm256_add_epi8(x, x));
+  }
+  TESSERA_INLINE bool found() const {
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest_, _mm256_set1_epi8(-2))) != 0;
+  }
+
+ private:
+  __m256i largest_ = _mm256_setzero_si256();
+};
+
 // ---- range reduction of exp2 ----
 /// Sets fraction = x - floor(x), for x clamped to [-127, 128] (NaN passes), and returns the factor
 /// 2^floor(x), with 0 for 2^-127: an addition that leaves no room for fractions brings the exponent

@@ -254,6 +254,28 @@ TESSERA_INLINE F32 dot_bf16(F32 c, U32 a, U32 b) {
 }
 #endif
 
+// ---- e4m3 ----
+/// fp16 has the bits of e4m3, with one more of exponent, whose bias is 8 more.
+TESSERA_INLINE void e4m3_to_f16(const E4m3* p, F16* out) {
+  const __m512i x = _mm512_cvtepi8_epi16(load_half_vector(p));
+  _mm512_storeu_si512(out, _mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(-0x4080)));
+}
+/// Doubled bytes have lost their signs, and those of NaN are the largest.
+class NanOfE4m3 {
+ public:
+  static constexpr int kBytes = kVectorBytes;
+  TESSERA_INLINE void look_at(const E4m3* p) {
+    const __m512i x = _mm512_loadu_si512(p);
+    largest_ = _mm512_max_epu8(largest_, _mm512_add_epi8(x, x));
+  }
+  TESSERA_INLINE bool found() const {
+    return _mm512_cmpeq_epi8_mask(largest_, _mm512_set1_epi8(-2)) != 0;
+  }
+
+ private:
+  __m512i largest_ = _mm512_setzero_si512();
+};
+
 // ---- range reduction of exp2 ----
 /// Sets fraction = x - floor(x) and returns what join_exp2 needs. One VREDUCEPS would do, but on
 /// Zen 5 it waits for the old value of its destination: with g++ 12's registers that made exp2 8

@@ -91,6 +91,14 @@ TESSERA_HD std::int64_t decode_row_stride(std::int64_t n) {
   return core::round_up<std::int64_t>(n, 32);
 }
 
+/// Keys or values of e4m3 that decoding widens at a time, and elements between their rows.
+/// @{
+inline constexpr int kDecodeWidenedKeys = 16;
+TESSERA_HD std::int64_t decode_widened_stride(const Problem& problem) {
+  return core::round_up<std::int64_t>(core::max(problem.head_dim, problem.head_dim_v), 64);
+}
+/// @}
+
 /// Rows of one item of the decode kernel at most: those of one key/value head or of several.
 TESSERA_HD constexpr int decode_rows(const core::Kernel& kernel) { return 2 * kernel.block_m; }
 
@@ -114,6 +122,9 @@ struct DecodeScratch {
   float* o = nullptr;             ///< [R][head_dim_v] accumulators
   float* scores = nullptr;        ///< [R][block_n] scores, then weights
   std::int64_t* slots = nullptr;  ///< [2][block_n] where keys and values lie in pages, in elements
+  float* k_scales = nullptr;      ///< [block_n + 16] by token: of the keys at work
+  float* v_scales = nullptr;      ///< [block_n + 16]
+  std::uint16_t* widened = nullptr;  ///< [kDecodeWidenedKeys][decode_widened_stride] of e4m3: fp16
 };
 
 TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanData& plan) {
@@ -124,6 +135,14 @@ TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanD
   s.scores = workspace.take<float>("scores", rows * plan.kernel.block_n);
   const bool paged = plan.problem.cache && plan.problem.cache->page_size > 0;
   s.slots = workspace.take<std::int64_t>("slots", paged ? 2 * plan.kernel.block_n : 0);
+  const auto scales = [&](const char* name, Scaling by) {
+    return workspace.take<float>(name, by == Scaling::token ? plan.kernel.block_n + 16 : 0);
+  };
+  s.k_scales = scales("k_scales", plan.problem.scales.k);
+  s.v_scales = scales("v_scales", plan.problem.scales.v);
+  const bool widens = plan.problem.stored_k() == Dtype::e4m3;
+  s.widened = workspace.take<std::uint16_t>(
+      "widened", widens ? kDecodeWidenedKeys * decode_widened_stride(plan.problem) : 0);
   return s;
 }
 

@@ -107,26 +107,41 @@ std::string refused_output_type(const core::Kernel& row, const Problem& problem)
          to_string(problem.dtype) + "; the problem's o is " + to_string(problem.stored_o());
 }
 
-/// What a decoding row that widens asks of a cache of 8 bits and of what is beside it.
-std::string refused_cached(const core::Kernel& row, const Problem& problem) {
-  const auto is = [](const std::string& wanted, const std::string& given) {
-    return "takes " + wanted + "; " + given;
-  };
-  if (problem.stored_k() != row.cached || problem.stored_v() != row.cached) {
-    return is(std::string("k and v of ") + to_string(row.cached),
-              std::string("they are ") + to_string(problem.stored_k()) + " and " +
-                  to_string(problem.stored_v()));
-  }
-  if (problem.dtype != Dtype::bf16 && problem.dtype != Dtype::f16) {
-    return is("q of bf16 or f16", std::string("it is ") + to_string(problem.dtype));
-  }
+std::string takes(const std::string& wanted, const std::string& given) {
+  return "takes " + wanted + "; " + given;
+}
+
+/// What a decoding row asks of the scales of a cache of 8 bits.
+std::string refused_cache_scales(const Problem& problem) {
   const ScaleShape& s = problem.scales;
   for (const Scaling by : {s.k, s.v}) {
     if (by == Scaling::tensor || by == Scaling::head || by == Scaling::token) continue;
-    return is("scales of k and v by tensor, head or token", std::string("some are by ") +
-                                                                to_string(by));
+    return takes("scales of k and v by tensor, head or token",
+                 std::string("some are by ") + to_string(by));
   }
   return s.score_shift || s.v_shift ? "takes no score_shift and no v_shift" : std::string();
+}
+
+/// What a GPU's decoding row that widens asks of a cache of 8 bits and of what is beside it.
+std::string refused_cached(const core::Kernel& row, const Problem& problem) {
+  if (problem.stored_k() != row.cached || problem.stored_v() != row.cached) {
+    return takes(std::string("k and v of ") + to_string(row.cached),
+                 std::string("they are ") + to_string(problem.stored_k()) + " and " +
+                     to_string(problem.stored_v()));
+  }
+  if (problem.dtype != Dtype::bf16 && problem.dtype != Dtype::f16) {
+    return takes("q of bf16 or f16", std::string("it is ") + to_string(problem.dtype));
+  }
+  return refused_cache_scales(problem);
+}
+
+/// The same of a CPU's, which widens what is 8 bits beside q of more.
+std::string refused_cached(const Problem& problem) {
+  if (!problem.scaled()) return {};
+  if (is_scaled(problem.dtype)) {
+    return takes("q of f32, bf16 or f16", std::string("it is ") + to_string(problem.dtype));
+  }
+  return refused_cache_scales(problem);
 }
 
 /// What a GPU row asks for beyond its device.
@@ -233,14 +248,15 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
            to_string(problem.stored_k());
   }
-  if (row.pass == Pass::backward || row.form == core::Form::decode) {
-    if (std::string other = refused_scales(problem); !other.empty()) return other;
-  }
   if (row.pass == Pass::backward) {
+    if (std::string other = refused_scales(problem); !other.empty()) return other;
     std::string other = refused_mask(problem);
     return other.empty() ? refused_output_type(row, problem) : other;
   }
-  if (row.form == core::Form::decode) return refused_rows(row, problem);
+  if (row.form == core::Form::decode) {
+    std::string other = refused_cached(problem);
+    return other.empty() ? refused_rows(row, problem) : other;
+  }
   return {};
 }
 
