@@ -32,10 +32,6 @@ inline constexpr int kRowTile = core::min(4, kLanes / 2);
 /// Keys multiplied at a time, or vectors of an output row accumulated, for `rows` of them: kLanes
 /// sums at most, which registers hold and which make one reduction.
 constexpr int width_of_tile(int rows) { return core::min(4, kLanes / rows); }
-/// Keys after which the next kRowTile rows take their turn: few enough that K and V come from the
-/// first-level cache then, and that the requests for coming keys hardly pause.
-inline constexpr int kKeyBlock = 16;
-
 /// Cache lines asked for by a step of the softmax.
 inline constexpr int kWeighLines = 2;
 
@@ -254,32 +250,28 @@ class DecodeItem {
     }
     for_each_block([&](core::Range keys) {
       requests.used(keys.size() * k.lines());
-      with_multiplied(k, keys, [&](const auto& multiplied) {
-        for_each_tile(first, last, [&](auto rows, int r) {
-          multiply_keys<rows(), T>(multiplied, keys, r, requests);
-        });
-      });
+      const auto block = block_of(k, keys);
+      for_each_tile(first, last,
+                    [&](auto rows, int r) { multiply_keys<rows(), T>(block, keys, r, requests); });
     });
     for (int r = first; r < last; ++r) weigh(r, requests);
     for_each_block([&](core::Range keys) {
       requests.used(keys.size() * v.lines());
-      with_multiplied(v, keys, [&](const auto& multiplied) {
-        for_each_tile(first, last, [&](auto rows, int r) {
-          multiply_values<rows(), T>(multiplied, keys, r, requests);
-        });
+      const auto block = block_of(v, keys);
+      for_each_tile(first, last, [&](auto rows, int r) {
+        multiply_values<rows(), T>(block, keys, r, requests);
       });
     });
   }
 
-  /// Calls body(rows of a block as they are multiplied).
-  template <class T, class Body>
-  TESSERA_INLINE void with_multiplied(const KeyRows<T>& rows, core::Range keys,
-                                      const Body& body) const {
+  /// The rows of a block as they are multiplied.
+  template <class T>
+  TESSERA_INLINE auto block_of(const KeyRows<T>& rows, core::Range keys) const {
     if constexpr (kThroughF16<T>) {
-      body(copy_as_f16(rows, keys, reinterpret_cast<F16*>(scratch_.widened),
-                       decode_widened_stride(problem_)));
+      return copy_as_f16(rows, keys, reinterpret_cast<F16*>(scratch_.widened),
+                         decode_widened_stride(problem_));
     } else {
-      body(rows);
+      return KeyBlock<T>(rows, keys);
     }
   }
 
@@ -304,7 +296,7 @@ class DecodeItem {
   /// Scores of rows [first, first + NR) against a block of keys, which the cache has as Stored.
   /// Where a tile lacks keys, the last one is read again; its extra scores are masked.
   template <int NR, class Stored, class T>
-  [[gnu::noinline]] void multiply_keys(const KeyRows<T> k, core::Range keys, int first,
+  [[gnu::noinline]] void multiply_keys(const KeyBlock<T>& k, core::Range keys, int first,
                                        Requests& all_requests) const {
     const std::int64_t stride = query_stride();
     constexpr int kKeys = width_of_tile(NR), kLines = lines_of<Stored, Operand>(kKeys);
@@ -314,13 +306,14 @@ class DecodeItem {
     for (int key = keys.begin; key < keys.end; key += kKeys) {
       const T* row[kKeys];
 #pragma GCC unroll 4
-      for (int j = 0; j < kKeys; ++j) row[j] = k[core::min(key + j, keys.end - 1)];
+      for (int j = 0; j < kKeys; ++j) row[j] = k.row[key - keys.begin + j];
       F32 sums[kLanes];
 #pragma GCC unroll 16
       for (F32& sum : sums) sum = F32{};
       std::int64_t i = 0;
       const auto load_query = [&](int r) { return load_operand(Operand{}, q + r * stride + i); };
       const auto load_key = [&](int j) { return load_operand(Operand{}, row[j] + i); };
+#pragma GCC unroll 1
       while (i + kSteps * kStep <= k.n) {
         if (i > 0) requests.advance<kLines>();  // the rest is left to the softmax
 #pragma GCC unroll 8
@@ -460,7 +453,7 @@ class DecodeItem {
 
   /// o[r] += sum over a block of keys of weight * V row, for rows [first, first + NR).
   template <int NR, class Stored, class T>
-  [[gnu::noinline]] void multiply_values(const KeyRows<T> v, core::Range keys, int first,
+  [[gnu::noinline]] void multiply_values(const KeyBlock<T>& v, core::Range keys, int first,
                                          Requests& all_requests) const {
     constexpr int kColumns = width_of_tile(NR);
     constexpr std::int64_t strip = kColumns * kLanes;
@@ -480,7 +473,7 @@ class DecodeItem {
 
   /// The same for head dims [i, i + NC * kLanes), which stay in registers over the whole block.
   template <int NR, int NC, class Stored, class T, class Load>
-  TESSERA_INLINE void add_values(const KeyRows<T>& v, core::Range keys, int first, std::int64_t i,
+  TESSERA_INLINE void add_values(const KeyBlock<T>& v, core::Range keys, int first, std::int64_t i,
                                  Requests::Here& requests, const Load& load_value) const {
     constexpr int kKeys = kPairs ? 2 : 1;  // of a multiply-add
     const Weight* weight = weights(first) + (keys.begin - chunk_.begin);
@@ -492,10 +485,11 @@ class DecodeItem {
 #pragma GCC unroll 8
       for (int c = 0; c < NC; ++c) sums[r][c] = load(o + r * stride + c * kLanes);
     }
-    const auto add_key = [&](int key) {
+    const T* const* row = v.row;
+    const auto add_key = [&](int left) {
       Operand value[NC];
-      const bool has_next = kPairs && key + 1 < keys.end;
-      load_values(v[key] + i, has_next ? v[key + 1] + i : nullptr, load_value, value);
+      const bool has_next = kPairs && left > 1;
+      load_values(row[0] + i, has_next ? row[1] + i : nullptr, load_value, value);
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) {
         const Operand factor = broadcast_weight(weight + r * weight_stride());
@@ -503,17 +497,20 @@ class DecodeItem {
         for (int c = 0; c < NC; ++c) sums[r][c] = multiply_add(value[c], factor, sums[r][c]);
       }
       weight += kKeys;
+      row += kKeys;
     };
     constexpr int kLines = lines_of<Stored, Operand>(NC);
     constexpr int kSteps = steps_of_line<Stored, Operand>(NC);
-    int key = keys.begin;
-    while (key + (kSteps - 1) * kKeys < keys.end) {
+    int left = keys.size();
+#pragma GCC unroll 1
+    for (; left > (kSteps - 1) * kKeys; left -= kSteps * kKeys) {
       requests.advance<kLines>();
 #pragma GCC unroll 8
-      for (int step = 0; step < kSteps; ++step, key += kKeys) add_key(key);
+      for (int step = 0; step < kSteps; ++step) add_key(left);
     }
     if constexpr (kSteps > 1) {
-      for (; key < keys.end; key += kKeys) add_key(key);
+#pragma GCC unroll 1
+      for (; left > 0; left -= kKeys) add_key(left);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < NR; ++r) {

@@ -27,7 +27,7 @@ inline constexpr float kUnit = kThroughF16<T> ? 256.0F : 1.0F;
 }
 
 /// Copies rows to `out`, `stride` elements apart: a multiple of 64. Zeros follow them there.
-[[gnu::noinline]] inline KeyRows<F16> copy_as_f16(const KeyRows<E4m3> rows, core::Range keys,
+[[gnu::noinline]] inline KeyBlock<F16> copy_as_f16(const KeyRows<E4m3> rows, core::Range keys,
                                                   F16* out, std::int64_t stride) {
   constexpr int kStep = NanOfE4m3::kBytes, kHalf = 2 * kLanes;
   static_assert(kStep == 2 * kHalf && 64 % kStep == 0);
@@ -49,7 +49,8 @@ inline constexpr float kUnit = kThroughF16<T> ? 256.0F : 1.0F;
     }
   }
   if (nan.found()) copy_nan(rows, keys, out, stride);
-  return {out, {0, stride, 0}, core::round_up<std::int64_t>(rows.n, kLanes), nullptr, keys.begin};
+  const std::int64_t whole = core::round_up<std::int64_t>(rows.n, kLanes);
+  return {KeyRows<F16>{out, {0, stride, 0}, whole, nullptr, keys.begin}, keys};
 }
 #endif
 

@@ -66,6 +66,22 @@ struct KeyRows {
   }
 };
 
+/// Keys after which the next query rows take their turn: few enough that K and V come from the
+/// first-level cache then, and that the requests for coming keys hardly pause.
+inline constexpr int kKeyBlock = 16;
+
+/// Where the rows of a block of keys are. The last one stands for those that it lacks.
+template <class T>
+struct KeyBlock {
+  const T* row[kKeyBlock];
+  std::int64_t n;  ///< elements of a row
+
+  TESSERA_INLINE KeyBlock(const KeyRows<T>& rows, core::Range keys) : n(rows.n) {
+#pragma GCC unroll 1
+    for (int i = 0; i < kKeyBlock; ++i) row[i] = rows[core::min(keys.begin + i, keys.end - 1)];
+  }
+};
+
 /// Asks for the cache lines of K and V in the order of their use: a chunk of a head's keys, the
 /// same chunk of its values, the same of the next head, the next chunk. Or, where they are given
 /// as one head, of several that are neighbours in memory: a chunk of all heads' keys, then of their

@@ -169,6 +169,7 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   past
 //                                 them, missing lanes are zero
 //   load_u8(p), store_u8(p, a)    kLanes bytes to U32 and back; lanes hold less than 2^8
+//   load_i8(p)                    kLanes bytes with signs to I32
 //   e4m3_to_f16(p, out)           kHasF16 only: 2 * kLanes bytes of e4m3 to fp16 of a 256th of
 //                                 them, exactly; NaN becomes 1.875
 //   NanOfE4m3                     kHasF16 only: finds those NaN among bytes that it is shown
@@ -263,9 +264,12 @@ TESSERA_INLINE U32 narrow_i8(F32 a) {
 TESSERA_INLINE U32 narrow(E4m3 /*type*/, F32 a) { return narrow_e4m3(a); }
 TESSERA_INLINE U32 narrow(I8 /*type*/, F32 a) { return narrow_i8(a); }
 
-TESSERA_INLINE F32 widen_i8(U32 x) { return to_f32(i32_from_bits(x << 24) >> 24); }
-TESSERA_INLINE F32 load(const I8* p) { return widen_i8(load_u8(p)); }
-TESSERA_INLINE F32 load_n(const I8* p, std::int64_t n) { return widen_i8(load_u8_n(p, n)); }
+TESSERA_INLINE F32 load(const I8* p) { return to_f32(load_i8(p)); }
+TESSERA_INLINE F32 load_n(const I8* p, std::int64_t n) {
+  I8 part[kLanes] = {};
+  __builtin_memcpy(part, p, static_cast<std::size_t>(n));
+  return load(part);
+}
 
 #if TESSERA_ISA_CODE != 3
 /// Nearest even by integer arithmetic, in the high half of each lane; NaN stays a (quiet) NaN.

@@ -196,6 +196,9 @@ TESSERA_INLINE void store_half_vector_n(void* p, __m256i a, std::int64_t n) {
 TESSERA_INLINE U32 load_u8(const void* p) {
   return u32(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
+TESSERA_INLINE I32 load_i8(const void* p) {
+  return i32(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
 TESSERA_INLINE U32 load_u16(const void* p) {
   return u32(_mm512_cvtepu16_epi32(load_half_vector(p)));
 }

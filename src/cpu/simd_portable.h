@@ -139,6 +139,12 @@ TESSERA_INLINE U32 load_u8(const void* p) {
   __builtin_memcpy(&x, p, sizeof x);
   return U32(__builtin_convertvector(x, NativeVector<std::uint32_t>));
 }
+TESSERA_INLINE I32 load_i8(const void* p) {
+  using Bytes __attribute__((vector_size(kLanes))) = std::int8_t;
+  Bytes x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return I32(__builtin_convertvector(x, NativeVector<std::int32_t>));
+}
 TESSERA_INLINE U32 load_u16(const void* p) {
   HalfVector x;
   __builtin_memcpy(&x, p, sizeof x);
