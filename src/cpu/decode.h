@@ -254,7 +254,7 @@ class DecodeItem {
       for_each_tile(first, last,
                     [&](auto rows, int r) { multiply_keys<rows(), T>(block, keys, r, requests); });
     });
-    for (int r = first; r < last; ++r) weigh(r, requests);
+    weigh(first, last, requests);
     for_each_block([&](core::Range keys) {
       requests.used(keys.size() * v.lines());
       const auto block = block_of(v, keys);
@@ -348,42 +348,85 @@ class DecodeItem {
 
   // ---- weights ----
 
-  /// Turns a row's scores of a chunk into weights and rescales its output if its maximum rose.
-  [[gnu::noinline]] void weigh(int r, Requests& all_requests) {
+  /// Turns some rows' scores of a chunk into weights and rescales outputs of those whose maximum
+  /// rose. A step of all rows comes before the next, so that none waits for its own last one.
+  [[gnu::noinline]] void weigh(int first, int last, Requests& all_requests) {
     Requests::Here requests(all_requests);
-    RowState& row = rows_[r];
-    const bool scaled_keys = k_scales_.of_slots(), scaled_values = v_scales_.of_slots();
-    F32 top(-core::kInfinity);
-    for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
-      float* p = scores(r) + (key - chunk_.begin);
-      requests.advance<kWeighLines>();
-      F32 x = load(p);
-      if (scaled_keys) x *= load(scratch_.k_scales + (key - chunk_.begin));
-      x = finish_scores(row, key, x);
-      top = max(x, top);
-      store(p, x);
+    F32 tops[K.block_m];
+    for (int r = first; r < last; ++r) tops[r - first] = finish_row(r, requests);
+    float shifts[K.block_m];
+    for (int r = first; r < last; ++r) {
+      RowState& row = rows_[r];
+      const float before = row.softmax.max;
+      row.softmax.max = core::max(before, reduce_max(tops[r - first]));
+      const float shift = shifts[r - first] = core::shift_of(row.softmax.max);
+      if (row.softmax.max != before) rescale(r, exp2(F32(before) - F32(shift)));
     }
-    const float before = row.softmax.max;
-    row.softmax.max = core::max(before, reduce_max(top));
-    const F32 shift(core::shift_of(row.softmax.max));
-    if (row.softmax.max != before) rescale(r, exp2(F32(before) - shift));
+    for (int r = first; r < last; ++r) weigh_row(r, F32(shifts[r - first]), requests);
+  }
+
+  /// Makes a row's products its scores. Their maximum, lane by lane.
+  TESSERA_INLINE F32 finish_row(int r, Requests::Here& requests) const {
+    const RowState& row = rows_[r];
+    F32 top(-core::kInfinity);
+    const auto finish = [&](const auto& body) {
+      for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
+        requests.advance<kWeighLines>();
+        top = max(body(key, scores(r) + (key - chunk_.begin)), top);
+      }
+    };
+    const float* scales = k_scales_.of_slots() ? scratch_.k_scales : nullptr;
+    if (are_scores(row)) {
+      if (scales == nullptr) {
+        finish([](int, const float* p) { return load(p); });
+      } else {
+        finish([&](int key, float* p) {
+          const F32 x = load(p) * load(scales + (key - chunk_.begin));
+          store(p, x);
+          return x;
+        });
+      }
+    } else {
+      finish([&](int key, float* p) {
+        F32 x = load(p);
+        if (scales != nullptr) x *= load(scales + (key - chunk_.begin));
+        x = finish_scores(row, key, x);
+        store(p, x);
+        return x;
+      });
+    }
+    return top;
+  }
+
+  TESSERA_INLINE void weigh_row(int r, F32 shift, Requests::Here& requests) {
+    const float* scales = v_scales_.of_slots() ? scratch_.v_scales : nullptr;
     F32 sum{};
     for (int key = chunk_.begin; key < chunk_.end; key += kLanes) {
       const int at = key - chunk_.begin;
       requests.advance<kWeighLines>();
       F32 weight = exp2(load(scores(r) + at) - shift);
       sum += weight;
-      if (dropout_.active()) weight = dropped(row, key, weight);
-      if (scaled_values) weight *= load(scratch_.v_scales + at);
+      if (dropout_.active()) weight = dropped(rows_[r], key, weight);
+      if (scales != nullptr) weight *= load(scales + at);
       store(weights(r) + at, weight);
     }
-    row.softmax.sum += reduce_add(sum);
+    rows_[r].softmax.sum += reduce_add(sum);
   }
 
   void rescale(int r, F32 factor) {
     rows_[r].softmax.sum *= lane(factor, 0);
     float* o = output(r);
     for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(o + i, load(o + i) * factor);
+  }
+
+  /// Whether products of scaled queries are the row's scores already, of a chunk of whole vectors
+  /// all of which it sees.
+  TESSERA_INLINE bool are_scores(const RowState& row) const {
+    const core::SequenceMask& mask = map_.mask;
+    return !kPairs && !score_.capped && !problem_.bias && problem_.alibi == PerHead::none &&
+           row.keys.begin <= chunk_.begin && chunk_.end <= row.keys.end &&
+           chunk_.size() % kLanes == 0 &&
+           (mask.tree == nullptr || chunk_.end <= mask.first_of_tree());
   }
 
   /// S1 for kLanes keys: products of scaled queries become base-2 scores.

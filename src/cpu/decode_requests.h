@@ -77,8 +77,8 @@ struct KeyBlock {
   std::int64_t n;  ///< elements of a row
 
   TESSERA_INLINE KeyBlock(const KeyRows<T>& rows, core::Range keys) : n(rows.n) {
-#pragma GCC unroll 1
-    for (int i = 0; i < kKeyBlock; ++i) row[i] = rows[core::min(keys.begin + i, keys.end - 1)];
+    for (int i = 0; i < keys.size(); ++i) row[i] = rows[keys.begin + i];
+    for (int i = keys.size(); i < kKeyBlock; ++i) row[i] = row[keys.size() - 1];
   }
 };
 
