@@ -7,8 +7,8 @@
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Scores and their softmax are fp32. Weights are rounded to bf16 where bf16 is multiplied (S7).
-// Keys and values of 8 bits are widened exactly. A scale by tensor or head is a factor of queries or
-// of results, one by token a factor of scores or of weights (S14).
+// Keys and values of 8 bits are widened exactly. A scale by tensor or head is a factor of queries
+// or of results, one by token a factor of scores or of weights (S14).
 //
 // What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
 // reaches it too (0 * NaN). Keys that no row sees are not read, nor is anything past a row's end.
@@ -20,63 +20,13 @@
 #include "cpu/copy.h"
 #include "cpu/decode_eight_bits.h"
 #include "cpu/decode_requests.h"
+#include "cpu/decode_tile.h"
 #include "cpu/extras.h"
 #include "cpu/math.h"
 #include "cpu/product.h"
 #include "cpu/rows.h"
 
 namespace tessera::cpu::TESSERA_ISA {
-
-/// Query rows that share a load of K or V, at most.
-inline constexpr int kRowTile = core::min(4, kLanes / 2);
-/// Keys multiplied at a time, or vectors of an output row accumulated, for `rows` of them: kLanes
-/// sums at most, which registers hold and which make one reduction.
-constexpr int width_of_tile(int rows) { return core::min(4, kLanes / rows); }
-/// Cache lines asked for by a step of the softmax.
-inline constexpr int kWeighLines = 2;
-
-// What the multiply-adds take, from rows of T: vectors of fp32, or of pairs of bf16. Head dims past
-// a row's end are zero.
-template <class T>
-TESSERA_INLINE F32 load_operand(F32, const T* p) {
-  return load(p);
-}
-template <class T>
-TESSERA_INLINE F32 load_operand_n(F32, const T* p, std::int64_t n) {
-  return load_n(p, n);
-}
-
-/// sums[r][j] += part of q row r . the same part of key row j.
-template <int NR, class LoadKey, class LoadQuery>
-TESSERA_INLINE void multiply_key_step(F32 (&sums)[kLanes], const LoadKey& load_key,
-                                      const LoadQuery& load_query) {
-  constexpr int kKeys = width_of_tile(NR);
-  decltype(load_key(0)) keys[kKeys];
-#pragma GCC unroll 4
-  for (int j = 0; j < kKeys; ++j) keys[j] = load_key(j);
-#pragma GCC unroll 4
-  for (int r = 0; r < NR; ++r) {
-    const auto q = load_query(r);
-#pragma GCC unroll 4
-    for (int j = 0; j < kKeys; ++j) {
-      sums[r * kKeys + j] = multiply_add(keys[j], q, sums[r * kKeys + j]);
-    }
-  }
-}
-
-/// Lanes used when `left` elements are left, if any.
-TESSERA_INLINE std::int64_t lanes_of(std::int64_t left) {
-  return core::max<std::int64_t>(0, core::min<std::int64_t>(left, kLanes));
-}
-
-/// Calls body(std::integral_constant<int, n>) for 1 <= n <= kRowTile.
-template <int NR = kRowTile, class Body>
-TESSERA_INLINE void with_rows(int n, const Body& body) {
-  if constexpr (NR > 1) {
-    if (n < NR) return with_rows<NR - 1>(n, body);
-  }
-  body(std::integral_constant<int, NR>{});
-}
 
 template <core::Kernel K>
 class DecodeItem {
@@ -186,8 +136,8 @@ class DecodeItem {
                     strides_of(tensors_.k), problem_.head_dim};
     KeyRows<T> v = {static_cast<const T*>(tensors_.v.data) + head * tensors_.v.stride_head,
                     strides_of(tensors_.v), problem_.head_dim_v};
-    Reach reach = reach_on(plan_.device);
-    const int side_by_side = chunk_side_by_side(k, v, reach);
+    const int side_by_side = chunk_side_by_side(k, v);
+    Reach reach = reach_on(plan_.device, side_by_side > 0);
     const int chunk = side_by_side > 0 ? side_by_side : K.block_n;
     KeyRows<T> asked_k = k, asked_v = v;
     if (side_by_side > 0) {
@@ -212,30 +162,23 @@ class DecodeItem {
   /// can be asked for in the order of addresses; 0: they do not, or it does not. Not of the item's
   /// heads: how many these are depends on the number of threads, on which no bits may.
   template <class T>
-  int chunk_side_by_side(const KeyRows<T>& k, const KeyRows<T>& v, const Reach& reach) const {
+  int chunk_side_by_side(const KeyRows<T>& k, const KeyRows<T>& v) const {
     const std::int64_t heads = problem_.num_heads_k;
     if (heads == 1 || k.strides.head != k.n || v.strides.head != v.n) return 0;
-    const std::int64_t fitting =
-        reach.chunk_bytes / (heads * (k.n + v.n) * static_cast<std::int64_t>(sizeof(T)));
+    const std::int64_t key_bytes = heads * (k.n + v.n) * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t fitting = reach_on(plan_.device, true).chunk_bytes / key_bytes;
     return static_cast<int>(core::min<std::int64_t>(fitting / kLanes * kLanes, K.block_n));
   }
 
   /// Where the chunk's keys and values lie.
   template <class T>
   void find_slots(KeyRows<T>& k, KeyRows<T>& v) const {
+    std::int64_t* of_v = scratch_.slots + K.block_n;
     k.slots = scratch_.slots;
-    v.slots = scratch_.slots + K.block_n;
+    v.slots = of_v;
     k.first = v.first = chunk_.begin;
-    core::Range left = chunk_;
-    while (!left.empty()) {
-      std::int64_t at_k = places_.offset(k.strides, left.begin);
-      std::int64_t at_v = places_.offset(v.strides, left.begin);
-      const int end = left.begin + places_.together(left);
-      for (; left.begin < end; at_k += k.strides.seqlen, at_v += v.strides.seqlen, ++left.begin) {
-        scratch_.slots[left.begin - chunk_.begin] = at_k;
-        scratch_.slots[K.block_n + left.begin - chunk_.begin] = at_v;
-      }
-    }
+    places_.find(k.strides, chunk_, scratch_.slots);
+    places_.find(v.strides, chunk_, of_v);
   }
 
   template <class T>
@@ -451,16 +394,6 @@ class DecodeItem {
     return select(seen, x, F32(-core::kInfinity));
   }
 
-  /// Which of kLanes keys a word of the tree shows, where bit 0 is `number` keys back.
-  [[gnu::noinline]] static Mask in_tree(std::uint64_t word, int number) {
-    float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const int bit = number + i;
-      lanes[i] = bit < 0 || (bit < 64 && (word >> bit & 1) != 0) ? 1.0F : 0.0F;
-    }
-    return load(lanes) > F32{};
-  }
-
   /// The bias of kLanes keys in base 2; zero beyond the chunk.
   [[gnu::noinline]] F32 bias_of(const RowState& row, int key) const {
     const core::BiasStrides strides = map_.bias_strides();
@@ -532,7 +465,7 @@ class DecodeItem {
     const auto add_key = [&](int left) {
       Operand value[NC];
       const bool has_next = kPairs && left > 1;
-      load_values(row[0] + i, has_next ? row[1] + i : nullptr, load_value, value);
+      load_values<Operand>(row[0] + i, has_next ? row[1] + i : nullptr, load_value, value);
 #pragma GCC unroll 4
       for (int r = 0; r < NR; ++r) {
         const Operand factor = broadcast_weight(weight + r * weight_stride());
@@ -564,26 +497,6 @@ class DecodeItem {
 
   /// Elements of type Weight between rows of weights.
   static constexpr int weight_stride() { return K.block_n * 4 / static_cast<int>(sizeof(Weight)); }
-
-  /// Pairs: of this key's row and the next one's, or zeros where there is none.
-  template <int NC, class T, class Load>
-  TESSERA_INLINE static void load_values(const T* row, [[maybe_unused]] const T* next_row,
-                                         const Load& load_value, Operand (&value)[NC]) {
-    if constexpr (kPairs) {
-#pragma GCC unroll 4
-      for (int c = 0; c < NC; c += 2) {
-        // A vector of pairs holds 2 * kLanes head dims: c counts vectors of sums.
-        const U32 next = next_row != nullptr ? load_value(next_row + c * kLanes) : U32{};
-        U32 pairs[2];
-        pair_rows_of_values(load_value(row + c * kLanes), next, pairs);
-        value[c] = pairs[0];
-        value[c + 1] = pairs[1];
-      }
-    } else {
-#pragma GCC unroll 8
-      for (int c = 0; c < NC; ++c) value[c] = load_value(row + c * kLanes);
-    }
-  }
 
   TESSERA_INLINE static Operand broadcast_weight(const Weight* weight) {
     if constexpr (kPairs) {
