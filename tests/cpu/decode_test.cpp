@@ -19,10 +19,21 @@ namespace {
 
 using namespace forward_sample;  // NOLINT(google-build-using-namespace): their vocabulary
 
+/// Types of q and of the cache.
+struct Types {
+  Dtype q, kv;
+};
+
 /// Few enough rows for decode, whatever feature comes on top.
-Problem plain(Random& random, Dtype dtype) {
+Problem plain(Random& random, Types types) {
   Problem p;
-  p.dtype = dtype;
+  p.dtype = types.q;
+  if (types.kv != types.q) {
+    constexpr Scaling kBy[] = {Scaling::tensor, Scaling::head, Scaling::token};
+    p.dtype_kv = types.kv;
+    p.scales.k = kBy[pick(random, 0, 2)];
+    p.scales.v = kBy[pick(random, 0, 2)];
+  }
   p.batch = pick(random, 1, 2);
   p.num_heads = p.num_heads_k = pick(random, 1, 2);
   p.seqlen_q = pick(random, 1, 3);
@@ -31,7 +42,7 @@ Problem plain(Random& random, Dtype dtype) {
   return p;
 }
 
-class Decode : public testing::TestWithParam<Dtype> {
+class Decode : public testing::TestWithParam<Types> {
  protected:
   Decode() : random_(seed_) { RecordProperty("seed", std::to_string(seed_)); }
   void TearDown() override {
@@ -234,7 +245,10 @@ TEST_P(Decode, BitsDoNotDependOnTheBatch) {
     for (std::int64_t b = 0; b < p.batch; ++b) {
       Sample alone = sample;
       alone.problem.batch = 1;
-      for (Placed* x : {&alone.q, &alone.k, &alone.v, &alone.o}) x->start += b * x->batch;
+      for (Placed* x :
+           {&alone.q, &alone.k, &alone.v, &alone.o, &alone.k_scale, &alone.v_scale}) {
+        x->start += b * x->batch;
+      }
       execute(alone, row, 128, 1);
       for (std::int64_t i = 0; i < p.seqlen_q; ++i) {
         for (std::int64_t h = 0; h < p.num_heads; ++h) {
@@ -262,6 +276,12 @@ TEST_P(Decode, UnseenKeysDoNotLeak) {
         for (std::int64_t h = 0; h < p.num_heads_k; ++h) {
           sample.k.array.set(sample.k.at(b, j, h), std::nanf(""));
           sample.v.array.set(sample.v.at(b, j, h), std::nanf(""));
+          if (p.scales.k == Scaling::token) {
+            sample.k_scale.array.set(sample.k_scale.at(b, j, h), std::nanf(""));
+          }
+          if (p.scales.v == Scaling::token) {
+            sample.v_scale.array.set(sample.v_scale.at(b, j, h), std::nanf(""));
+          }
         }
       }
     }
@@ -272,6 +292,7 @@ TEST_P(Decode, UnseenKeysDoNotLeak) {
 
 // An infinite value stays one: no lane beyond the last key multiplies it with 0.
 TEST_P(Decode, InfiniteValueOfTheLastKey) {
+  if (is_scaled(GetParam().kv)) GTEST_SKIP() << "8 bits have no infinity";
   for (const std::int64_t sk : {1, 2, 3, 5, 64, 67}) {
     Problem p = plain(random_, GetParam());
     p.seqlen_q = 1;
@@ -286,6 +307,70 @@ TEST_P(Decode, InfiniteValueOfTheLastKey) {
                   static_cast<std::size_t>(size_of(p.dtype)));
       execute(sample, row, 0, 1);
       EXPECT_EQ(sample.o.array.get(sample.o.at(0, 0, 0)), kInf) << name_of(row) << " " << sk;
+    }
+  }
+}
+
+// A NaN element of a key makes its head's rows NaN, one of a value its column, wherever it lies, and
+// nothing else (S14).
+TEST_P(Decode, NanElementsStayNan) {
+  if (GetParam().kv == Dtype::i8) GTEST_SKIP() << "i8 has no NaN";
+  for (int i = 0; i < 40; ++i) {
+    Problem p = plain(random_, GetParam());
+    p.num_heads = p.num_heads_k = 2;
+    p.seqlen_q = 1;
+    p.head_dim = p.head_dim_v = pick(random_, 1, 140);
+    const std::int64_t b = pick(random_, 0, p.batch - 1), key = pick(random_, 0, p.seqlen_k - 1);
+    const std::int64_t bad = pick(random_, 0, p.head_dim - 1), head = pick(random_, 0, 1);
+    const bool of_value = pick(random_, 0, 1) != 0, negative = pick(random_, 0, 1) != 0;
+    for (const core::Kernel& row : rows_for(p)) {
+      Sample sample = make_sample(p, random_, 1.0);
+      Placed& x = of_value ? sample.v : sample.k;
+      const std::int64_t at = x.at(b, key, head) + bad;
+      x.array.set(at, std::nanf(""));
+      if (negative) {  // the sign is in the last byte
+        x.array.bytes[static_cast<std::size_t>((at + 1) * size_of(x.array.dtype) - 1)] |=
+            std::byte{0x80};
+      }
+      execute(sample, row, 0, 1);
+      for (std::int64_t c = 0; c < p.batch * 2 * p.head_dim_v; ++c) {
+        const std::int64_t column = c % p.head_dim_v, h = c / p.head_dim_v % 2,
+                           batch = c / p.head_dim_v / 2;
+        const bool wanted = batch == b && h == head && (!of_value || column == bad);
+        EXPECT_EQ(std::isnan(sample.o.array.get(sample.o.at(batch, 0, h) + column)), wanted)
+            << name_of(row) << " " << to_string(p) << " key " << key << " column " << bad;
+      }
+    }
+  }
+}
+
+// Every element of 8 bits is widened exactly: a single key has its value as output, times a scale
+// that is a power of two.
+TEST_P(Decode, EveryElementIsExact) {
+  if (GetParam().q != Dtype::f32 || !is_scaled(GetParam().kv)) GTEST_SKIP() << "rounds";
+  for (const Scaling by : {Scaling::tensor, Scaling::head, Scaling::token}) {
+    Problem p = plain(random_, GetParam());
+    p.batch = p.num_heads = p.num_heads_k = p.seqlen_q = p.seqlen_k = 1;
+    p.head_dim = 8;
+    p.head_dim_v = 256;
+    p.scales.v = by;
+    for (const core::Kernel& row : rows_for(p)) {
+      Sample sample = make_sample(p, random_, 1.0);
+      for (std::int64_t i = 0; i < 256; ++i) {
+        sample.v.array.bytes[static_cast<std::size_t>(sample.v.at(0, 0, 0) + i)] =
+            static_cast<std::byte>(i);
+      }
+      sample.v_scale.array.set(sample.v_scale.at(0, 0, 0), 0.25F);
+      execute(sample, row, 0, 1);
+      for (std::int64_t i = 0; i < 256; ++i) {
+        const double element = sample.v.array.get(sample.v.at(0, 0, 0) + i);
+        const double found = sample.o.array.get(sample.o.at(0, 0, 0) + i);
+        if (std::isnan(element)) {
+          EXPECT_TRUE(std::isnan(found)) << name_of(row) << " " << i;
+        } else {
+          EXPECT_EQ(found, element * 0.25) << name_of(row) << " " << i;
+        }
+      }
     }
   }
 }
@@ -318,8 +403,19 @@ TEST(Backend, RefusesAnInstructionSetThatIsNotHere) {
   EXPECT_NE(status.text.find(to_string(best_arch())), std::string::npos) << status.text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Decode, testing::Values(Dtype::f32, Dtype::bf16, Dtype::f16),
-                         [](const auto& dtype) { return std::string(to_string(dtype.param)); });
+std::string name_of_types(const testing::TestParamInfo<Types>& types) {
+  const std::string q = to_string(types.param.q), kv = to_string(types.param.kv);
+  return q == kv ? q : q + "_" + kv;
+}
+
+constexpr Types kPlain[] = {{Dtype::f32, Dtype::f32},
+                            {Dtype::bf16, Dtype::bf16},
+                            {Dtype::f16, Dtype::f16}};
+constexpr Types kEightBits[] = {{Dtype::f32, Dtype::e4m3},  {Dtype::f32, Dtype::i8},
+                                {Dtype::bf16, Dtype::e4m3}, {Dtype::bf16, Dtype::i8},
+                                {Dtype::f16, Dtype::e4m3},  {Dtype::f16, Dtype::i8}};
+INSTANTIATE_TEST_SUITE_P(Dtypes, Decode, testing::ValuesIn(kPlain), name_of_types);
+INSTANTIATE_TEST_SUITE_P(EightBits, Decode, testing::ValuesIn(kEightBits), name_of_types);
 
 }  // namespace
 }  // namespace tessera

@@ -18,6 +18,7 @@
 #include "core/philox.h"
 #include "cpu/backend.h"
 #include "cpu/sample_cache.h"
+#include "cpu/sample_storage.h"
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
@@ -25,95 +26,6 @@
 #include "tessera/tessera.hpp"
 
 namespace tessera::forward_sample {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-// ---- storage types, written here again so that the kernels' conversions are tested too ----
-
-inline std::uint16_t to_bf16(float x) {
-  std::uint32_t u = 0;
-  std::memcpy(&u, &x, 4);
-  return static_cast<std::uint16_t>((u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);
-}
-
-inline float from_bf16(std::uint16_t h) {
-  const std::uint32_t u = std::uint32_t{h} << 16;
-  float x = 0;
-  std::memcpy(&x, &u, 4);
-  return x;
-}
-
-inline float from_f16(std::uint16_t h) {
-  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
-  const float sign = (h & 0x8000) != 0 ? -1.0F : 1.0F;
-  if (exponent == 31) return mantissa != 0 ? std::nanf("") : sign * static_cast<float>(kInf);
-  if (exponent == 0) return sign * static_cast<float>(mantissa) * 0x1p-24F;
-  const std::int64_t shifted = std::int64_t{mantissa + 1024} << exponent;
-  return sign * static_cast<float>(shifted) * 0x1p-25F;
-}
-
-inline std::uint16_t to_f16(float x) {  // of moderate numbers and NaN
-  if (std::isnan(x)) return 0x7E00;
-  const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-  const float a = std::fabs(x);
-  int binade = 0;  // spacing 2^-24 below 2^-13, twice as much in every binade from there
-  float spacing = 0x1p-24F;
-  while (a >= spacing * 2048.0F) {
-    ++binade;
-    spacing *= 2.0F;
-  }
-  const auto steps = static_cast<int>(std::nearbyint(a / spacing));
-  return static_cast<std::uint16_t>(sign | (steps + 1024 * binade));
-}
-
-/// Elements of one dtype in raw memory.
-struct Array {
-  Dtype dtype = Dtype::f32;
-  std::vector<std::byte> bytes;
-
-  void resize(Dtype type, std::int64_t n) {
-    dtype = type;
-    bytes.assign(static_cast<std::size_t>(n * size_of(type)), std::byte{0});
-  }
-  std::int64_t size() const { return static_cast<std::int64_t>(bytes.size()) / size_of(dtype); }
-  double get(std::int64_t i) const {
-    const std::byte* p = bytes.data() + i * size_of(dtype);
-    if (dtype == Dtype::f32) {
-      float x = 0;
-      std::memcpy(&x, p, 4);
-      return x;
-    }
-    std::uint16_t h = 0;
-    std::memcpy(&h, p, 2);
-    return dtype == Dtype::bf16 ? from_bf16(h) : from_f16(h);
-  }
-  std::vector<double> numbers() const {
-    std::vector<double> all(static_cast<std::size_t>(size()));
-    for (std::int64_t i = 0; i < size(); ++i) all[static_cast<std::size_t>(i)] = get(i);
-    return all;
-  }
-  void set(std::int64_t i, float x) {
-    std::byte* p = bytes.data() + i * size_of(dtype);
-    if (dtype == Dtype::f32) {
-      std::memcpy(p, &x, 4);
-      return;
-    }
-    const std::uint16_t h = dtype == Dtype::bf16 ? to_bf16(x) : to_f16(x);
-    std::memcpy(p, &h, 2);
-  }
-  /// A NaN of its own kind everywhere: what a kernel must neither use nor overwrite.
-  void poison() {
-    for (std::int64_t i = 0; i < size(); ++i) {
-      if (dtype == Dtype::f32) {
-        const std::uint32_t nan = 0x7FC0ABCD;
-        std::memcpy(bytes.data() + i * 4, &nan, 4);
-      } else {
-        const std::uint16_t nan = 0x7FCD;
-        std::memcpy(bytes.data() + i * 2, &nan, 2);
-      }
-    }
-  }
-};
 
 /// A tensor inside poisoned memory, with gaps between heads and rows.
 struct Placed {
@@ -140,6 +52,7 @@ struct Sample {
   std::vector<std::int32_t> cu_q, cu_k;
   SampleCache cache;
   std::vector<std::uint64_t> tree;
+  Placed k_scale, v_scale;  ///< by token as k and v lie, of one column (S14)
   std::uint64_t seed = 1234567, offset = 89;
 
   Tensors tensors() {
@@ -157,9 +70,26 @@ struct Sample {
     t.cu_seqlens_k = problem.packed_k() ? cu_k.data() : nullptr;
     if (problem.cache) t.cache = cache.tensors(*problem.cache);
     t.tree_mask = tree.data();
+    if (problem.scaled()) {
+      t.k_scale = scales(k_scale);
+      t.v_scale = scales(v_scale);
+    }
     t.philox_seed = seed;
     t.philox_offset = offset;
     return t;
+  }
+  static ConstScales scales(const Placed& x) {
+    ConstScales numbers;
+    numbers.data = reinterpret_cast<const float*>(x.array.bytes.data()) + x.start;
+    numbers.stride_batch = x.batch;
+    numbers.stride_head = x.head;
+    numbers.stride_seqlen = x.seqlen;
+    return numbers;
+  }
+  /// Of a key: the number that it shares, or its own.
+  double scale(const Placed& x, Scaling by, std::int64_t b, std::int64_t j, std::int64_t h) const {
+    if (!problem.scaled()) return 1.0;
+    return x.array.get(by == Scaling::token ? at_k(x, b, j, h) : x.at(b, 0, h));
   }
   std::int64_t len_q(std::int64_t b) const {
     const auto i = static_cast<std::size_t>(b);
@@ -203,7 +133,8 @@ inline Placed place(Random& random, Dtype dtype, std::int64_t b, std::int64_t s,
   x.start = 64 + pick(random, 0, 3);
   x.array.resize(dtype, x.start + b * x.batch + 64);
   x.array.poison();
-  std::normal_distribution<double> normal(0.0, sigma);
+  // i8 has steps of 1: its numbers are 20 times as large, and scales 20 times as small.
+  std::normal_distribution<double> normal(0.0, dtype == Dtype::i8 ? 20.0 * sigma : sigma);
   for (std::int64_t i0 = 0; fill && i0 < b; ++i0) {
     for (std::int64_t i1 = 0; i1 < s; ++i1) {
       for (std::int64_t i2 = 0; i2 < h; ++i2) {
@@ -246,6 +177,20 @@ inline void keep_keys(Placed& x, const SampleCache& cache, std::int64_t heads, s
   x = std::move(kept);
 }
 
+/// Positive scales of k or v, of bk entries of sk slots.
+inline Placed place_scales(Random& random, const Problem& p, Scaling by, std::int64_t bk,
+                           std::int64_t sk) {
+  const bool token = by == Scaling::token, one = by == Scaling::tensor;
+  Placed x = place(random, Dtype::f32, token ? bk : one ? 1 : p.batch, token ? sk : 1,
+                   one ? 1 : p.num_heads_k, 1, 1.0, true);
+  const float unit = p.stored_k() == Dtype::i8 ? 0.05F : 1.0F;
+  for (std::int64_t i = 0; i < x.array.size(); ++i) {
+    x.array.set(i, unit * std::fabs(0.3F * static_cast<float>(x.array.get(i)) + 1.0F));
+  }
+  if (one) x.batch = x.head = 0;
+  return x;
+}
+
 inline Sample make_sample(const Problem& p, Random& random, double sigma) {
   Sample sample;
   sample.problem = p;
@@ -257,15 +202,21 @@ inline Sample make_sample(const Problem& p, Random& random, double sigma) {
     sk = p.cache->paged() ? p.cache->page_size : p.seqlen_k;
   }
   sample.q = place(random, p.dtype, b, sq, p.num_heads, p.head_dim, sigma, true);
-  sample.k = place(random, p.dtype, bk, sk, p.num_heads_k, p.head_dim, sigma, true);
-  sample.v = place(random, p.dtype, bk, sk, p.num_heads_k, p.head_dim_v, 1.0, true);
+  sample.k = place(random, p.stored_k(), bk, sk, p.num_heads_k, p.head_dim, sigma, true);
+  sample.v = place(random, p.stored_v(), bk, sk, p.num_heads_k, p.head_dim_v, 1.0, true);
   sample.o = place(random, p.dtype, b, sq, p.num_heads, p.head_dim_v, 1.0, false);
+  if (p.scaled()) {
+    sample.k_scale = place_scales(random, p, p.scales.k, bk, sk);
+    sample.v_scale = place_scales(random, p, p.scales.v, bk, sk);
+  }
   if (p.packed) sample.cu_q = boundaries(random, p.batch, p.seqlen_q, p.total_q);
   if (p.packed_k()) sample.cu_k = boundaries(random, p.batch, p.seqlen_k, p.total_k);
   if (p.cache) {
     sample.cache = make_cache(p, random);
     keep_keys(sample.k, sample.cache, p.num_heads_k, p.head_dim);
     keep_keys(sample.v, sample.cache, p.num_heads_k, p.head_dim_v);
+    if (p.scales.k == Scaling::token) keep_keys(sample.k_scale, sample.cache, p.num_heads_k, 1);
+    if (p.scales.v == Scaling::token) keep_keys(sample.v_scale, sample.cache, p.num_heads_k, 1);
   }
   for (std::int64_t i = 0; p.tree && i < p.rows_q(); ++i) sample.tree.push_back(random());
   std::normal_distribution<float> normal(0.0F, 1.0F);
@@ -353,7 +304,9 @@ inline Row literal_row(const Sample& sample, const Numbers& numbers, const core:
       x += product;
       magnitude += std::fabs(product);
     }
-    x *= static_cast<double>(p.scale());
+    const double scale = sample.scale(sample.k_scale, p.scales.k, b, j, hk);
+    x *= scale * static_cast<double>(p.scale());
+    magnitude *= scale;
     row.magnitude = std::max(row.magnitude, magnitude * std::fabs(static_cast<double>(p.scale())));
     if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
     if (p.alibi != PerHead::none) {
@@ -380,6 +333,7 @@ inline Row literal_row(const Sample& sample, const Numbers& numbers, const core:
                     ? static_cast<double>(dropout.keep_scale)
                     : 0.0;
     }
+    weight *= sample.scale(sample.v_scale, p.scales.v, b, j, hk);
     const double* v = &numbers.v[static_cast<std::size_t>(sample.at_k(sample.v, b, j, hk))];
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
       row.o[static_cast<std::size_t>(c)] += weight * v[c];

@@ -59,6 +59,21 @@ void probe_widen_e4m3(const std::uint8_t* x, float* y, std::int64_t n) {
 void probe_widen_i8(const std::int8_t* x, float* y, std::int64_t n) {
   map(reinterpret_cast<const I8*>(x), y, n, [](F32 v) { return v; });
 }
+#if TESSERA_ISA_CODE >= 1
+void probe_e4m3_to_f16(const std::uint8_t* x, std::uint16_t* y) {
+  e4m3_to_f16(reinterpret_cast<const E4m3*>(x), reinterpret_cast<F16*>(y));
+}
+bool probe_nan_of_e4m3(const std::uint8_t* x, std::int64_t n) {
+  NanOfE4m3 nan;
+  for (std::int64_t i = 0; i < n; i += NanOfE4m3::kBytes) {
+    nan.look_at(reinterpret_cast<const E4m3*>(x + i));
+  }
+  return nan.found();
+}
+#else
+constexpr decltype(SimdProbe::e4m3_to_f16) probe_e4m3_to_f16 = nullptr;
+constexpr decltype(SimdProbe::nan_of_e4m3) probe_nan_of_e4m3 = nullptr;
+#endif
 void probe_round_to_int(const float* x, std::int32_t* y, std::int64_t n) {
   map(x, y, n, [](F32 v) { return round_to_i32(v); });
 }
@@ -202,6 +217,8 @@ SimdProbe simd_probe() {
       .narrow_f16 = probe_narrow_f16,
       .widen_e4m3 = probe_widen_e4m3,
       .widen_i8 = probe_widen_i8,
+      .e4m3_to_f16 = probe_e4m3_to_f16,
+      .nan_of_e4m3 = probe_nan_of_e4m3,
       .round_to_int = probe_round_to_int,
       .pair_bf16 = probe_pair_bf16,
       .load_pairs = probe_load_pairs,

@@ -24,6 +24,10 @@ struct SimdProbe {
   void (*narrow_f16)(const float* x, std::uint16_t* y, std::int64_t n);
   void (*widen_e4m3)(const std::uint8_t* x, float* y, std::int64_t n);
   void (*widen_i8)(const std::int8_t* x, float* y, std::int64_t n);
+  /// 2 * lanes elements to fp16 of a 256th of them. Null where fp16 has no instruction.
+  void (*e4m3_to_f16)(const std::uint8_t* x, std::uint16_t* y);
+  /// Whether n elements, a multiple of 4 * lanes, have a NaN. Null as before.
+  bool (*nan_of_e4m3)(const std::uint8_t* x, std::int64_t n);
   void (*round_to_int)(const float* x, std::int32_t* y, std::int64_t n);
   void (*pair_bf16)(const float* low, const float* high, std::uint32_t* pair, std::int64_t n);
   void (*load_pairs)(const std::uint16_t* low, const std::uint16_t* high, std::uint32_t* pair,

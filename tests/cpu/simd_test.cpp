@@ -212,6 +212,42 @@ TEST_P(Simd, WidensEightBits) {
   }
 }
 
+/// e4m3 by way of fp16: every number exactly, NaN as 1.875, and found anywhere among others.
+TEST_P(Simd, E4m3BecomesFp16) {
+  if (simd().e4m3_to_f16 == nullptr) GTEST_SKIP() << "no instruction widens fp16";
+  std::vector<std::uint8_t> x(256);
+  std::vector<std::uint16_t> y(256);
+  std::vector<float> exact(256);
+  for (int i = 0; i < 256; ++i) x[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
+  for (int i = 0; i < 256; i += 2 * simd().lanes) simd().e4m3_to_f16(&x[i], &y[i]);
+  simd().widen_e4m3(x.data(), exact.data(), 256);
+  for (std::size_t i = 0; i < 256; ++i) {
+    const auto found = static_cast<float>(256.0 * widened_f16(y[i]));
+    if (std::isnan(exact[i])) {
+      EXPECT_EQ(found, i < 128 ? 480.0F : -480.0F);
+    } else {
+      EXPECT_EQ(to_bits(found), to_bits(exact[i])) << i;
+    }
+  }
+  const auto n = static_cast<std::size_t>(4 * simd().lanes);
+  std::vector<std::uint8_t> bytes(2 * n);
+  for (int round = 0; round < 20; ++round) {
+    for (std::uint8_t& byte : bytes) {
+      do {
+        byte = static_cast<std::uint8_t>(word());
+      } while ((byte & 0x7F) == 0x7F);
+    }
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    EXPECT_FALSE(simd().nan_of_e4m3(bytes.data(), size));
+    for (std::uint8_t& byte : bytes) {
+      const std::uint8_t before = byte;
+      byte = static_cast<std::uint8_t>(0x7F | (word() & 0x80));
+      EXPECT_TRUE(simd().nan_of_e4m3(bytes.data(), size)) << &byte - bytes.data();
+      byte = before;
+    }
+  }
+}
+
 TEST_P(Simd, NarrowsToNearestEven) {
   std::vector<float> x;
   for (std::uint32_t i = 0; i < 65536; ++i) {  // every bf16, its neighbours, halfway and beside it
