@@ -74,7 +74,7 @@ def decoding_calls(device):
     append_numbers = ("before", 0, 0, False, False)
 
     def native_step(cache, table):
-        _native.append(k, v, *cache, None, None, seqlens, None, table, *(None,) * 7, *append_numbers, FRAMEWORK)
+        _native.append(k, v, *cache, None, None, seqlens, None, table, *(None,) * 9, *append_numbers, FRAMEWORK)
         _native.cached_forward(
             q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, FRAMEWORK,
         )

@@ -143,6 +143,11 @@ void check_tree_mask(const CacheInputs& in, const Problem& p) {
               p.packed ? "(total_q,)" : "(batch, seqlen_q)", fits);
 }
 
+/// Sequences of an append: with slot_mapping there are none, and scales by head are of one.
+std::int64_t sequences_of(const AppendInputs& in) {
+  return in.seqlens && in.seqlens.ndim == 1 ? in.seqlens.shape[0] : 1;
+}
+
 /// What says where each row goes, where rows have slots of their own.
 void read_slots(const AppendInputs& in, AppendShape& s) {
   constexpr DLType kInt64 = {kDLInt, 64, 1};
@@ -297,8 +302,11 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
 
   const std::int64_t entries = in.k_cache.shape[0], slots = in.k_cache.shape[1];
   check_last_stride("q", in.q);
-  if (read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, p, p.scales)) {
-    p.dtype_kv = scaled_type(in.k_cache);
+  if (const auto scaled =
+          read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, by_head(p))) {
+    p.dtype_kv = scaled->dtype;
+    p.scales.k = scaled->k;
+    p.scales.v = scaled->v;
     check_any_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
     check_any_tensor("v_cache", in.v_cache, in.q, "q",
                      {entries, slots, p.num_heads_k, p.head_dim_v});
@@ -359,6 +367,8 @@ void before_attention(AppendInputs& rows, AppendOptions& row_options, CacheInput
   rows.cu_seqlens_new = in.cu_seqlens_new;
   rows.page_table = in.page_table;
   rows.cache_index = in.cache_index;
+  rows.k_scale = in.k_scale;
+  rows.v_scale = in.v_scale;
   row_options.lengths = options.lengths;
   if (rows.q_out) {
     rows.q = in.q;
@@ -413,7 +423,18 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const View &k = in.k_cache, &v = in.v_cache;
   check_cache_dims({k, v, in.page_table, in.cache_index});
   AppendShape s;
-  s.dtype = storage_type(k, "k_cache");
+  const auto scaled = read_cached_scales(k, v, in.k_scale, in.v_scale,
+                                         by_head(sequences_of(in), k.shape[2]));
+  // What is not the cache has the type of the new rows.
+  const View& typed = scaled ? in.k_new : k;
+  const char* const typed_name = scaled ? "k_new" : "k_cache";
+  if (!typed) invalid("k_new is None: a tensor is required");
+  s.dtype = storage_type(typed, typed_name);
+  if (scaled) {
+    s.dtype_kv = scaled->dtype;
+    s.scale_k = scaled->k;
+    s.scale_v = scaled->v;
+  }
   s.num_heads_k = k.shape[2];
   s.head_dim = k.shape[3];
   s.head_dim_v = v.shape[3];
@@ -426,7 +447,7 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const bool rotates = in.rotary_cos || in.rotary_sin;
   if (in.q && !rotates) invalid("q is given, but rotary_cos is None: queries are only rotated");
   if (rotates) {
-    s.rotary = rotary_of(in.rotary_cos, in.rotary_sin, k, "k_cache", s.dtype, s.head_dim);
+    s.rotary = rotary_of(in.rotary_cos, in.rotary_sin, typed, typed_name, s.dtype, s.head_dim);
     s.rotary->interleaved = options.rotary_interleaved;
     s.rotary->constant_q = options.rotary_constant_q;
     check_positions(in, s, *s.rotary);
@@ -437,10 +458,11 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
 
   check_tensor("k_cache", k, k, "k_cache", {k.shape[0], k.shape[1], s.num_heads_k, s.head_dim});
   check_tensor("v_cache", v, k, "k_cache", {k.shape[0], k.shape[1], s.num_heads_k, s.head_dim_v});
+  check_device(typed_name, typed, k, "k_cache");
   const auto check_some = [&](const char* name, const View& view, bool packed, std::int64_t total,
                               std::int64_t seqlen, std::int64_t heads, std::int64_t dim) {
-    if (packed) return check_tensor(name, view, k, "k_cache", {total, heads, dim});
-    check_tensor(name, view, k, "k_cache", {s.batch, seqlen, heads, dim});
+    if (packed) return check_tensor(name, view, typed, typed_name, {total, heads, dim});
+    check_tensor(name, view, typed, typed_name, {s.batch, seqlen, heads, dim});
   };
   check_some("k_new", in.k_new, s.packed_new, s.total_new, s.cache.seqlen_new, s.num_heads_k,
              s.head_dim);
@@ -469,6 +491,8 @@ AppendTensors tensors_of(const AppendInputs& in, const AppendShape& s) {
   t.cache.cu_seqlens_new = pointer<const std::int32_t>(in.cu_seqlens_new);
   t.cu_seqlens_q = pointer<const std::int32_t>(in.cu_seqlens_q);
   t.slot_mapping = pointer<const std::int64_t>(in.slot_mapping);
+  t.k_scale = cached_scales_of(in.k_scale, s.scale_k);
+  t.v_scale = cached_scales_of(in.v_scale, s.scale_v);
   if (s.rotary) {
     t.rotary = rotary_tensors(in.rotary_cos, in.rotary_sin, in.rotary_seqlens);
     t.rotary.positions = in.rotary_positions.data;

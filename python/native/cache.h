@@ -35,7 +35,7 @@ Tensors tensors_of(const CacheInputs& inputs, const Problem& problem);
 struct AppendInputs {
   View k_new, v_new, k_cache, v_cache, q, q_out;
   View seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping;
-  View rotary_cos, rotary_sin, rotary_seqlens, rotary_positions;
+  View rotary_cos, rotary_sin, rotary_seqlens, rotary_positions, k_scale, v_scale;
 };
 
 /// What is not a tensor.

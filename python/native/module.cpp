@@ -375,7 +375,7 @@ PyObject* explain_cached(PyObject*, PyObject* const* objects, Py_ssize_t count) 
 
 PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("append", objects, count, 16 + 5 + 1);
+    Arguments arguments("append", objects, count, 18 + 5 + 1);
     const Framework framework(objects[count - 1], objects[2]);
     Views views(framework.kind);
     AppendInputs in;
@@ -395,6 +395,8 @@ PyObject* append_rows(PyObject*, PyObject* const* objects, Py_ssize_t count) {
     views.read_rows("rotary_sin", arguments.next(), in.rotary_sin);
     views.read("rotary_seqlens", arguments.next(), in.rotary_seqlens);
     views.read("rotary_positions", arguments.next(), in.rotary_positions);
+    views.read("k_scale", arguments.next(), in.k_scale);
+    views.read("v_scale", arguments.next(), in.v_scale);
     AppendOptions options;
     options.lengths = lengths_of(arguments.next());
     options.max_seqlen_q = arguments.integer("max_seqlen_q");

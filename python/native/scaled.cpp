@@ -35,8 +35,8 @@ std::string Meaning::text() const {
 
 Meaning by_tensor() { return {Scaling::tensor, "()", 0, {}}; }
 
-Meaning by_head(const Problem& p) {
-  return {Scaling::head, "(batch, num_heads_k)", 2, {p.batch, p.num_heads_k}};
+Meaning by_head(std::int64_t batch, std::int64_t num_heads_k) {
+  return {Scaling::head, "(batch, num_heads_k)", 2, {batch, num_heads_k}};
 }
 
 Meaning by_block(const Problem& p, std::int64_t block) {
@@ -180,15 +180,16 @@ ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& in, const Proble
   return s;
 }
 
-bool read_cached_scales(const View& k_cache, const View& v_cache, const View& k_scale,
-                        const View& v_scale, const Problem& p, ScaleShape& scales) {
+std::optional<CachedScales> read_cached_scales(const View& k_cache, const View& v_cache,
+                                               const View& k_scale, const View& v_scale,
+                                               const Meaning& of_heads) {
   const std::optional<Dtype> type = scaled_type(k_cache);
   if (scaled_type(v_cache) != type) {
     invalid("v_cache.dtype = " + type_of(v_cache) + ", but k_cache.dtype = " + type_of(k_cache) +
             ": they must be the same");
   }
   if (!type) {
-    if (!k_scale && !v_scale) return false;
+    if (!k_scale && !v_scale) return std::nullopt;
     invalid(std::string(k_scale ? "k_scale" : "v_scale") +
             " is given, but k_cache.dtype = " + type_of(k_cache) +
             ": only caches of 8 bits have scales");
@@ -196,16 +197,14 @@ bool read_cached_scales(const View& k_cache, const View& v_cache, const View& k_
   const std::string needed = "; values of " + type_of(k_cache) +
                              " are elements times a scale, and a missing one is not 1";
   const auto read = [&](const char* name, const View& scale, const View& cache) {
-    return meaning_of(name, scale, k_cache, {by_tensor(), by_head(p), by_slot(cache)},
+    return meaning_of(name, scale, k_cache, {by_tensor(), of_heads, by_slot(cache)},
                       scale ? std::string() : needed, "k_cache");
   };
-  scales.k = read("k_scale", k_scale, k_cache);
-  scales.v = read("v_scale", v_scale, v_cache);
-  return true;
+  return CachedScales{*type, read("k_scale", k_scale, k_cache), read("v_scale", v_scale, v_cache)};
 }
 
-ConstScales cached_scales_of(const View& view, Scaling by) {
-  const auto* const data = pointer<const float>(view);
+Scales cached_scales_of(const View& view, Scaling by) {
+  auto* const data = pointer<float>(view);
   if (!view || by == Scaling::tensor) return {data};
   if (by == Scaling::head) return {data, view.strides[0], view.strides[1]};
   return {data, view.strides[0], view.strides[2], view.strides[1]};

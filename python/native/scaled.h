@@ -36,7 +36,8 @@ struct Meaning {
 };
 
 Meaning by_tensor();
-Meaning by_head(const Problem& problem);
+Meaning by_head(std::int64_t batch, std::int64_t num_heads_k);
+inline Meaning by_head(const Problem& p) { return by_head(p.batch, p.num_heads_k); }
 Meaning by_token(const Problem& problem);
 /// A number for every slot and head of a cache.
 Meaning by_slot(const View& cache);
@@ -58,12 +59,18 @@ Scales scales_of(const View& view, Scaling by);
 /// Throws Raise(ValueError) if one is missing, or of no shape that the tensor may have.
 ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& inputs, const Problem& problem);
 
-/// Whether a cache is of 8 bits, and how k and v are scaled then. Throws as above, also where scales
-/// are given and the cache has none.
-bool read_cached_scales(const View& k_cache, const View& v_cache, const View& k_scale,
-                        const View& v_scale, const Problem& problem, ScaleShape& scales);
+/// The type of a cache of 8 bits, and how its k and v are scaled.
+struct CachedScales {
+  Dtype dtype;
+  Scaling k, v;
+};
+/// None: the cache is not of 8 bits. of_heads: what scales by head are. Throws as above, also where
+/// scales are given and the cache has none.
+std::optional<CachedScales> read_cached_scales(const View& k_cache, const View& v_cache,
+                                               const View& k_scale, const View& v_scale,
+                                               const Meaning& of_heads);
 /// Where they lie.
-ConstScales cached_scales_of(const View& view, Scaling by);
+Scales cached_scales_of(const View& view, Scaling by);
 
 void add_scales(const ScaleInputs& scales, const Problem& problem, Tensors& tensors);
 

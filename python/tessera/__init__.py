@@ -416,6 +416,8 @@ def append(
     rotary_seqlens: _ArrayT | None = None,
     rotary_positions: _ArrayT | None = None,
     rotary_constant_q: bool = False,
+    k_scale: _ArrayT | None = None,
+    v_scale: _ArrayT | None = None,
 ) -> _ArrayT | None:
     """Writes new keys and values into a cache, in place, and rotates keys and queries by their positions.
 
@@ -424,8 +426,8 @@ def append(
 
     Args:
         k_new: (batch, seqlen_new, num_heads_k, head_dim), or packed (total_new, num_heads_k, head_dim) with
-            `cu_seqlens_new` or `slot_mapping`. Of the cache's type.
-        v_new: the same with head_dim_v. Values are copied bit for bit.
+            `cu_seqlens_new` or `slot_mapping`. Of the cache's type; float32, bfloat16 or float16 if that has 8 bits.
+        v_new: the same with head_dim_v. Values are copied bit for bit, or quantised.
         k_cache, v_cache, page_table, cache_index: the cache, as `cached_attention` takes it.
         seqlens: int32 (batch,), the filled slots of each sequence; a negative one leaves the sequence alone.
         lengths: "before": new rows go behind what `seqlens` counts. "after": they are the last of what it counts.
@@ -443,6 +445,10 @@ def append(
             to which the first new row goes, left padding counted.
         rotary_positions: int32 or int64, with `slot_mapping`: the position of row i of q and of row i of k_new.
         rotary_constant_q: all queries of a sequence have the position of its first one.
+        k_scale, v_scale: float32, iff the cache is of 8 bits: new rows, rotated before, are divided by their scale and
+            rounded to the nearest element, those beyond the type's range to its end. () or (batch, num_heads_k), with
+            `slot_mapping` (1, num_heads_k): they are read. k_cache's shape without head_dim: they are written, each the
+            largest number of its row over the type's largest, 448 or 127.
 
     Returns:
         The rotated q, or None without q.
@@ -458,7 +464,7 @@ def append(
     result: _ArrayT | None = module.append(
         k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
         slot_mapping, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
-        rotary_positions, rotary_constant_q,
+        rotary_positions, rotary_constant_q, k_scale, v_scale,
     )  # fmt: skip
     return result
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.compat._descales import E4M3, CacheFactors
 from tessera.compat._refusals import FLOAT8, refuse_float8
 from tessera.torch import cache
 
@@ -63,6 +64,7 @@ def attend_with_cache(
     alibi_slopes: Tensor | None = None,
     out: Tensor | None = None,
     return_lse: bool = True,
+    factors: CacheFactors | None = None,
 ) -> Any:
     """(o, lse), or o alone, over the cache, after k and v have been appended to it where they are given. Outside
     autograd.
@@ -73,8 +75,14 @@ def attend_with_cache(
         window, causal: the window beside `causal`, of :func:`window_of` or (-1, -1); or one that knows of it already.
         cu_seqlens_k_new: where sequences begin in packed k and v; without these it is not looked at.
         softmax_scale, softcap, alibi_slopes, out, return_lse: as :func:`tessera.cached_attention` takes them.
+        factors: of a cache of e4m3, :func:`factors_of_cache`. Beside it q may be e4m3, too; k and v are of q's type
+            then, and are copied, or else are divided by the factors and rounded.
     """
-    if q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
+    copies = False  # elements, not values
+    if factors is not None:
+        copies = k is not None and q.dtype is E4M3
+        q, k, v = (_widened(name, x, q.dtype) for name, x in (("q", q), ("k", k), ("v", v)))
+    elif q.dtype in FLOAT8 or not q.dtype is k_cache.dtype is v_cache.dtype:
         refuse_float8(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     max_seqlen_q = None if cu_seqlens_q is None else _bound(q, cu_seqlens_q.shape[0] - 1, max_seqlen_q)
     if isinstance(cache_seqlens, int):
@@ -96,15 +104,19 @@ def attend_with_cache(
             rotary_sin = rotary_seqlens = None
         else:
             constant_q = not causal and window == (-1, -1) and chunk == 0
-        if (cu_seqlens_q is None) == (cu_seqlens_k_new is None):
+        if (cu_seqlens_q is None) == (cu_seqlens_k_new is None) and not copies:
             lengths, cu_seqlens_new = "before", cu_seqlens_k_new
         else:
             q, k_cache, v_cache, k, v = (x.detach() for x in (q, k_cache, v_cache, k, v))
+            scales = (None, None) if factors is None else factors
+            if copies:
+                one = torch.ones((), device=q.device)
+                scales = (one, one)
             rotates = rotary_cos is not None
             rotated = cache.append(
                 k, v, k_cache, v_cache, cache_seqlens, "before", cu_seqlens_k_new, None, page_table, cache_index, None,
                 q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
-                rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, constant_q,
+                rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, constant_q, *scales,
             )  # fmt: skip
             # A negative length stays one.
             added = k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
@@ -115,7 +127,17 @@ def attend_with_cache(
         q, k_cache, v_cache, seqlens, lengths, None, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q,
         max_seqlen_q, causal, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False, k, v, None,
         rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, constant_q, out, return_lse, True,
+        *(factors or ()),
     )  # fmt: skip
+
+
+def _widened(name: str, x: Tensor | None, dtype: torch.dtype) -> Any:
+    """What stands beside a cache of float8, in bfloat16 if it is float8, too: exactly."""
+    if x is None:
+        return None
+    if x.dtype is not dtype:
+        raise ValueError(f"{name}.dtype = {x.dtype}, but q.dtype = {dtype}: they must be the same")
+    return x.bfloat16() if dtype is E4M3 else x
 
 
 def _bound(q: Tensor, batch: int, max_seqlen_q: int | None) -> int | None:

@@ -42,22 +42,62 @@ def factors_of(
         if x.dtype is not E4M3:
             raise ValueError(f"{name}.dtype = {x.dtype}, but q.dtype = {E4M3}: they must be the same")
     shape = (batch, k.shape[-2] if k.dim() > 2 else 0)
-    for name, factor in given:
-        expected = f"float32 (batch, num_heads_k) = {shape}"
-        if factor is None:
-            raise ValueError(
-                f"{name}_descale is None: must be {expected}, since values of {E4M3} are elements times a factor; a "
-                "missing one is not taken for 1, so where it is 1 pass ones"
-            )
-        if not isinstance(factor, Tensor):
-            raise TypeError(f"{name}_descale is of type {type(factor).__name__!r}: must be a tensor, {expected}")
-        if factor.shape != shape or factor.dtype is not torch.float32:
-            raise ValueError(
-                f"{name}_descale is {factor.dtype} of shape {tuple(factor.shape)}: must be {expected}"
-                + (", of key/value heads, too" if name == "q" else "")
-            )
-    assert q_descale is not None and k_descale is not None and v_descale is not None
-    return q_descale, k_descale, v_descale
+    of_q, of_k, of_v = (_checked(name, factor, shape) for name, factor in given)
+    return of_q, of_k, of_v
+
+
+def _checked(name: str, factor: Tensor | None, shape: tuple[int, int]) -> Tensor:
+    expected = f"float32 (batch, num_heads_k) = {shape}"
+    if factor is None:
+        raise ValueError(
+            f"{name}_descale is None: must be {expected}, since values of {E4M3} are elements times a factor; a "
+            "missing one is not taken for 1, so where it is 1 pass ones"
+        )
+    if not isinstance(factor, Tensor):
+        raise TypeError(f"{name}_descale is of type {type(factor).__name__!r}: must be a tensor, {expected}")
+    if factor.shape != shape or factor.dtype is not torch.float32:
+        raise ValueError(
+            f"{name}_descale is {factor.dtype} of shape {tuple(factor.shape)}: must be {expected}"
+            + (", of key/value heads, too" if name == "q" else "")
+        )
+    return factor
+
+
+# What a cache of float8 is multiplied by: k, with the factor of q where q is float8, and v.
+CacheFactors = tuple[Tensor, Tensor]
+
+
+def factors_of_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    batch: int,
+) -> CacheFactors | None:
+    """The factors of a cache; None: it is not float8. Beside one, queries are float8, too, or of more bits, which have
+    no factor: upstream takes only the first. Errors as of :func:`factors_of`.
+    """
+    given = (("q", q_descale), ("k", k_descale), ("v", v_descale))
+    if k_cache.dtype is not E4M3:
+        for name, factor in given:
+            if factor is not None:
+                raise ValueError(
+                    f"{name}_descale is given, but k_cache.dtype = {k_cache.dtype}: only caches of {E4M3} have factors"
+                )
+        refuse_float8(q=q)
+        return None
+    refuse_float8(**({} if q.dtype is E4M3 else {"q": q}))
+    if v_cache.dtype is not E4M3:
+        raise ValueError(f"v_cache.dtype = {v_cache.dtype}, but k_cache.dtype = {E4M3}: they must be the same")
+    shape = (batch, k_cache.shape[-2] if k_cache.dim() > 2 else 0)
+    of_k, of_v = _checked("k", k_descale, shape), _checked("v", v_descale, shape)
+    if q.dtype is E4M3:
+        return _checked("q", q_descale, shape) * of_k, of_v
+    if q_descale is not None:
+        raise ValueError(f"q_descale is given, but q.dtype = {q.dtype}: only {E4M3} tensors have factors; leave it out")
+    return of_k, of_v
 
 
 def of_pieces(factors: Factors | None, batch: int, lengths: dict[str, Any]) -> Factors | None:

@@ -7,10 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_DESCALE = (
-    "the factor of a float8 tensor, and a cache holds none so far. Dequantise first: multiply the tensor by its factor "
-    "in bfloat16, pass the product, and leave the factor out"
-)
 _LEFT_PADDING = (
     "how many keys at the start of each sequence are hidden. The same result: pack k and v without them, with the "
     "cu_seqlens_k that follow"
@@ -24,9 +20,6 @@ _REASONS = {
         "queries of a second product, with the values, that is added to the scores. The same result: "
         "torch.cat((q, qv), dim=-1) as q and torch.cat((k, v), dim=-1) as k; softmax_scale None means the same then"
     ),
-    "q_descale": _DESCALE,
-    "k_descale": _DESCALE,
-    "v_descale": _DESCALE,
     "attention_chunk": (
         "queries see only the keys in their own chunk of that many, which takes dense k and v that are not float8, no "
         "gradient and no seqused_q. The same result where seqlen_q = seqlen_k: pack the chunks as sequences of their "
@@ -74,7 +67,7 @@ def refuse_float8(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype in FLOAT8:
             raise NotImplementedError(
-                f"{name}.dtype = {tensor.dtype}: float8 is for flash_attn_interface without a cache, and there q, k "
-                f"and v must all be torch.float8_e4m3fn; dequantise first: {name}.to(torch.bfloat16), multiplied by "
+                f"{name}.dtype = {tensor.dtype}: float8 is for flash_attn_interface, and there q, k and v must all be "
+                f"torch.float8_e4m3fn, or a cache alone; dequantise first: {name}.to(torch.bfloat16), multiplied by "
                 "its factor if it has one"
             )

@@ -20,8 +20,7 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   it ignores. On a GPU weights are rounded to 8 bits, too, head dims are multiples of 16 up to 256, and rows begin at
   multiples of 16 bytes.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; ``qv`` is not, and neither is float8 in a cache: NotImplementedError says what to do
-  instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions; with dense k and v that
+  tensors on the CPU are accepted; ``qv`` is not: NotImplementedError says what to do instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions; with dense k and v that
   are not float8, and without gradients.
 """
 
@@ -43,7 +42,7 @@ from tessera.compat._attention import (
     without_autocast,
 )
 from tessera.compat._caches import attend_with_cache, capacity_of, window_of
-from tessera.compat._descales import E4M3, factors_of, of_pieces
+from tessera.compat._descales import E4M3, factors_of, factors_of_cache, of_pieces
 from tessera.compat._layouts import keywords_of_layouts
 from tessera.compat._refusals import refuse, refuse_float8
 from tessera.torch import ops
@@ -247,14 +246,23 @@ def flash_attn_with_kvcache(
         cache_leftpad: int32 (batch): the slot at which the keys of a sequence begin.
         page_table: int32 (batch, pages). What is beyond the lengths is not read.
         scheduler_metadata, num_splits, pack_gqa, sm_margin: accepted, change nothing.
-        qv, q_descale, k_descale, v_descale: must be None.
+        q_descale, k_descale, v_descale: of a cache of torch.float8_e4m3fn, as the module says. Beside one q is float8,
+            too, with k and v, whose elements are copied; or it has 16 bits, which upstream refuses, and no q_descale:
+            then k and v, of q's type, are divided by k_descale and v_descale and rounded to float8, those beyond
+            its range to its end. Queries and weights are not rounded to 8 bits. With rotary tables new keys and
+            queries of float8 are widened, rotated, and keys rounded again.
+        qv: must be None.
 
     Returns:
-        o; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
+        o, of float8 queries bfloat16; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
         lse is -inf for queries that see no key.
     """
-    if not (qv is q_descale is k_descale is v_descale is None):
-        refuse("flash_attn_with_kvcache", qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if qv is not None:
+        refuse("flash_attn_with_kvcache", qv=qv)
+    factors = None
+    if k_cache.dtype is E4M3 or not (q_descale is k_descale is v_descale is None):
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        factors = factors_of_cache(q, k_cache, v_cache, q_descale, k_descale, v_descale, batch)
     window = (-1, -1)
     if window_size != window:  # hardly ever
         seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
@@ -263,6 +271,7 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens, window, causal, attention_chunk, cache_batch_idx, cache_leftpad,
         page_table, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
         rotary_interleaved, softmax_scale, softcap if softcap > 0.0 else 0.0, None, None, return_softmax_lse,
+        factors,
     )  # fmt: skip
     if not return_softmax_lse:
         return result
@@ -391,13 +400,14 @@ def _flash_attn_forward(
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
     if page_table is not None or kv_batch_idx is not None or leftpad_k is not None or attention_chunk > 0:
         refuse(
-            "_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, q_descale=q_descale,
-            k_descale=k_descale, v_descale=v_descale,
+            "_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q,
         )  # fmt: skip
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         out, lse = attend_with_cache(
             q, k, v, None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=attention_chunk,
             cache_index=kv_batch_idx, leftpad=leftpad_k, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=keywords["softcap"],
+            factors=factors_of_cache(q, k, v, q_descale, k_descale, v_descale, batch),
         )  # fmt: skip
         return out, lse, lse.new_empty(0), lse.new_empty(0)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1

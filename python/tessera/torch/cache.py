@@ -28,16 +28,18 @@ _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
     "cached_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
-    "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, SymInt? max_seqlen_q, str lengths, SymInt? seqlen_new, float? softmax_scale, "
-    "float softcap, SymInt window_left, SymInt window_right, SymInt chunk, SymInt sink_tokens, bool batch_invariant) "
+    "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, SymInt? max_seqlen_q, str lengths, "
+    "SymInt? seqlen_new, float? softmax_scale, float softcap, SymInt window_left, SymInt window_right, SymInt chunk, "
+    "SymInt sink_tokens, bool batch_invariant) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 _library.define(
     "append(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? seqlens, "
     "Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, Tensor? cu_seqlens_q, Tensor? slot_mapping, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, Tensor? rotary_positions, str lengths, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_new, bool rotary_interleaved, bool rotary_constant_q) -> Tensor",
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, Tensor? rotary_positions, "
+    "Tensor(c!)? k_scale, Tensor(d!)? v_scale, str lengths, SymInt max_seqlen_q, SymInt max_seqlen_new, bool rotary_interleaved, "
+    "bool rotary_constant_q) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
@@ -149,7 +151,7 @@ def cached_attention(
         rotated = append(
             k_new, v_new, k_cache, v_cache, seqlens, lengths, cu_seqlens_new, max_seqlen_new, page_table, cache_index,
             None, q if rotates else None, cu_seqlens_q if rotates else None, max_seqlen_q if rotates else None,
-            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, rotary_constant_q,
+            rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, None, rotary_constant_q, k_scale, v_scale,
         )  # fmt: skip
         q = q if rotated is None else rotated
         if lengths != "before":
@@ -161,7 +163,8 @@ def cached_attention(
     left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
     more = (
         alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        k_scale, v_scale, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens, batch_invariant,
+        k_scale, v_scale, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens,
+        batch_invariant,
     )  # fmt: skip
     if is_traced:
         q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
@@ -194,8 +197,8 @@ def explain_cached(
     left, right = band(numbers.pop("causal"), numbers.pop("window"))
     numbers |= {"window_left": left, "window_right": right}
     names = ("alibi_slopes", "sink", "cu_seqlens_q", "seqlens", "cu_seqlens_new", "page_table", "cache_index",
-             "leftpad", "tree_mask", "k_scale", "v_scale", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale", "softcap",
-             "window_left", "window_right", "chunk", "sink_tokens", "batch_invariant")  # fmt: skip
+             "leftpad", "tree_mask", "k_scale", "v_scale", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale",
+             "softcap", "window_left", "window_right", "chunk", "sink_tokens", "batch_invariant")  # fmt: skip
     given = tensors | numbers
     return _native.explain_cached(q, k_cache, v_cache, None, None, *(given[name] for name in names), device)
 
@@ -262,6 +265,8 @@ def append(
     rotary_seqlens: Tensor | None,
     rotary_positions: Tensor | None,
     rotary_constant_q: bool,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor | None:
     """`tessera.append`. As short as `cached_attention`."""
     is_traced = False
@@ -271,7 +276,7 @@ def append(
             k_new=k_new, v_new=v_new, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new,
             page_table=page_table, cache_index=cache_index, slot_mapping=slot_mapping, q=q, cu_seqlens_q=cu_seqlens_q,
             rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
-            rotary_positions=rotary_positions,
+            rotary_positions=rotary_positions, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         if _need_gradients(k_new, v_new, k_cache, v_cache, q):
             refuse_gradients("append", _INSTEAD, k_new=k_new, v_new=v_new, k_cache=k_cache, v_cache=v_cache, q=q)
@@ -290,8 +295,8 @@ def append(
         rotary_cos, rotary_sin = signed(rotary_cos), signed(rotary_sin)
     more = (
         seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q, slot_mapping, rotary_cos, rotary_sin,
-        rotary_seqlens, rotary_positions, lengths, longest_q, max_seqlen_new,
-        rotary_interleaved, rotary_constant_q,
+        rotary_seqlens, rotary_positions, k_scale, v_scale, lengths, longest_q, max_seqlen_new, rotary_interleaved,
+        rotary_constant_q,
     )  # fmt: skip
     if is_traced:
         q_out = torch.ops.tessera.append(k_new, v_new, k_cache, v_cache, q, *more)

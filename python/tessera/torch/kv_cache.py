@@ -240,7 +240,7 @@ class KVCache:
 
         Args:
             k_new: (batch, seqlen_new, num_heads_k, head_dim), or packed (total_new, num_heads_k, head_dim) with
-                `cu_seqlens_new`. Of the cache's type.
+                `cu_seqlens_new`. Of the cache's type; if that has 8 bits, of any other, and quantised.
             v_new: the same with head_dim_v.
             sequences: where they go. Left padding changes nothing here: lengths count slots.
             q, cu_seqlens_new, ...: as `tessera.append` takes them.
@@ -253,7 +253,7 @@ class KVCache:
         return cache.append(
             k_new, v_new, self.k, self.v, sequences.seqlens, sequences.lengths, cu_seqlens_new, max_seqlen_new,
             sequences.page_table, sequences.cache_index, None, q, cu_seqlens_q, max_seqlen_q, rotary_cos, rotary_sin,
-            rotary_interleaved, rotary_seqlens, None, rotary_constant_q,
+            rotary_interleaved, rotary_seqlens, None, rotary_constant_q, self.k_scale, self.v_scale,
         )  # fmt: skip
 
     def write(
@@ -271,7 +271,8 @@ class KVCache:
         """Writes new keys and values into slots that are named one by one, in place.
 
         Args:
-            k_new: (total_new, num_heads_k, head_dim), of the cache's type.
+            k_new: (total_new, num_heads_k, head_dim), of the cache's type, or quantised as by `append`. Scales by head
+                are (1, num_heads_k) then.
             v_new: the same with head_dim_v.
             slot_mapping: int64 (total_new,): page * page_size + slot, or row * capacity + slot; -1 is nowhere.
             q: queries to rotate, (total_q, num_heads, head_dim).
@@ -285,7 +286,7 @@ class KVCache:
         """
         return cache.append(
             k_new, v_new, self.k, self.v, None, "before", None, None, None, None, slot_mapping, q, None, None,
-            rotary_cos, rotary_sin, rotary_interleaved, None, rotary_positions, False,
+            rotary_cos, rotary_sin, rotary_interleaved, None, rotary_positions, False, self.k_scale, self.v_scale,
         )  # fmt: skip
 
     def attend(
