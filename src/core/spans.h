@@ -70,14 +70,23 @@ struct alignas(16) PartWord {
 struct KeyTiles {
   KeyRuns runs;
   int size = 1;
+  int sinks = 0;  ///< tiles of the first run
 
-  TESSERA_HD constexpr int sinks() const { return ceil_div(runs.sinks.size(), size); }
-  TESSERA_HD constexpr int count() const { return sinks() + ceil_div(runs.keys.size(), size); }
+  constexpr KeyTiles() = default;
+  TESSERA_HD constexpr KeyTiles(const KeyRuns& of, int each)
+      : runs(of), size(each), sinks(ceil_div(of.sinks.size(), each)) {}
+
+  TESSERA_HD constexpr int count() const { return sinks + ceil_div(runs.keys.size(), size); }
   /// From a tile's first key to the end of its run.
   TESSERA_HD constexpr Range from(int tile) const {
-    const int first = sinks();
-    if (tile < first) return {runs.sinks.begin + tile * size, runs.sinks.end};
-    return {runs.keys.begin + (tile - first) * size, runs.keys.end};
+    if (tile < sinks) return {runs.sinks.begin + tile * size, runs.sinks.end};
+    return {runs.keys.begin + (tile - sinks) * size, runs.keys.end};
+  }
+  /// Tiles of the second run whose keys all lie in `keys`.
+  TESSERA_HD constexpr Range inside(const Range& keys) const {
+    const int begin = max(keys.begin - runs.keys.begin, 0);
+    const int end = min(keys.end, runs.keys.end) - runs.keys.begin;
+    return {sinks + ceil_div(begin, size), sinks + max(end, 0) / size};
   }
   /// In units of so many tiles: of an item that has all queries who see these keys, or of several
   /// that have some each. To some queries keys may be cut elsewhere between sink tokens and others

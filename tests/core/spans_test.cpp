@@ -191,7 +191,7 @@ TEST(KeyTiles, HaveEveryKeyOfBothRunsOnce) {
           for (int tile = 0; tile < tiles.count(); ++tile) {
             const Range rest = tiles.from(tile);
             ASSERT_FALSE(rest.empty());
-            ASSERT_EQ(rest.end, tile < tiles.sinks() ? sinks : begin + count);
+            ASSERT_EQ(rest.end, tile < tiles.sinks ? sinks : begin + count);
             for (int key = rest.begin; key < min(rest.begin + size, rest.end); ++key) {
               keys.push_back(key);
             }

@@ -64,6 +64,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, b
                "l"(from), "r"(bytes), "l"(policy)
                : "memory");
 }
+/// The same of what exists.
+__device__ __forceinline__ void copy_async(std::uint32_t to, const void* from, CachePolicy policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
 /// The same of a word.
 __device__ __forceinline__ void copy_async_word(std::uint32_t to, const void* from, bool exists) {
   const int bytes = exists ? 4 : 0;

@@ -1,0 +1,360 @@
+// What a decoding warp asks memory for: tiles of keys and values into its ring, ahead of those that
+// are multiplied, in the next piece, too; queries of that piece; page numbers before the keys that
+// lie there.
+#pragma once
+
+#include "cuda/mma/decode_results.h"
+#include "cuda/ptx/grid.h"
+#include "cuda/ptx/mma.h"
+
+namespace tessera::cuda::mma {
+
+/// Shared memory of a block, from its first multiple of 128 bytes.
+template <core::Kernel K>
+struct DecodeShared {
+  char queries[2][chunk_bytes(K.head_dim * 2)];  ///< of a piece and the next
+  char ring[decode_warps(K)][decode_stages(K)][stage_bytes(K)];
+  DecodePiece pieces[decode_warps(K)][2];
+  /// What products of queries are multiplied by, as these lie here.
+  float query_factors[core::widens(K) ? kBlockRows : 1];
+  DecodeExchange<K> exchange;
+  DecodeSearch<K> search;
+};
+
+/// Shared address of a 16-byte unit of a row, in chunks of 64 columns of 16 bits, swizzled.
+__device__ __forceinline__ constexpr std::uint32_t place(int row, int unit) {
+  return unit / 8 * (kTileKeys * 128) + row * 128 + (unit % 8 ^ row % 8) * 16;
+}
+
+/// Of one warp.
+template <core::Kernel K>
+class DecodeLoads {
+  using Element = typename CachedElement<cached_size(K)>::Type;
+  static constexpr int kWarps = decode_warps(K), kStages = decode_stages(K);
+  static constexpr bool kWidens = core::widens(K);
+  static constexpr int kSize = cached_size(K), kUnit = 16 / kSize;  ///< elements of 16 bytes
+  /// 16-byte units of a row.
+  static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit,
+                       kUnitsQ = K.head_dim / 8;
+  static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
+  static constexpr int kPrefetched = 2;  ///< tiles of a warp
+  static_assert((kUnits & (kUnits - 1)) == 0 && (kUnitsV & (kUnitsV - 1)) == 0);
+
+ public:
+  /// Tiles that a warp has under way; beside them its output has room.
+  static constexpr int kAhead = kStages - output_stages(K);
+  static_assert(kAhead >= 2);
+  static_assert(sizeof(DecodeShared<K>) + 128 <= decode_bytes(K));
+
+  __device__ __forceinline__ DecodeLoads(const DecodeParams& params, DecodeShared<K>& shared)
+      : p(params),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        shared_(shared),
+        walk_(params, shared.search),
+        policy_(ptx::cache_policy(params.parts.blocks == 1)),
+        paged_(params.cache.pages.table != nullptr),
+        whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
+
+  __device__ __forceinline__ const DecodeWalk<K>& walk() const { return walk_; }
+  /// What is multiplied.
+  __device__ __forceinline__ DecodePiece& piece() const { return shared_.pieces[warp_][now_]; }
+  /// Its queries.
+  __device__ __forceinline__ char* queries() const { return shared_.queries[now_]; }
+  /// Of keys and values where loads are.
+  __device__ __forceinline__ const float (&scales() const)[2] { return scales_; }
+
+  /// Are loads in the next piece? Is there one?
+  /// @{
+  __device__ __forceinline__ bool ahead() const { return ahead_; }
+  __device__ __forceinline__ bool more() const { return more_; }
+  /// @}
+  /// Has the piece no tile that is not loaded yet, and is the next one not known?
+  __device__ __forceinline__ bool done_with_piece() const { return !loading_ && !ahead_; }
+  /// Loads that bring as many tiles under way as there may be.
+  __device__ __forceinline__ int owed() const { return under_way_ < kAhead ? kAhead : 0; }
+
+  /// The first of the tiles under way has been multiplied.
+  __device__ __forceinline__ void release() { --under_way_; }
+  /// The next piece becomes the piece.
+  __device__ __forceinline__ void turn() {
+    now_ = 1 - now_;
+    ahead_ = false;
+  }
+  /// All warps have their parts of the queries that were asked for last.
+  __device__ __forceinline__ void meet_queries() const {
+    // They were in the group of the next tile, or in one before it.
+    if (under_way_ == kAhead) {
+      ptx::copy_wait<kAhead - 1>();
+    } else {
+      ptx::copy_commit();
+      ptx::copy_wait<0>();
+    }
+    __syncthreads();
+  }
+
+  /// A group of copies: the next tile's, if there is one and a stage for it.
+  __device__ __forceinline__ void next() {
+    if (loading_ && under_way_ < kAhead) {
+      const DecodePiece& from = loaded_piece();
+      load(from, shared_.ring[warp_][to_]);
+      to_ = to_ + 1 == kStages ? 0 : to_ + 1;
+      ++under_way_;
+      next_ += kWarps;
+      loading_ = next_ < from.tiles.end;
+      half_ = kTileKeys - half_;
+      if (loading_ && half_ == 0) look_up(from);
+    }
+    ptx::copy_commit();
+  }
+  /// Loads go on with the next piece, if there is one.
+  __device__ __forceinline__ void advance() {
+    ahead_ = true;
+    more_ = walk_.next(piece(), next_piece(), [this](const DecodePiece& of) { prefetch(of); });
+    if (!more_) return;
+    const DecodePiece& of = next_piece();
+    load_queries(of);
+    if constexpr (kWidens) {
+      scales_[0] = scale_of(p.k_scale, of);
+      scales_[1] = scale_of(p.v_scale, of);
+    }
+    keys_ = rows_of<kUnits>(p.k, of);
+    values_ = rows_of<kUnitsV>(p.v, of);
+    next_ = of.tiles.begin + warp_;
+    loading_ = next_ < of.tiles.end;
+    half_ = 0;
+    if (loading_) look_up(of);
+  }
+
+ private:
+  /// Where a lane's key lies: lanes 0 to 15 have the keys of a tile, the others of the warp's next.
+  struct PageOfKey {
+    int slot = 0, number = 0;
+    std::int64_t wide = 0;  ///< instead of number
+  };
+
+  __device__ __forceinline__ DecodePiece& next_piece() const {
+    return shared_.pieces[warp_][1 - now_];
+  }
+  /// Of the tile next_.
+  __device__ __forceinline__ const DecodePiece& loaded_piece() const {
+    return shared_.pieces[warp_][ahead_ ? 1 - now_ : now_];
+  }
+
+  /// What all of a piece's keys or values are multiplied by; 1 where each has a scale of its own.
+  __device__ __forceinline__ float scale_of(const core::Scales& scales,
+                                            const DecodePiece& of) const {
+    return scales.of_slots() ? 1.0F : *scales.of(of.sequence, of.head);
+  }
+
+  /// Queries of all rows, and zeros: the warp's share of the next piece's.
+  __device__ __forceinline__ void load_queries(const DecodePiece& of) const {
+    const std::uint32_t to = ptx::shared_address(shared_.queries[1 - now_]);
+    for (int i = static_cast<int>(threadIdx.x); i < kBlockRows * kUnitsQ; i += kWarps * 32) {
+      const int row = i / kUnitsQ, unit = i % kUnitsQ;
+      const bool exists = row < of.rows && unit * 8 < p.head_dim;
+      const DecodeRow at = mma::row_of(of, p.group, row);
+      const std::uint16_t* const from = query(of, at) + unit * 8;
+      ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
+    }
+  }
+  /// A row of q.
+  __device__ __forceinline__ const std::uint16_t* query(const DecodePiece& of,
+                                                        const DecodeRow& row) const {
+    return static_cast<const std::uint16_t*>(p.q.data) +
+           of.sequence.query_offset(p.q.strides, row.query, of.head * p.group.value() + row.member);
+  }
+
+  /// With pages: in which one lies the lane's key of the next two tiles. It takes as long to come
+  /// as keys do, so nothing is made of it before they are asked for.
+  __device__ __forceinline__ void look_up(const DecodePiece& from) {
+    if (!paged_) return;
+    static_assert(kTileKeys == 16);
+    const core::Range keys = from.keys.from(next_ + lane_ / kTileKeys * kWarps);
+    const core::Pages& pages = p.cache.pages;
+    const int slot =
+        from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
+    const core::Pages::Place place = pages.place(slot, p.page_size);
+    page_.slot = place.slot;
+    const std::int64_t at = from.sequence.entry_k * pages.stride + place.column;
+    if (pages.ids == PageIds::i32) {
+      page_.number = static_cast<const std::int32_t*>(pages.table)[at];
+    } else {
+      page_.wide = static_cast<const std::int64_t*>(pages.table)[at];
+    }
+  }
+
+  /// Asks the second-level cache for what may become the warp's first tiles, and for the queries.
+  __device__ __forceinline__ void prefetch(const DecodePiece& of) const {
+    if (warp_ == 0 && lane_ < of.rows) {
+      const DecodeRow at = mma::row_of(of, p.group, lane_);
+      ptx::prefetch(query(of, at), static_cast<std::uint32_t>(p.head_dim) * 2, policy_);
+    }
+    const bool value = lane_ >= kTileKeys;
+    const Source& source = value ? p.v : p.k;
+    const auto* const head =
+        static_cast<const Element*>(source.data) + of.head * source.strides.head;
+    int tile = of.tiles.begin + warp_;
+#pragma unroll 1
+    for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
+      const core::Range keys = of.keys.from(tile);
+      const int key = keys.begin + lane_ % kTileKeys;
+      if (key >= keys.end) continue;
+      int slot = of.sequence.first_k + key;
+      std::int64_t entry = of.sequence.entry_k;
+      if (paged_) {
+        const core::Pages& pages = p.cache.pages;
+        const core::Pages::Place place = pages.place(slot, p.page_size);
+        const std::int64_t at = entry * pages.stride + place.column;
+        slot = place.slot;
+        // As lengths, not from the first-level cache.
+        entry = pages.ids == PageIds::i32
+                    ? ptx::load_relaxed(static_cast<const std::int32_t*>(pages.table) + at)
+                    : ptx::load_relaxed(static_cast<const std::int64_t*>(pages.table) + at);
+        if (!pages.exists(entry)) continue;
+      }
+      ptx::prefetch(head + entry * source.strides.batch + slot * source.strides.seqlen,
+                    static_cast<std::uint32_t>(value ? p.head_dim_v : p.head_dim) * kSize, policy_);
+    }
+  }
+
+  /// The lane's unit of the lane's row of a tile that would begin at slot 0 of page 0; without
+  /// pages at the sequence's first slot.
+  template <int kRowUnits>
+  __device__ __forceinline__ const Element* rows_of(const Source& source,
+                                                    const DecodePiece& of) const {
+    const core::Strides& strides = source.strides;
+    std::int64_t slot = lane_ / kRowUnits;
+    std::int64_t offset = of.head * strides.head + lane_ % kRowUnits * kUnit;
+    if (!paged_) {
+      offset += of.sequence.entry_k * strides.batch;
+      slot += of.sequence.first_k;
+    }
+    return static_cast<const Element*>(source.data) + offset + slot * strides.seqlen;
+  }
+
+  /// Keys and values of the next tile.
+  __device__ __forceinline__ void load(const DecodePiece& from, char* stage) const {
+    const std::uint32_t to = ptx::shared_address(stage);
+    const core::Range keys = from.keys.from(next_);
+    int left = keys.end - keys.begin, slot = keys.begin;
+    std::int64_t page = 0;
+    if (paged_) {
+      const core::Pages& pages = p.cache.pages;
+      const std::int64_t mine = pages.ids == PageIds::i32 ? page_.number : page_.wide;
+      slot = __shfl_sync(~0U, page_.slot, half_);
+      if (slot + kTileKeys > pages.size) {
+        const bool exists = lane_ % kTileKeys < left && pages.exists(mine);
+        const unsigned rows = __ballot_sync(~0U, exists) >> half_;
+        const auto at = [&](const Source& source) {
+          const core::Strides& strides = source.strides;
+          const std::int64_t offset =
+              mine * strides.batch + page_.slot * strides.seqlen + from.head * strides.head;
+          return static_cast<const Element*>(source.data) + (exists ? offset : 0);
+        };
+        load_placed<kUnits>(to, at(p.k), p.head_dim, rows);
+        load_placed<kUnitsV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
+        if constexpr (kWidens) {
+          const int key = lane_ % kTileKeys;
+          load_scale(to, from, __shfl_sync(~0U, mine, half_ + key),
+                     __shfl_sync(~0U, page_.slot, half_ + key), (rows >> key & 1) != 0);
+        }
+        return;
+      }
+      page = __shfl_sync(~0U, mine, half_);
+      if (!pages.exists(page)) left = 0;
+    }
+    const auto at = [&](const Element* rows, const Source& source) {
+      if (paged_) rows += page * source.strides.batch;
+      return rows + slot * source.strides.seqlen;
+    };
+    load_rows<kUnits>(to, p.k, at(keys_, p.k), p.head_dim, left);
+    load_rows<kUnitsV>(to + kKeyBytes, p.v, at(values_, p.v), p.head_dim_v, left);
+    if constexpr (kWidens) {
+      const int key = lane_ % kTileKeys;
+      load_scale(to, from, paged_ ? page : from.sequence.entry_k,
+                 slot + key + (paged_ ? 0 : from.sequence.first_k), key < left);
+    }
+  }
+  /// By token: lanes 0 to 15 load the scales of a tile's keys, the others those of its values.
+  __device__ __forceinline__ void load_scale(std::uint32_t to, const DecodePiece& from,
+                                             std::int64_t entry, int slot, bool exists) const {
+    const core::Scales& scales = lane_ < kTileKeys ? p.k_scale : p.v_scale;
+    if (!scales.of_slots()) return;
+    const std::int64_t at = entry * scales.stride_batch + slot * scales.stride_seqlen +
+                            from.head * scales.stride_head;
+    ptx::copy_async_word(to + kKeyBytes + kValueBytes + lane_ * 4, scales.data + (exists ? at : 0),
+                         exists);
+  }
+
+  /// Rows side by side, from the lane's unit on; what does not exist becomes 0.
+  template <int kRowUnits>
+  __device__ __forceinline__ void load_rows(std::uint32_t to, const Source& source,
+                                            const Element* from, int dim, int left) const {
+    constexpr int kAtOnce = rows_at_once(kRowUnits);
+    const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
+    const std::int64_t step = kAtOnce * source.strides.seqlen;
+    to += place(row, unit);
+    if (whole_rows_ && left >= kTileKeys) {
+#pragma unroll
+      for (int i = 0; i < kTileKeys; i += kAtOnce) {
+        ptx::copy_async((to ^ i % 8 * 16) + i * 128, from, policy_);
+        from += step;
+      }
+      return;
+    }
+    const bool in_row = unit * kUnit < dim;
+#pragma unroll 1
+    for (int i = 0; i < kTileKeys; i += kAtOnce) {
+      const bool exists = in_row && row + i < left;
+      // A row that does not exist is not read, but its address must be one.
+      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists, policy_);
+      from += step;
+    }
+  }
+  /// The same of rows that lie anywhere: row i where lane half_ + i says, if bit i of `rows` says
+  /// that it exists.
+  template <int kRowUnits>
+  __device__ __forceinline__ void load_placed(std::uint32_t to, const Element* from, int dim,
+                                              unsigned rows) const {
+    constexpr int kAtOnce = rows_at_once(kRowUnits);
+    const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
+    // A row that does not exist is not read, but its address must be one.
+    const int column = unit * kUnit < dim ? unit * kUnit : 0;
+    rows = unit * kUnit < dim ? rows >> row : 0;
+    to += place(row, unit);
+#pragma unroll
+    for (int i = 0; i < kTileKeys; i += kAtOnce) {
+      const auto* const row_from = reinterpret_cast<const Element*>(
+          __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), half_ + row + i));
+      ptx::copy_async((to ^ i % 8 * 16) + i * 128, row_from + column, (rows >> i & 1) != 0,
+                      policy_);
+    }
+  }
+  /// Rows of so many 16-byte units that a warp copies together.
+  __device__ __forceinline__ static constexpr int rows_at_once(int units) {
+    return units <= 32 ? 32 / units : 1;
+  }
+
+  const DecodeParams& p;
+  const int warp_, lane_;
+  DecodeShared<K>& shared_;
+  DecodeWalk<K> walk_;
+  const ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
+  const bool paged_;
+  const bool whole_rows_;  ///< they have as many columns as there is room for
+  int now_ = 0;            ///< of the warp's two pieces
+  bool ahead_ = false;     ///< loads are in the next piece
+  bool more_ = true;       ///< there is one, where they are
+  bool loading_ = false;   ///< tile next_ exists
+  int next_ = 0;           ///< tile to be loaded
+  const Element* keys_ = nullptr;    ///< rows_of() them, in the piece that is loaded
+  const Element* values_ = nullptr;  ///< the same
+  PageOfKey page_;                   ///< of the lane's key
+  int half_ = 0;       ///< the first of the lanes that have the keys of tile next_
+  int under_way_ = 0;  ///< tiles loaded, but not multiplied
+  int to_ = 0;         ///< of the ring
+  float scales_[2];    ///< rows that widen
+};
+
+}  // namespace tessera::cuda::mma
