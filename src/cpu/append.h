@@ -80,9 +80,9 @@ class QuantizingCarrier {
             amax = larger_magnitudes(amax, load_part(made + c, n));
           });
         });
-        const auto scale = core::WrittenScale<float>::of(reduce_max(amax), kLimit<Out>);
-        numbers_.data[at] = scale.scale;
-        factor = scale.factor;
+        const auto of_row = core::WrittenScale<float>::of(reduce_max(amax), kLimit<Out>);
+        numbers_.data[at] = of_row.scale;
+        factor = of_row.factor;
       }
       for_each_piece([&](const core::Range& columns) {
         float* const made = numbers + (kept ? columns.begin : 0);
