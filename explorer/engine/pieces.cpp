@@ -89,7 +89,7 @@ Piece Pieces::part(const Piece& item, Range units) const {
   const auto keys_before = [&](int tile) {
     if (tile >= tiles.count()) return item.keys.size();
     const Range rest = tiles.from(tile);
-    return tile < tiles.sinks() ? rest.begin - item.keys.sinks.begin
+    return tile < tiles.sinks ? rest.begin - item.keys.sinks.begin
                                 : item.keys.sinks.size() + rest.begin - item.keys.keys.begin;
   };
   part.keys =

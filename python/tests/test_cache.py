@@ -258,7 +258,7 @@ def test_operators(device: str) -> None:
         more = (None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False)
         torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
     append = torch.ops.tessera.append.default
-    rest = (cos, sin, None, None, "before", 0, 0, False, False)
+    rest = (cos, sin, None, None, None, None, "before", 0, 0, False, False)
     torch.library.opcheck(append, (k, v, k_cache, v_cache, q, *arrays, None, None, *rest), test_utils=tests)
     torch.library.opcheck(append, (k, v, k_cache, v_cache, None, *arrays, None, None, *rest), test_utils=tests)
 

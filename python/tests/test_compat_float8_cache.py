@@ -123,8 +123,10 @@ def test_rotated_rows(device: str) -> None:
     for b, length in enumerate(case.seqlens.tolist()):
         values = {n: getattr(case.cache, n).double() * case.factor(f"{n}_descale", b, HEADS_K) for n in "kv"}
         exact, plain = (
-            caches.attend(case.q[b : b + 1].to(dtype), case.cache._replace(**{n: x.to(dtype) for n, x in values.items()}),
-                          [(0, b, 0, length + 1)], dtype=dtype)
+            caches.attend(
+                case.q[b : b + 1].to(dtype), case.cache._replace(**{n: x.to(dtype) for n, x in values.items()}),
+                [(0, b, 0, length + 1)], dtype=dtype,
+            )
             for dtype in (torch.double, torch.bfloat16)
         )  # fmt: skip
         caches.check_close((o[b : b + 1], lse[b : b + 1]), exact, plain, rotated=True)
@@ -137,7 +139,8 @@ def test_refusals(device: str) -> None:
     expected = r"float32 \(batch, num_heads_k\) = \(3, 2\)"
     wide = (case.q.bfloat16(), case.cache.k, case.cache.v)
     refused: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
-        *(((case.q, *wide[1:]), {f"{name}_descale": None}, f"^{name}_descale is None: must be {expected}") for name in "qkv"),
+        *(((case.q, *wide[1:]), {f"{name}_descale": None}, f"^{name}_descale is None: must be {expected}")
+          for name in "qkv"),
         ((case.q, *wide[1:]), {"k_descale": torch.ones(B, 1, device=device)}, r"^k_descale is .* \(3, 1\): must be"),
         (wide, {}, "^q_descale is given, but q.dtype = torch.bfloat16"),
         ((case.q, case.cache.k, case.cache.v.bfloat16()), {}, "^v_cache.dtype = torch.bfloat16, but k_cache.dtype"),

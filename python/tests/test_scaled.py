@@ -434,7 +434,7 @@ def test_explain() -> None:
     text = tessera.explain_scaled(**case.arguments(), causal=True)
     assert "fwd e4m3 b=2 h=4/2 q=19 k=45 d=24/40 causal scales=token/head/channel" in text and "cpu." in text
     text = tessera.explain_scaled(**case.arguments(), dtype=torch.float32, device="h200")
-    assert "o=f32" in text and "takes no tensors of 8 bits and their scales; the problem is e4m3" in text
+    assert "o=f32" in text and "takes no tensors of 8 bits and their scales; k is e4m3" in text
     case = scaled(torch.int8, ("head", "tensor", "float16"), starts=([0, 5, 30], [0, 21, 40]))
     text = tessera.explain_scaled(**case.arguments(), v_shift=torch.zeros(2, 2, 40))
     assert "fwd i8" in text and "v=f16" in text and "scales=head/tensor/none v_shift" in text

@@ -20,8 +20,9 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   it ignores. On a GPU weights are rounded to 8 bits, too, head dims are multiples of 16 up to 256, and rows begin at
   multiples of 16 bytes.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; ``qv`` is not: NotImplementedError says what to do instead. ``attention_chunk``: queries see only keys of their own chunk of so many positions; with dense k and v that
-  are not float8, and without gradients.
+  tensors on the CPU are accepted; ``qv`` is not: NotImplementedError says what to do instead. ``attention_chunk``:
+  queries see only keys of their own chunk of so many positions; with dense k and v that are not float8, and without
+  gradients.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
@@ -254,8 +255,8 @@ def flash_attn_with_kvcache(
         qv: must be None.
 
     Returns:
-        o, of float8 queries bfloat16; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream has the results of splits).
-        lse is -inf for queries that see no key.
+        o, of float8 queries bfloat16; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream
+        has the results of splits). lse is -inf for queries that see no key.
     """
     if qv is not None:
         refuse("flash_attn_with_kvcache", qv=qv)

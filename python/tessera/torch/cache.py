@@ -38,8 +38,8 @@ _library.define(
     "append(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? seqlens, "
     "Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, Tensor? cu_seqlens_q, Tensor? slot_mapping, "
     "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, Tensor? rotary_positions, "
-    "Tensor(c!)? k_scale, Tensor(d!)? v_scale, str lengths, SymInt max_seqlen_q, SymInt max_seqlen_new, bool rotary_interleaved, "
-    "bool rotary_constant_q) -> Tensor",
+    "Tensor(c!)? k_scale, Tensor(d!)? v_scale, str lengths, SymInt max_seqlen_q, SymInt max_seqlen_new, "
+    "bool rotary_interleaved, bool rotary_constant_q) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
