@@ -62,12 +62,12 @@ class QuantizingCarrier {
     const T* const first =
         static_cast<const T*>(from_.data) + core::row_offset(strides_of(from_), seqlen_, row);
     const bool written = scales_.of_slots(), kept = dim_ <= kKeptColumns;
-    const std::int64_t scale = places_.scale_offset(scales_, row, slot, 0);
+    const std::int64_t first_scale = places_.scale_offset(scales_, row, slot, 0);
     alignas(64) float numbers[kKeptColumns + kLanes];
     for (int h = 0; h < heads_; ++h) {
       const T* const x = first + h * from_.stride_head;
       Out* const y = static_cast<Out*>(to_.data) + slot.offset(strides_of(to_), h);
-      const std::int64_t at = scale + h * scales_.stride_head;
+      const std::int64_t at = first_scale + h * scales_.stride_head;
       float factor = 1.0F;
       if (!written) {
         if (scales_) factor /= scales_.data[at];
