@@ -68,7 +68,8 @@ class Case:
                     self.inputs[f"{x}_scale"] = torch.rand(1, hk) + 0.01
         starts = [rng.randint(0, capacity - count) for count in counts]
         table = torch.randperm(b * columns).int().view(b, columns) if page else None
-        position = torch.tensor([s + i for s, c in zip(starts, counts) for i in range(c)], dtype=torch.int64)
+        slots_of = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        position = torch.tensor([slot for slots in slots_of for slot in slots], dtype=torch.int64)
         if places == "slots":
             sequence = torch.tensor([j for j, c in enumerate(counts) for _ in range(c)], dtype=torch.int64)
             entry = table[sequence, position // page].long() if page else sequence
@@ -80,7 +81,7 @@ class Case:
                 self.inputs["rotary_positions"] = position.int()
         else:
             self.shape |= dict(cache=BEFORE if places == "before" else AFTER, seqlen_new=new)
-            lengths = [s if places == "before" else s + c for s, c in zip(starts, counts)]
+            lengths = [s if places == "before" else s + c for s, c in zip(starts, counts, strict=True)]
             cu = torch.tensor([0, *counts]).cumsum(0).int()
             self.inputs |= {"seqlens": torch.tensor(lengths, dtype=torch.int32), "cu_seqlens_new": cu}
             if h:

@@ -232,6 +232,9 @@ class AppendLaunch : public testing::Test {
     place(dense_.seqlens, sizeof dense_.seqlens);
   }
 
+  /// What is freed here and taken elsewhere is the host's again.
+  void TearDown() override { fake::state() = {}; }
+
   static void place(const void* data, std::size_t bytes) {
     constexpr unsigned kDevice = 2;  // CUmemorytype
     fake::state().ranges.push_back({data, bytes, kDevice, false, 1});
