@@ -97,7 +97,7 @@ class Case:
     def run(self, library, where):
         """What an append there makes of the outputs."""
         inputs = {name: x.to(where) for name, x in self.inputs.items()}
-        outputs = {name: x.to(where) for name, x in self.outputs.items()}
+        outputs = {name: x.clone().to(where) for name, x in self.outputs.items()}
         tensors = {name: x for name, x in (inputs | outputs).items() if name != "qkv"}
         for name, (first, heads, dim) in self.parts.items():
             if heads:
