@@ -9,6 +9,7 @@
 #include "check/device_copy.h"
 #include "check/inputs.h"
 #include "commands.h"
+#include "memory/decode_step.h"
 #include "numbers.h"
 #include "plan/plan.h"
 #include "plan/shape.h"
@@ -26,6 +27,10 @@ struct BenchOptions {
   bool cold = false;
   bool heads_outside = false;
   bool json = false;
+  // A step of a model's decoding instead of problems:
+  std::string model;  ///< empty: none
+  std::string cache;  ///< its type; empty: that of the queries
+  DecodeStep step;
 };
 
 /// What was measured for one problem.
@@ -181,8 +186,7 @@ Result<Measurement> measure(const Problem& problem, const Device& device,
   const Result<Plan> planned = plan(problem, device);
   if (!planned) return planned.status();
   const double kv_bytes = static_cast<double>(problem.rows_k() * problem.num_heads_k *
-                                              (problem.head_dim + problem.head_dim_v)) *
-                          static_cast<double>(size_of(problem.dtype));
+                                              key_and_value_bytes(problem));
   const auto inputs = make_inputs(problem, kv_bytes, options);
   const Result<Buffer> workspace = Buffer::allocate(device, planned->workspace_bytes());
   if (!workspace) return workspace.status();
@@ -237,7 +241,78 @@ Json to_json(const Measurement& m) {
           {"three_step_bytes", m.three_step_bytes}};
 }
 
+/// Layers of a step that are alike, and what was measured of one of them. A step is all layers, one
+/// after another; what a model does between them is not here.
+struct MeasuredLayers {
+  StepLayers what;
+  Measurement measured;
+
+  double seconds() const { return measured.seconds * static_cast<double>(what.layers); }
+  /// At the speed of a plain read.
+  double predicted() const { return what.bytes / measured.peak_bytes; }
+};
+
+Result<std::vector<MeasuredLayers>> measure_step(BenchOptions options) {
+  const Result<ModelShape> model = model_named(options.model);
+  if (!model) return model.status();
+  if (!options.cache.empty()) {
+    const Result<CacheType> type = parse_cache_type(options.cache);
+    if (!type) return type.status();
+    options.step.cache = *type;
+  }
+  options.cold = true;  // between a layer and itself lie all others
+  const Result<std::vector<StepLayers>> kinds = layers_of(*model, options.step);
+  if (!kinds) return kinds.status();
+  std::vector<MeasuredLayers> found;
+  Progress progress("measuring");
+  for (const StepLayers& kind : *kinds) {
+    const Result<Device> device = device_for(options.where, kind.problem);
+    if (!device) return device.status();
+    const Result<Measurement> m = measure(kind.problem, *device, options);
+    if (!m) return m.status();
+    found.push_back({kind, *m});
+    progress.update(static_cast<std::int64_t>(found.size()),
+                    static_cast<std::int64_t>(kinds->size()));
+  }
+  return found;
+}
+
+int run_step(const BenchOptions& options) {
+  const Result<std::vector<MeasuredLayers>> kinds = measure_step(options);
+  if (!kinds) return fail(kinds.status());
+  Json json = Json::array();
+  Table table({"layers", "problem of one", "kernel", "bytes", "predicted", "measured", "share"});
+  double bytes = 0.0, predicted = 0.0, seconds = 0.0;
+  const auto share = [](double part, double whole) {
+    return fixed_text(100.0 * part / whole, 1) + " %";
+  };
+  for (const MeasuredLayers& kind : *kinds) {
+    bytes += kind.what.bytes;
+    predicted += kind.predicted();
+    seconds += kind.seconds();
+    table.add({std::to_string(kind.what.layers), to_string(kind.what.problem), kind.measured.kernel,
+               bytes_text(kind.what.bytes), seconds_text(kind.predicted()),
+               seconds_text(kind.seconds()), share(kind.predicted(), kind.seconds())});
+    json.push_back({{"layers", kind.what.layers},
+                    {"bytes", kind.what.bytes},
+                    {"predicted_seconds", kind.predicted()},
+                    {"seconds", kind.seconds()},
+                    {"one", to_json(kind.measured)}});
+  }
+  if (options.json) {
+    std::printf("%s\n", json.dump(2).c_str());
+    return kSuccess;
+  }
+  std::fputs(table.text().c_str(), stdout);
+  std::printf("\nattention of a step of %s: %s, %s predicted at the speed of a plain read, %s "
+              "measured (%s)\n",
+              options.model.c_str(), bytes_text(bytes).c_str(), seconds_text(predicted).c_str(),
+              seconds_text(seconds).c_str(), share(predicted, seconds).c_str());
+  return kSuccess;
+}
+
 int run_bench(const BenchOptions& options) {
+  if (!options.model.empty()) return run_step(options);
   const auto problems = options.what.read();
   if (!problems) return fail(problems.status());
 
@@ -285,6 +360,27 @@ void add_bench(CLI::App& app, Context& context) {
                     "tensors in memory as (batch, heads, seqlen, head_dim), not (batch, seqlen, "
                     "heads, head_dim)");
   command->add_flag("--json", options->json, "print JSON");
+  command
+      ->add_option("--model", options->model,
+                   "instead of problems: one step of decoding of a model that `tessera memory "
+                   "--list` shows, layer for layer, cold")
+      ->excludes("problems")
+      ->excludes("--file");
+  const auto add_size = [&](const char* name, std::int64_t& size, std::int64_t least,
+                            const char* help) {
+    command->add_option(name, size, help)
+        ->capture_default_str()
+        ->transform(whole_number(least, kLargestSize))
+        ->needs("--model");
+  };
+  add_size("--batch", options->step.batch, 1, "... sequences");
+  add_size("--seqlen", options->step.seqlen, 1, "... keys of each");
+  add_size("--page-size", options->step.page_size, 0, "... slots of a page; 0: without pages");
+  command
+      ->add_option("--cache", options->cache,
+                   "... type of the cache: bf16, e4m3, i8, the last two with /token if each head's "
+                   "key and value has a scale")
+      ->needs("--model");
   command->callback([options, &context] { context.exit_code = run_bench(*options); });
 }
 

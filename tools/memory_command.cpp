@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "memory/memory.h"
+#include "memory/decode_step.h"
 #include "numbers.h"
 #include "report.h"
 
@@ -49,13 +49,7 @@ Result<ModelShape> choose_model(const MemoryOptions& o) {
     if (Status s = validate(shape); !s) return s;
     return shape;
   }
-  const ModelShape* model = find_model(o.model.empty() ? kModel : o.model);
-  if (model != nullptr) return *model;
-  std::string names;
-  for (const ModelShape& known : known_models()) {
-    names += (names.empty() ? "" : ", ") + std::string(known.name);
-  }
-  return Status::invalid("model = '" + o.model + "': unknown; known: " + names);
+  return model_named(o.model.empty() ? kModel : o.model);
 }
 
 Result<std::int64_t> choose_sram(const MemoryOptions& o) {
@@ -85,18 +79,11 @@ struct Answer {
 /// What --cache says.
 Status read_cache(const std::string& text, Usage& usage) {
   if (text.empty()) return {};
-  constexpr std::string_view kScaled = "/token";
-  std::string type = text;
-  usage.token_scales = type.ends_with(kScaled);
-  if (usage.token_scales) type.resize(type.size() - kScaled.size());
-  for (int i = 0; i < kDtypes; ++i) {
-    const auto dtype = static_cast<Dtype>(i);
-    if (type != to_string(dtype) || (usage.token_scales && !is_scaled(dtype))) continue;
-    usage.cache_bytes = size_of(dtype);
-    return {};
-  }
-  return Status::invalid("cache = '" + text +
-                         "': must be f32, bf16, f16, e4m3, i8, e4m3/token or i8/token");
+  const Result<CacheType> type = parse_cache_type(text);
+  if (!type) return type.status();
+  usage.token_scales = type->token_scales;
+  usage.cache_bytes = size_of(type->dtype);
+  return {};
 }
 
 Result<Answer> compute(MemoryOptions o) {

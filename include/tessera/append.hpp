@@ -103,7 +103,7 @@ struct AppendTensors {
   /// iff the cache has 8 bits. By token they lie as the cache does, (rows, seqlen_k, num_heads_k)
   /// or (num_pages, page_size, ..), and new rows' are written: each takes the row's largest number
   /// to the type's largest. By tensor and by head, (batch, num_heads_k), with slot_mapping
-  /// (num_heads_k), they are given and read; null: 1.
+  /// (num_heads_k), they are given and read.
   /// @{
   Scales k_scale;
   Scales v_scale;

@@ -70,7 +70,7 @@ class QuantizingCarrier {
       const std::int64_t at = first_scale + h * scales_.stride_head;
       float factor = 1.0F;
       if (!written) {
-        if (scales_) factor /= scales_.data[at];
+        factor /= scales_.data[at];
       } else {
         F32 amax{0.0F};
         for_each_piece([&](const core::Range& columns) {

@@ -174,10 +174,11 @@ Status check_scales(const char* name, const Scales& numbers, Scaling by, const A
   if (by == Scaling::none && numbers.data != nullptr) {
     return Status::invalid(data + " is given, but only caches of 8 bits have scales");
   }
+  if (by != Scaling::none && numbers.data == nullptr && s.rows_new() > 0) {
+    return missing(data.c_str(), by == Scaling::token ? "scales by token are written"
+                                                      : "new rows are divided by it");
+  }
   if (by == Scaling::token) {
-    if (numbers.data == nullptr && s.rows_new() > 0) {
-      return missing(data.c_str(), "scales by token are written");
-    }
     const Tensor tensor = {numbers.data, numbers.stride_batch, numbers.stride_seqlen,
                            numbers.stride_head};
     return check_output(name, tensor, cached, false);

@@ -152,6 +152,10 @@ TEST_F(CAppend, CachesOf8BitsArriveToo) {
   tensors_.k_scale.data = nullptr;
   EXPECT_EQ(append(), TESSERA_INVALID);
   EXPECT_STREQ(error_, "k_scale.data = null: scales by token are written");
+  shape_.scale_k = TESSERA_SCALE_TENSOR;
+  EXPECT_EQ(append(), TESSERA_INVALID);
+  EXPECT_STREQ(error_, "k_scale.data = null: new rows are divided by it");
+  shape_.scale_k = TESSERA_SCALE_TOKEN;
   tensors_.k_scale.data = k_scale;
   tensors_.k_scale.stride_seqlen = 0;
   EXPECT_EQ(append(), TESSERA_INVALID);

@@ -309,6 +309,11 @@ TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
       {{"fly"}, "fly"},
       {{"check", "q=4 k=4"}, "head_dim = 0"},
       {{"bench"}, "no problem given"},
+      {{"bench", "--model", "gpt-5"}, "model = 'gpt-5': unknown; known: llama-2-7b"},
+      {{"bench", "--model", "minilm-l6"}, "an encoder"},
+      {{"bench", "--model", "gpt-2", "--cache", "fp8"}, "cache = 'fp8': must be"},
+      {{"bench", "--model", "gpt-2", "q=4 k=4 d=8"}, "excludes"},
+      {{"bench", "q=4 k=4 d=8", "--batch", "2"}, "requires --model"},
       {{"check"}, "no problem given"},
       {{"check", "--file", folder_ / "none"}, "none: cannot be read"},
       {{"plan", "d=64 q=5 k=5 h=3/2"}, "num_heads_k = 2"},
@@ -358,6 +363,24 @@ TEST(Cli, BenchCountsOperationsAndSeconds) {
   EXPECT_GT(peak, 1e8);
   EXPECT_LT(peak, 1e14);
   EXPECT_EQ(row["three_step_bytes"].get<double>(), 2.0 * 2 * 256 * 256 * 4);
+}
+
+TEST(Cli, BenchMeasuresAStepOfAModel) {
+  const Ran ran = tessera({"bench", "--model", "gpt-oss-20b", "--seqlen", "200", "--cache", "e4m3",
+                           "--device", "cpu", "--seconds", "0.01", "--json"});
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  const Json kinds = Json::parse(ran.out);
+  ASSERT_EQ(kinds.size(), 2U);
+  // 12 layers, 8 heads, 64 columns of keys and of values: of 200 keys, and of a window of 128.
+  EXPECT_EQ(kinds[0]["bytes"].get<double>(), 12.0 * 200 * 8 * 128);
+  EXPECT_EQ(kinds[1]["bytes"].get<double>(), 12.0 * 128 * 8 * 128);
+  for (const Json& kind : kinds) {
+    EXPECT_EQ(kind["layers"], 12);
+    EXPECT_DOUBLE_EQ(kind["seconds"].get<double>(), 12 * kind["one"]["seconds"].get<double>());
+    EXPECT_DOUBLE_EQ(kind["predicted_seconds"].get<double>() *
+                         kind["one"]["peak_read_bytes_per_second"].get<double>(),
+                     kind["bytes"].get<double>());
+  }
 }
 
 TEST(Cli, PlanAndInfoSpeakJson) {

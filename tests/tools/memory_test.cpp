@@ -1,6 +1,8 @@
 // The memory calculator, against numbers worked out by hand.
 #include "memory/memory.h"
 
+#include "memory/decode_step.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -48,6 +50,61 @@ TEST(KvCache, TypesOfItsOwn) {
   EXPECT_EQ(kv_cache(latent, {.seqlen = 1, .cache_bytes = 1, .token_scales = true}).per_token,
             61 * (576 + 4));
   EXPECT_FALSE(validate(Usage{.cache_bytes = 3}).ok());
+}
+
+TEST(CacheType, IsATypeAndSaysWhetherKeysHaveScales) {
+  const auto e4m3 = parse_cache_type("e4m3/token"), bf16 = parse_cache_type("bf16");
+  ASSERT_TRUE(e4m3 && bf16);
+  EXPECT_TRUE(e4m3->dtype == Dtype::e4m3 && e4m3->token_scales);
+  EXPECT_TRUE(bf16->dtype == Dtype::bf16 && !bf16->token_scales);
+  for (const char* wrong : {"", "bf16/token", "/token", "int8", "e4m3/head"}) {
+    const auto type = parse_cache_type(wrong);
+    ASSERT_FALSE(type) << wrong;
+    EXPECT_EQ(type.status().text.find("cache = '" + std::string(wrong) + "': must be f32"), 0U)
+        << type.status().text;
+  }
+}
+
+TEST(DecodeStep, HasTheLayersOfAModelAndTheirBytes) {
+  const auto llama = layers_of(model("llama-3-8b"), {.batch = 3, .seqlen = 1000});
+  ASSERT_TRUE(llama) << llama.status().text;
+  ASSERT_EQ(llama->size(), 1U);
+  EXPECT_EQ(to_string((*llama)[0].problem), "fwd bf16 b=3 h=32/8 q=1 k=1000 d=128 cache=full");
+  EXPECT_EQ((*llama)[0].layers, 32);
+  EXPECT_EQ((*llama)[0].bytes, 3.0 * 1000 * 128 * kKiB);
+  // 12 of 24 layers see 128 keys; pages are whole: 63 of 16. Scales are 8 bytes a head.
+  const auto oss = layers_of(model("gpt-oss-20b"), {.seqlen = 1000,
+                                                    .page_size = 16,
+                                                    .cache = CacheType{Dtype::i8, true}});
+  ASSERT_TRUE(oss) << oss.status().text;
+  ASSERT_EQ(oss->size(), 2U);
+  EXPECT_EQ(to_string((*oss)[0].problem),
+            "fwd bf16 b=1 h=64/8 q=1 k=1008 d=64 cache=full pages=63x16 sink kv=i8 "
+            "scales=none/token/token");
+  EXPECT_EQ((*oss)[0].bytes, 12.0 * 1008 * 8 * (128 + 8));
+  EXPECT_EQ((*oss)[1].layers, 12);
+  EXPECT_EQ((*oss)[1].problem.window_left, 127);
+  EXPECT_EQ((*oss)[1].bytes, 12.0 * 128 * 8 * (128 + 8));
+  // A window that reaches all keys hides none.
+  const auto gemma = layers_of(model("gemma-2-9b"), {.seqlen = 4096, .dtype = Dtype::f16});
+  ASSERT_TRUE(gemma) << gemma.status().text;
+  EXPECT_EQ(to_string((*gemma)[1].problem),
+            "fwd f16 b=1 h=16/8 q=1 k=4096 d=256 cache=full softcap=50");
+}
+
+TEST(DecodeStep, SaysWhatHasNone) {
+  const auto said = [](const char* name, const DecodeStep& step) {
+    const auto layers = layers_of(model(name), step);
+    EXPECT_FALSE(layers) << name;
+    return layers ? std::string() : layers.status().text;
+  };
+  EXPECT_EQ(said("bert-base", {}),
+            "model = 'bert-base': an encoder, which has no steps of decoding");
+  EXPECT_EQ(said("deepseek-v3", {}).find("model = 'deepseek-v3': latent attention"), 0U);
+  EXPECT_EQ(said("gpt-2", {.batch = 0}).find("batch = 0: must lie in [1, "), 0U);
+  EXPECT_EQ(said("gpt-2", {.seqlen = 0}).find("seqlen = 0: must lie in [1, "), 0U);
+  EXPECT_EQ(said("gpt-2", {.cache = CacheType{Dtype::f32, false}}),
+            "cache = 'f32': must be that of the queries, bf16, or e4m3 or i8");
 }
 
 TEST(KvCache, WindowedLayersStopGrowing) {

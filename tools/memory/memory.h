@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "tessera/status.hpp"
@@ -30,6 +31,8 @@ struct ModelShape {
   std::int64_t latent = 0;
   bool causal = true;  ///< false: an encoder, which caches nothing
   std::string_view note;
+  float softcap = 0.0F;  ///< of scores; 0: none
+  bool sink = false;     ///< a number a head that takes part in the softmax
 };
 
 /// A GPU as its maker states it.
@@ -82,6 +85,8 @@ std::span<const GpuFacts> known_gpus();
 /// By name; null if unknown.
 const ModelShape* find_model(std::string_view name);
 const GpuFacts* find_gpu(std::string_view name);
+/// The same as a value. Errors: invalid (unknown; the text names those that are known).
+Result<ModelShape> model_named(const std::string& name);
 
 /// Says whether the numbers make sense; the text names the first that does not.
 Status validate(const ModelShape& model);

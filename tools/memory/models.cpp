@@ -15,7 +15,8 @@ constexpr std::string_view kLatentNote =
     "latent attention: caches 512 compressed + 64 rotary elements a token and layer, shared by all "
     "heads; heads and dims are those of the expanded form";
 
-// name, layers, heads, kv heads, head_dim, head_dim_v, window layers, window, latent, causal, note
+// name, layers, heads, kv heads, head_dim, head_dim_v, window layers, window, latent, causal, note,
+// softcap, sink
 constexpr std::array kModels = {
     ModelShape{"llama-2-7b", 32, 32, 32, 128, 128, 0, 0, 0, true, ""},
     ModelShape{"llama-3-8b", 32, 32, 8, 128, 128, 0, 0, 0, true, ""},
@@ -24,11 +25,12 @@ constexpr std::array kModels = {
     ModelShape{"mistral-7b", 32, 32, 8, 128, 128, 32, 4096, 0, true,
                "version 0.1; later versions have no window"},
     ModelShape{"mixtral-8x7b", 32, 32, 8, 128, 128, 0, 0, 0, true, ""},
-    ModelShape{"gemma-2-9b", 42, 16, 8, 256, 256, 21, 4096, 0, true, "scores are capped at 50"},
+    ModelShape{"gemma-2-9b", 42, 16, 8, 256, 256, 21, 4096, 0, true, "scores are capped at 50",
+               50.0F},
     ModelShape{"qwen2.5-7b", 28, 28, 4, 128, 128, 0, 0, 0, true, ""},
     ModelShape{"qwen2.5-72b", 80, 64, 8, 128, 128, 0, 0, 0, true, ""},
-    ModelShape{"gpt-oss-20b", 24, 64, 8, 64, 64, 12, 128, 0, true, "with a sink a head"},
-    ModelShape{"gpt-oss-120b", 36, 64, 8, 64, 64, 18, 128, 0, true, "with a sink a head"},
+    ModelShape{"gpt-oss-20b", 24, 64, 8, 64, 64, 12, 128, 0, true, "with a sink a head", 0.0F, true},
+    ModelShape{"gpt-oss-120b", 36, 64, 8, 64, 64, 18, 128, 0, true, "with a sink a head", 0.0F, true},
     ModelShape{"deepseek-v3", 61, 128, 128, 192, 128, 0, 0, 576, true, kLatentNote},
     ModelShape{"gpt-2", 12, 12, 12, 64, 64, 0, 0, 0, true, ""},
     ModelShape{"gpt-2-xl", 48, 25, 25, 64, 64, 0, 0, 0, true, ""},
@@ -61,5 +63,14 @@ std::span<const ModelShape> known_models() { return kModels; }
 std::span<const GpuFacts> known_gpus() { return kGpus; }
 const ModelShape* find_model(std::string_view name) { return find(kModels, name); }
 const GpuFacts* find_gpu(std::string_view name) { return find(kGpus, name); }
+
+Result<ModelShape> model_named(const std::string& name) {
+  if (const ModelShape* const model = find_model(name)) return *model;
+  std::string names;
+  for (const ModelShape& known : kModels) {
+    names += (names.empty() ? "" : ", ") + std::string(known.name);
+  }
+  return Status::invalid("model = '" + name + "': unknown; known: " + names);
+}
 
 }  // namespace tessera::tools

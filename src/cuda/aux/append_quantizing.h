@@ -143,7 +143,7 @@ __device__ __forceinline__ void carry_rounded(const AppendParams& p, const Carri
       const Written scaled = Written::of(most[i], limit);
       factor = scaled.factor;
       if (place == 0) rows.written[its_scale] = scaled.scale.x;
-    } else if (rows.scales) {
+    } else {
       factor = Exact(1.0F) / Exact(rows.scales.data[its_scale]);
     }
     using Rounded = RoundedPiece<Numbers::kColumns>;
