@@ -322,8 +322,8 @@ class Appended {
     if (s.quantizes()) {
       make_wild(k_new_, s.head_dim);
       make_wild(v_new_, s.head_dim_v);
-      tensors.k_scale = draw_scales(k_scale_, s.scale_k, k_scale_given_);
-      tensors.v_scale = draw_scales(v_scale_, s.scale_v, v_scale_given_);
+      tensors.k_scale = draw_scales(k_scale_, s.scale_k);
+      tensors.v_scale = draw_scales(v_scale_, s.scale_v);
       k_scale_before_ = k_scale_;
       v_scale_before_ = v_scale_;
       point_to_scales();
@@ -350,10 +350,9 @@ class Appended {
       if (below(40) == 0) memory.set(i, one_of({kInf, -kInf, std::nan(""), 0.0, -0.0}));
     }
   }
-  /// By token poison that lies as a cache of one column does; else numbers, or none at all.
-  Scales draw_scales(Elements& memory, Scaling by, bool& given) {
+  /// By token poison that lies as a cache of one column does; else numbers.
+  Scales draw_scales(Elements& memory, Scaling by) {
     const AppendShape& s = shape;
-    given = by == Scaling::token || below(4) != 0;
     const std::int64_t batch = s.slot_mapping ? 1 : s.batch;
     Tensor t;
     if (by == Scaling::token) {
@@ -366,11 +365,9 @@ class Appended {
   }
   /// clear() may move them.
   void point_to_scales() {
-    const auto data = [&](Elements& memory, bool given) {
-      return given ? static_cast<float*>(address(memory, scale_start_)) : nullptr;
-    };
-    tensors.k_scale.data = data(k_scale_, k_scale_given_);
-    tensors.v_scale.data = data(v_scale_, v_scale_given_);
+    if (!shape.quantizes()) return;
+    tensors.k_scale.data = static_cast<float*>(address(k_scale_, scale_start_));
+    tensors.v_scale.data = static_cast<float*>(address(v_scale_, scale_start_));
   }
 
   // ---- what must come of it, by literal loops
@@ -403,17 +400,17 @@ class Appended {
     }
   }
 
-  /// A row that is quantised. at: of its scale, if there are any.
+  /// A row that is quantised. at: of its scale.
   void expect_rounded(const Elements& from, std::int64_t from_at, Expected& to, std::int64_t to_at,
                       std::int64_t dim, std::int64_t position, Scaling by, Expected& scales,
-                      bool given, std::int64_t at) {
+                      std::int64_t at) {
     std::vector<float> x;
     for (std::int64_t j = 0; j < dim; ++j) x.push_back(static_cast<float>(from.at(from_at + j)));
     if (shape.rotary) {
       rotate_fused(x, *shape.rotary, cos_, sin_, tensors.rotary.stride_cos, position);
     }
     const Dtype dtype = shape.stored_kv();
-    float factor = given ? 1.0F / static_cast<float>(scales.elements.at(at)) : 1.0F;
+    float factor = 1.0F / static_cast<float>(scales.elements.at(at));
     if (by == Scaling::token) {
       const RoundedScale written = scale_of({x}, dtype);
       scales.elements.set(at, static_cast<double>(written.scale));
@@ -442,10 +439,10 @@ class Appended {
       const std::int64_t v_to = cache_start_ + offset(tensors.v, entry, slot, h);
       if (s.quantizes()) {
         expect_rounded(k_new_, k_from, k_expected_, k_to, s.head_dim, position, s.scale_k,
-                       k_scale_expected_, k_scale_given_,
+                       k_scale_expected_,
                        scale_at(tensors.k_scale, s.scale_k, sequence, entry, slot, h));
         expect_rounded(v_new_, v_from, v_expected_, v_to, s.head_dim_v, -1, s.scale_v,
-                       v_scale_expected_, v_scale_given_,
+                       v_scale_expected_,
                        scale_at(tensors.v_scale, s.scale_v, sequence, entry, slot, h));
         continue;
       }
@@ -541,7 +538,6 @@ class Appended {
   Elements k_new_, v_new_, q_, q_before_, cos_, sin_;
   Elements k_, v_, q_out_;
   Elements k_scale_, v_scale_, k_scale_before_, v_scale_before_;
-  bool k_scale_given_ = false, v_scale_given_ = false;  ///< not null
   std::int64_t scale_start_ = 0;
   std::int64_t new_start_ = 0, cache_start_ = 0, q_start_ = 0;  ///< elements before the first row
   Expected k_expected_, v_expected_, q_expected_, k_scale_expected_, v_scale_expected_;

@@ -56,6 +56,9 @@ std::vector<Option> options() {
                            "--head-dim", "--head-dim-v", "--window", "--sram"}) {
     all.push_back({memory, name, no_count, size});
   }
+  const std::vector<std::string> step = {"bench", "--model", "gpt-2"};
+  for (const char* name : {"--batch", "--seqlen"}) all.push_back({step, name, no_count, size});
+  all.push_back({step, "--page-size", {"-1", "x", "1099511627777"}, whole + "0 to 1099511627776"});
   return all;
 }
 
