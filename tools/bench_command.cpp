@@ -185,8 +185,8 @@ Result<Measurement> measure(const Problem& problem, const Device& device,
                             const BenchOptions& options) {
   const Result<Plan> planned = plan(problem, device);
   if (!planned) return planned.status();
-  const double kv_bytes = static_cast<double>(problem.rows_k() * problem.num_heads_k *
-                                              key_and_value_bytes(problem));
+  const double kv_bytes =
+      static_cast<double>(problem.rows_k() * problem.num_heads_k * key_and_value_bytes(problem));
   const auto inputs = make_inputs(problem, kv_bytes, options);
   const Result<Buffer> workspace = Buffer::allocate(device, planned->workspace_bytes());
   if (!workspace) return workspace.status();
@@ -304,10 +304,11 @@ int run_step(const BenchOptions& options) {
     return kSuccess;
   }
   std::fputs(table.text().c_str(), stdout);
-  std::printf("\nattention of a step of %s: %s, %s predicted at the speed of a plain read, %s "
-              "measured (%s)\n",
-              options.model.c_str(), bytes_text(bytes).c_str(), seconds_text(predicted).c_str(),
-              seconds_text(seconds).c_str(), share(predicted, seconds).c_str());
+  std::printf(
+      "\nattention of a step of %s: %s, %s predicted at the speed of a plain read, %s "
+      "measured (%s)\n",
+      options.model.c_str(), bytes_text(bytes).c_str(), seconds_text(predicted).c_str(),
+      seconds_text(seconds).c_str(), share(predicted, seconds).c_str());
   return kSuccess;
 }
 

@@ -223,9 +223,10 @@ void add_memory(CLI::App& app, Context& context) {
   add_size("--seqlen", o->usage.seqlen, "tokens of a sequence")->capture_default_str();
   add_size("--batch", o->usage.batch, "sequences", 0)->capture_default_str();
   add_size("--element-bytes", o->usage.element_bytes, "4, 2 or 1")->capture_default_str();
-  command->add_option("--cache", o->cache,
-                      "type of the cache: f32, bf16, f16, e4m3, i8, the last two with /token if each "
-                      "head's key and value has a scale; default: as --element-bytes says");
+  command->add_option(
+      "--cache", o->cache,
+      "type of the cache: f32, bf16, f16, e4m3, i8, the last two with /token if each "
+      "head's key and value has a scale; default: as --element-bytes says");
   add_size("--layers", o->layers, "a model of one's own: layers");
   add_size("--heads", o->heads, "... query heads");
   add_size("--heads-k", o->heads_k, "... key/value heads; default: --heads");

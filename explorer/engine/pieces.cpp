@@ -90,7 +90,7 @@ Piece Pieces::part(const Piece& item, Range units) const {
     if (tile >= tiles.count()) return item.keys.size();
     const Range rest = tiles.from(tile);
     return tile < tiles.sinks ? rest.begin - item.keys.sinks.begin
-                                : item.keys.sinks.size() + rest.begin - item.keys.keys.begin;
+                              : item.keys.sinks.size() + rest.begin - item.keys.keys.begin;
   };
   part.keys =
       item.keys.part(keys_before(units.begin * unit_tiles), keys_before(units.end * unit_tiles));

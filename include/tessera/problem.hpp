@@ -102,7 +102,7 @@ struct Problem {
   /// Of o and its gradient; none: dtype, or where q is of 8 bits v's type of 16 bits, or bf16
   /// (S14).
   std::optional<Dtype> dtype_o;
-  std::optional<Dtype> dtype_v;  ///< of v; none: k's. bf16 or f16 beside q and k of 8 bits (S14)
+  std::optional<Dtype> dtype_v;   ///< of v; none: k's. bf16 or f16 beside q and k of 8 bits (S14)
   std::optional<Dtype> dtype_kv;  ///< of k and v; none: dtype. 8 bits beside q of 16 or 32 (S14)
   /// v, of e4m3, lies in tiles as quantize() makes them for a GPU's tensor cores, not in rows
   /// (S14).

@@ -423,8 +423,8 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   const View &k = in.k_cache, &v = in.v_cache;
   check_cache_dims({k, v, in.page_table, in.cache_index});
   AppendShape s;
-  const auto scaled = read_cached_scales(k, v, in.k_scale, in.v_scale,
-                                         by_head(sequences_of(in), k.shape[2]));
+  const auto scaled =
+      read_cached_scales(k, v, in.k_scale, in.v_scale, by_head(sequences_of(in), k.shape[2]));
   // What is not the cache has the type of the new rows.
   const View& typed = scaled ? in.k_new : k;
   const char* const typed_name = scaled ? "k_new" : "k_cache";

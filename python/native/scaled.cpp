@@ -190,12 +190,11 @@ std::optional<CachedScales> read_cached_scales(const View& k_cache, const View& 
   }
   if (!type) {
     if (!k_scale && !v_scale) return std::nullopt;
-    invalid(std::string(k_scale ? "k_scale" : "v_scale") +
-            " is given, but k_cache.dtype = " + type_of(k_cache) +
-            ": only caches of 8 bits have scales");
+    invalid(std::string(k_scale ? "k_scale" : "v_scale") + " is given, but k_cache.dtype = " +
+            type_of(k_cache) + ": only caches of 8 bits have scales");
   }
-  const std::string needed = "; values of " + type_of(k_cache) +
-                             " are elements times a scale, and a missing one is not 1";
+  const std::string needed =
+      "; values of " + type_of(k_cache) + " are elements times a scale, and a missing one is not 1";
   const auto read = [&](const char* name, const View& scale, const View& cache) {
     return meaning_of(name, scale, k_cache, {by_tensor(), of_heads, by_slot(cache)},
                       scale ? std::string() : needed, "k_cache");

@@ -126,9 +126,7 @@ def test_slots_from_one_packed_tensor(scales: str, dtype: torch.dtype, device: s
     positions = torch.randint(CAPACITY, (count,), device=device, dtype=torch.int32)
     before = tuple(x.clone() for x in rows.all())
     cache = tessera.KVCache(rows.cache.k, rows.cache.v, rows.k_scale, rows.v_scale)
-    rotated = cache.write(
-        k, v, slots, q=q, rotary_cos=angle.cos(), rotary_sin=angle.sin(), rotary_positions=positions
-    )
+    rotated = cache.write(k, v, slots, q=q, rotary_cos=angle.cos(), rotary_sin=angle.sin(), rotary_positions=positions)
     exact_q, exact_k = (caches.rotate(x, positions.long(), angle.cos(), angle.sin(), False) for x in (q, k))
     torch.testing.assert_close(rotated, exact_q.bfloat16(), rtol=2**-7, atol=2**-8)
     rows.check(before, [

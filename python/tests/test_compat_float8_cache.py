@@ -35,7 +35,7 @@ class Case:
         o, lse = result[:2]
         assert o.dtype is (torch.bfloat16 if self.q.dtype is E4M3 else self.q.dtype)
         for b, length in enumerate(lengths):
-            q = (self.q[b : b + 1].double() * self.factor("q_descale", b, HEADS))
+            q = self.q[b : b + 1].double() * self.factor("q_descale", b, HEADS)
             values = {
                 name: getattr(self.cache, name).double() * self.factor(f"{name}_descale", b, HEADS_K) for name in "kv"
             }

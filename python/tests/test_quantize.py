@@ -227,8 +227,8 @@ def test_every_step(dtype: torch.dtype, interleaved: bool) -> None:
     assert_rounded(made.v, by_key(made.v_scale, 512, 150), v.double() - shift.double()[:, None])
     assert made.v_shift is shift
     o, lse = made.attention(dtype=torch.float32, softmax_scale=0.005, return_lse=True)
-    # Attention of what they were rounded to, score_shift as one more column: beside that of the originals a row of large
-    # scores may be any distance off.
+    # Attention of what they were rounded to, score_shift as one more column: beside that of the originals a row of
+    # large scores may be any distance off.
     values = made.v.double() * by_key(made.v_scale, 512, 150).double() + shift.double()[:, None]
     low_q = made.q.double() * made.q_scale.double().transpose(1, 2)[..., None]
     low_k = made.k.double() * by_key(made.k_scale, 128, 150).double()

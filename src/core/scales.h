@@ -30,8 +30,8 @@ struct Scales {
                                            int head_k) const {
     return data + slot_offset(pages, sequence, strides(), key, head_k);
   }
-  /// The numbers of a sequence's head; head: of the query heads for `token`, which is q's here, else
-  /// of the key/value heads.
+  /// The numbers of a sequence's head; head: of the query heads for `token`, which is q's here,
+  /// else of the key/value heads.
   TESSERA_HD constexpr const float* of(const Sequence& sequence, int head) const {
     if (by == Scaling::tensor) return data;
     const bool packed = sequence.packed && (by == Scaling::token || by == Scaling::block);

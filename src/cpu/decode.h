@@ -31,8 +31,7 @@ namespace tessera::cpu::TESSERA_ISA {
 template <core::Kernel K>
 class DecodeItem {
   static_assert(K.lanes == kLanes && K.block_n % kKeyBlock == 0 && kKeyBlock % kLanes == 0 &&
-                kKeyBlock <= kDecodeWidenedKeys &&
-                K.block_m % kRowTile == 0);
+                kKeyBlock <= kDecodeWidenedKeys && K.block_m % kRowTile == 0);
 
  public:
   /// Split `split` of `heads` key/value heads from `head_k` on.
@@ -70,9 +69,8 @@ class DecodeItem {
         rows_[r].keys = {map_.mask.begin_of(row.query), map_.mask.end_of(row.query)};
       }
     }
-    with_widened_storage<K>(problem_.stored_k(), [&](auto storage) {
-      unit_ = kUnit<decltype(storage)>;
-    });
+    with_widened_storage<K>(problem_.stored_k(),
+                            [&](auto storage) { unit_ = kUnit<decltype(storage)>; });
     with_tensor_storage<K>(problem_.dtype,
                            [&](auto storage) { load_queries<decltype(storage)>(); });
     with_widened_storage<K>(problem_.stored_k(),
@@ -442,8 +440,7 @@ class DecodeItem {
     for (; i < v.n; i += kStep) {
       const std::int64_t n = core::min<std::int64_t>(v.n - i, kStep);
       add_values<NR, kStep / kLanes, Stored>(
-          v, keys, first, i, requests,
-          [=](const T* p) { return load_operand_n(Operand{}, p, n); });
+          v, keys, first, i, requests, [=](const T* p) { return load_operand_n(Operand{}, p, n); });
     }
   }
 
@@ -560,8 +557,8 @@ class DecodeItem {
   const RowMap map_;     ///< of the first of them
   const KeyPlaces places_;
   const core::Scales k_scales_, v_scales_;
-  float unit_ = 1.0F;    ///< of the elements that are multiplied
-  core::Score score_;    ///< for products of already scaled queries
+  float unit_ = 1.0F;  ///< of the elements that are multiplied
+  core::Score score_;  ///< for products of already scaled queries
   const core::Dropout dropout_;
   DecodeScratch scratch_;
 

@@ -28,7 +28,7 @@ inline constexpr float kUnit = kThroughF16<T> ? 256.0F : 1.0F;
 
 /// Copies rows to `out`, `stride` elements apart: a multiple of 64. Zeros follow them there.
 [[gnu::noinline]] inline KeyBlock<F16> copy_as_f16(const KeyRows<E4m3> rows, core::Range keys,
-                                                  F16* out, std::int64_t stride) {
+                                                   F16* out, std::int64_t stride) {
   constexpr int kStep = NanOfE4m3::kBytes, kHalf = 2 * kLanes;
   static_assert(kStep == 2 * kHalf && 64 % kStep == 0);
   NanOfE4m3 nan;

@@ -245,8 +245,7 @@ TEST_P(Decode, BitsDoNotDependOnTheBatch) {
     for (std::int64_t b = 0; b < p.batch; ++b) {
       Sample alone = sample;
       alone.problem.batch = 1;
-      for (Placed* x :
-           {&alone.q, &alone.k, &alone.v, &alone.o, &alone.k_scale, &alone.v_scale}) {
+      for (Placed* x : {&alone.q, &alone.k, &alone.v, &alone.o, &alone.k_scale, &alone.v_scale}) {
         x->start += b * x->batch;
       }
       execute(alone, row, 128, 1);
@@ -311,8 +310,8 @@ TEST_P(Decode, InfiniteValueOfTheLastKey) {
   }
 }
 
-// A NaN element of a key makes its head's rows NaN, one of a value its column, wherever it lies, and
-// nothing else (S14).
+// A NaN element of a key makes its head's rows NaN, one of a value its column, wherever it lies,
+// and nothing else (S14).
 TEST_P(Decode, NanElementsStayNan) {
   if (GetParam().kv == Dtype::i8) GTEST_SKIP() << "i8 has no NaN";
   for (int i = 0; i < 40; ++i) {
@@ -408,9 +407,8 @@ std::string name_of_types(const testing::TestParamInfo<Types>& types) {
   return q == kv ? q : q + "_" + kv;
 }
 
-constexpr Types kPlain[] = {{Dtype::f32, Dtype::f32},
-                            {Dtype::bf16, Dtype::bf16},
-                            {Dtype::f16, Dtype::f16}};
+constexpr Types kPlain[] = {
+    {Dtype::f32, Dtype::f32}, {Dtype::bf16, Dtype::bf16}, {Dtype::f16, Dtype::f16}};
 constexpr Types kEightBits[] = {{Dtype::f32, Dtype::e4m3},  {Dtype::f32, Dtype::i8},
                                 {Dtype::bf16, Dtype::e4m3}, {Dtype::bf16, Dtype::i8},
                                 {Dtype::f16, Dtype::e4m3},  {Dtype::f16, Dtype::i8}};

@@ -181,8 +181,11 @@ inline void keep_keys(Placed& x, const SampleCache& cache, std::int64_t heads, s
 inline Placed place_scales(Random& random, const Problem& p, Scaling by, std::int64_t bk,
                            std::int64_t sk) {
   const bool token = by == Scaling::token, one = by == Scaling::tensor;
-  Placed x = place(random, Dtype::f32, token ? bk : one ? 1 : p.batch, token ? sk : 1,
-                   one ? 1 : p.num_heads_k, 1, 1.0, true);
+  Placed x = place(random, Dtype::f32,
+                   token ? bk
+                   : one ? 1
+                         : p.batch,
+                   token ? sk : 1, one ? 1 : p.num_heads_k, 1, 1.0, true);
   const float unit = p.stored_k() == Dtype::i8 ? 0.05F : 1.0F;
   for (std::int64_t i = 0; i < x.array.size(); ++i) {
     x.array.set(i, unit * std::fabs(0.3F * static_cast<float>(x.array.get(i)) + 1.0F));

@@ -70,8 +70,8 @@ inline std::uint8_t to_e4m3(float x) {
     ++binade;
     spacing *= 2.0F;
   }
-  return static_cast<std::uint8_t>(sign | (static_cast<int>(std::nearbyint(a / spacing)) +
-                                           8 * binade));
+  return static_cast<std::uint8_t>(sign |
+                                   (static_cast<int>(std::nearbyint(a / spacing)) + 8 * binade));
 }
 
 /// Elements of one dtype in raw memory.

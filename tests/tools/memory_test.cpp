@@ -73,9 +73,8 @@ TEST(DecodeStep, HasTheLayersOfAModelAndTheirBytes) {
   EXPECT_EQ((*llama)[0].layers, 32);
   EXPECT_EQ((*llama)[0].bytes, 3.0 * 1000 * 128 * kKiB);
   // 12 of 24 layers see 128 keys; pages are whole: 63 of 16. Scales are 8 bytes a head.
-  const auto oss = layers_of(model("gpt-oss-20b"), {.seqlen = 1000,
-                                                    .page_size = 16,
-                                                    .cache = CacheType{Dtype::i8, true}});
+  const auto oss = layers_of(
+      model("gpt-oss-20b"), {.seqlen = 1000, .page_size = 16, .cache = CacheType{Dtype::i8, true}});
   ASSERT_TRUE(oss) << oss.status().text;
   ASSERT_EQ(oss->size(), 2U);
   EXPECT_EQ(to_string((*oss)[0].problem),

@@ -57,8 +57,8 @@ const std::vector<Contradiction>& contradictions();
 extern const std::vector<std::string> kScales;
 
 /// What only tensors of 8 bits have.
-inline constexpr const char* kOfScales[] = {"v dtype", "kv dtype", "scales", "score shift", "v shift",
-                                            "v tiles"};
+inline constexpr const char* kOfScales[] = {"v dtype",     "kv dtype", "scales",
+                                            "score shift", "v shift",  "v tiles"};
 
 /// Lengths around every power of two that a tile may have, and around the splits.
 /// @{

@@ -28,8 +28,9 @@ Status check(const ModelShape& model, const DecodeStep& step) {
   }
   if (model.latent > 0) {
     return Status::unsupported(
-        name + ": latent attention, whose cache has one row for keys and values; `tessera memory` "
-               "counts it, but nothing here decodes over it yet");
+        name +
+        ": latent attention, whose cache has one row for keys and values; `tessera memory` "
+        "counts it, but nothing here decodes over it yet");
   }
   const struct {
     const char* name;

@@ -147,8 +147,7 @@ class Decoder {
   /// The i-th 16 columns of all rows as the A operand.
   __device__ __forceinline__ void read_queries(int i, std::uint32_t* words) const {
     ptx::load_matrices(
-        words,
-        columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16), i));
+        words, columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16), i));
   }
 
   __device__ __forceinline__ void attend() {
@@ -169,8 +168,8 @@ class Decoder {
           for (float& x : o_) x *= factor;
         });
       }
-      w_.weigh_at_once(
-          raise, [&](float weight, int i) { return weight * scales[i / 4 * 2 + i % 2]; });
+      w_.weigh_at_once(raise,
+                       [&](float weight, int i) { return weight * scales[i / 4 * 2 + i % 2]; });
     } else {
       w_.weigh_at_once(raise);
     }
@@ -178,8 +177,8 @@ class Decoder {
   }
   /// By token: of the keys (0) or values (1) that the lane has scores of.
   __device__ __forceinline__ void tile_scales(int which, float (&scales)[4]) const {
-    const auto* const all = reinterpret_cast<const float*>(shared_.ring[warp_][stage_] + kKeyBytes +
-                                                           kValueBytes);
+    const auto* const all =
+        reinterpret_cast<const float*>(shared_.ring[warp_][stage_] + kKeyBytes + kValueBytes);
     const float* const mine = all + which * kTileKeys + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) scales[i] = mine[i / 2 * 8 + i % 2];

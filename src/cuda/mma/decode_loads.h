@@ -281,8 +281,8 @@ class DecodeLoads {
                                              std::int64_t entry, int slot, bool exists) const {
     const core::Scales& scales = lane_ < kTileKeys ? p.k_scale : p.v_scale;
     if (!scales.of_slots()) return;
-    const std::int64_t at = entry * scales.stride_batch + slot * scales.stride_seqlen +
-                            from.head * scales.stride_head;
+    const std::int64_t at =
+        entry * scales.stride_batch + slot * scales.stride_seqlen + from.head * scales.stride_head;
     ptx::copy_async_word(to + kKeyBytes + kValueBytes + lane_ * 4, scales.data + (exists ? at : 0),
                          exists);
   }
@@ -342,19 +342,19 @@ class DecodeLoads {
   DecodeWalk<K> walk_;
   const ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
   const bool paged_;
-  const bool whole_rows_;  ///< they have as many columns as there is room for
-  int now_ = 0;            ///< of the warp's two pieces
-  bool ahead_ = false;     ///< loads are in the next piece
-  bool more_ = true;       ///< there is one, where they are
-  bool loading_ = false;   ///< tile next_ exists
-  int next_ = 0;           ///< tile to be loaded
+  const bool whole_rows_;            ///< they have as many columns as there is room for
+  int now_ = 0;                      ///< of the warp's two pieces
+  bool ahead_ = false;               ///< loads are in the next piece
+  bool more_ = true;                 ///< there is one, where they are
+  bool loading_ = false;             ///< tile next_ exists
+  int next_ = 0;                     ///< tile to be loaded
   const Element* keys_ = nullptr;    ///< rows_of() them, in the piece that is loaded
   const Element* values_ = nullptr;  ///< the same
   PageOfKey page_;                   ///< of the lane's key
-  int half_ = 0;       ///< the first of the lanes that have the keys of tile next_
-  int under_way_ = 0;  ///< tiles loaded, but not multiplied
-  int to_ = 0;         ///< of the ring
-  float scales_[2];    ///< rows that widen
+  int half_ = 0;                     ///< the first of the lanes that have the keys of tile next_
+  int under_way_ = 0;                ///< tiles loaded, but not multiplied
+  int to_ = 0;                       ///< of the ring
+  float scales_[2];                  ///< rows that widen
 };
 
 }  // namespace tessera::cuda::mma

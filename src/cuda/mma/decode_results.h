@@ -27,8 +27,8 @@ template <core::Kernel K>
 class DecodeResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kThreads = decode_threads(K);
-  static constexpr int kColumns = 4;                      ///< of a row, a thread's at a time
-  static constexpr int kWords = 2;                        ///< of them
+  static constexpr int kColumns = 4;  ///< of a row, a thread's at a time
+  static constexpr int kWords = 2;    ///< of them
   static constexpr bool kWidens = core::widens(K);
   static constexpr int kPartRows = kRows / output_stages(K);  ///< of a warp's output in a stage
   static constexpr int kAsked = core::PartTree::kOthers;  ///< parts that a thread asks for at once

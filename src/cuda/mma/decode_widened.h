@@ -82,8 +82,8 @@ class ValueScales {
   /// of outputs.
   template <class Rescale>
   __device__ __forceinline__ void take(float (&scales)[4], const Rescale& rescale) {
-    float most = fmaxf(fmaxf(fabsf(scales[0]), fabsf(scales[1])),
-                       fmaxf(fabsf(scales[2]), fabsf(scales[3])));
+    float most =
+        fmaxf(fmaxf(fabsf(scales[0]), fabsf(scales[1])), fmaxf(fabsf(scales[2]), fabsf(scales[3])));
     most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
     if (agreed(most > top_)) {

@@ -60,8 +60,7 @@ struct Weights {
 #pragma unroll 1
     for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
       float part[2];
-      make_weights(
-          shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); }, element);
+      make_weights(shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); }, element);
       if (!agreed(raised == 0 && too_large(part))) {
         sum[0] += part[0];
         sum[1] += part[1];
