@@ -144,6 +144,25 @@ std::string refused_cached(const Problem& problem) {
   return refused_cache_scales(problem);
 }
 
+std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
+  if (problem.dropout_p > 0.0F) return "takes no dropout";
+  // What no other row does it does for any number of rows, block by block.
+  if (!problem.cache && !core::widens(row) && refused_mask(problem).empty()) {
+    if (std::string other = refused_rows(row, problem); !other.empty()) return other;
+  }
+  const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
+  const std::int64_t keys =
+      problem.batch * problem.num_heads_k * core::max<std::int64_t>(blocks, 1) *
+      (problem.seqlen_k + problem.sink_tokens + std::int64_t{2} * row.block_n);
+  if (keys / row.block_n >= std::int64_t{1} << facts_of(row.arch).counted_bits) {
+    return "counts up to 2^" + std::to_string(facts_of(row.arch).counted_bits) + " times " +
+           std::to_string(row.block_n) +
+           " keys of all sequences, heads and blocks of 16 rows; there are up to " +
+           std::to_string(keys);
+  }
+  return {};
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
@@ -170,21 +189,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   }
   if (!of_types.empty()) return of_types;
   if (row.form == core::Form::decode) {
-    if (problem.dropout_p > 0.0F) return "takes no dropout";
-    // What no other row does it does for any number of rows, block by block.
-    if (!problem.cache && !widens && refused_mask(problem).empty()) {
-      if (std::string other = refused_rows(row, problem); !other.empty()) return other;
-    }
-    const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
-    const std::int64_t keys =
-        problem.batch * problem.num_heads_k * core::max<std::int64_t>(blocks, 1) *
-        (problem.seqlen_k + problem.sink_tokens + std::int64_t{2} * row.block_n);
-    if (keys / row.block_n >= std::int64_t{1} << facts.counted_bits) {
-      return "counts up to 2^" + std::to_string(facts.counted_bits) + " times " +
-             std::to_string(row.block_n) +
-             " keys of all sequences, heads and blocks of 16 rows; there are up to " +
-             std::to_string(keys);
-    }
+    if (std::string other = refused_decoding(row, problem); !other.empty()) return other;
   }
   // A row without extras takes the maximum of raw products, so their factor must be positive.
   const bool turned = row.pass == Pass::forward && !(problem.scale() > 0.0F);

@@ -228,7 +228,7 @@ TEST(AppendSmall, AnyNumberOfThreadsGivesTheSameBits) {
     const auto& [dtype, scaling] = caches[number / 100];
     shape.dtype_kv = dtype;
     shape.scale_k = shape.scale_v = scaling;
-    std::vector<float> scales(2 * 600 * 4);
+    std::vector<float> scales(4800);
     Elements k(dtype, 600 * row), v(dtype, 600 * row);
     AppendTensors t;
     t.k_new = t.v_new = {fresh.data(), 150 * row, row, 64};

@@ -219,7 +219,9 @@ TEST_P(Simd, E4m3BecomesFp16) {
   std::vector<std::uint16_t> y(256);
   std::vector<float> exact(256);
   for (int i = 0; i < 256; ++i) x[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(i);
-  for (int i = 0; i < 256; i += 2 * simd().lanes) simd().e4m3_to_f16(&x[i], &y[i]);
+  for (int i = 0; i < 256; i += 2 * simd().lanes) {
+    simd().e4m3_to_f16(x.data() + i, y.data() + i);
+  }
   simd().widen_e4m3(x.data(), exact.data(), 256);
   for (std::size_t i = 0; i < 256; ++i) {
     const auto found = static_cast<float>(256.0 * widened_f16(y[i]));
@@ -229,7 +231,7 @@ TEST_P(Simd, E4m3BecomesFp16) {
       EXPECT_EQ(to_bits(found), to_bits(exact[i])) << i;
     }
   }
-  const auto n = static_cast<std::size_t>(4 * simd().lanes);
+  const std::size_t n = std::size_t{4} * static_cast<std::size_t>(simd().lanes);
   std::vector<std::uint8_t> bytes(2 * n);
   for (int round = 0; round < 20; ++round) {
     for (std::uint8_t& byte : bytes) {

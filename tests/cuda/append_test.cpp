@@ -287,7 +287,7 @@ TEST_F(AppendLaunch, TheKernelIsThatOfTheRowsType) {
 TEST_F(AppendLaunch, ACacheOf8BitsHasAKernelOfItsOwn) {
   dense_.shape.dtype_kv = Dtype::e4m3;
   dense_.shape.scale_k = dense_.shape.scale_v = Scaling::token;
-  std::vector<float> scales(2 * 9 * 4);
+  std::vector<float> scales(72);
   place(scales.data(), scales.size() * sizeof(float));
   dense_.tensors.k_scale = dense_.tensors.v_scale = {scales.data(), 36, 1, 4};
   for (const auto& [dtype, name] : {std::pair{Dtype::f32, "append_quantizing_f32"},
