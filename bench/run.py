@@ -33,7 +33,9 @@ def commit_name():
 RUNS = (("cpu.txt", "inside", []),
         ("cpu_avx2.txt", "inside", ["--device", "avx2"]),
         ("cpu_decode.txt", "inside", ["--cold"]),
-        ("cpu_decode.txt", "outside", ["--cold", "--heads-outside"]))
+        ("cpu_decode.txt", "outside", ["--cold", "--heads-outside"]),
+        ("cpu_decode_8bit.txt", "inside", ["--cold"]),
+        ("cpu_decode_8bit.txt", "outside", ["--cold", "--heads-outside"]))
 
 
 def bench(command, problems, threads, seconds, flags):
