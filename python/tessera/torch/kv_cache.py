@@ -210,10 +210,10 @@ class KVCache:
         if (k.dtype, k.device) != (v.dtype, v.device):
             raise ValueError(f"v is of {v.dtype} on {v.device}, but k is of {k.dtype} on {k.device}: must be the same")
         scaled = k.dtype in (torch.float8_e4m3fn, torch.int8)
-        for name, x in (("k_scale", k_scale), ("v_scale", v_scale)):
-            if scaled and not isinstance(x, Tensor):
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scaled and not isinstance(scale, Tensor):
                 raise ValueError(f"{name} is None, but k is of {k.dtype}: caches of 8 bits have scales, in float32")
-            if not scaled and x is not None:
+            if not scaled and scale is not None:
                 raise ValueError(f"{name} is given, but k is of {k.dtype}: only caches of 8 bits have scales")
         self.k, self.v, self.k_scale, self.v_scale = k, v, k_scale, v_scale
 
