@@ -1,8 +1,6 @@
 // Problems of a step of decoding; see decode_step.h.
 #include "memory/decode_step.h"
 
-#include <algorithm>
-
 namespace tessera::tools {
 
 Result<CacheType> parse_cache_type(const std::string& text) {

@@ -1,6 +1,7 @@
 // One step of decoding of a named model, as problems: what `tessera bench --model` measures.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 

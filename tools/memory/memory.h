@@ -48,10 +48,9 @@ struct GpuFacts {
 struct Usage {
   std::int64_t seqlen = 0;
   std::int64_t batch = 1;
-  std::int64_t element_bytes =
-      2;                         ///< of activations, and of a cache without cache_bytes: 4, 2 or 1
-  std::int64_t cache_bytes = 0;  ///< of an element of the cache; 0: element_bytes
-  bool token_scales = false;     ///< every key and every value has an fp32 scale, for each head
+  std::int64_t element_bytes = 2;  ///< of activations, and of a cache by default: 4, 2 or 1
+  std::int64_t cache_bytes = 0;    ///< of an element of the cache; 0: element_bytes
+  bool token_scales = false;       ///< every key and every value has an fp32 scale, for each head
 };
 
 /// Bytes of keys and values kept for decoding.
