@@ -24,8 +24,11 @@ class Appended {
   AppendShape shape;
   AppendTensors tensors;
 
-  /// wild: with rows, pages, slots and positions that do not exist.
-  Appended(std::mt19937& random, bool wild) : random_(random), wild_(wild) {
+  /// What is drawn; wild: with rows, pages, slots and positions that do not exist; wide: quantised
+  /// by token, of many odd elements.
+  enum class Kind : std::uint8_t { any, wild, wide };
+
+  Appended(std::mt19937& random, Kind kind) : random_(random), kind_(kind) {
     draw_sizes();
     draw_places();
     draw_rotary();
@@ -133,6 +136,13 @@ class Appended {
       s.scale_v = one_of({tensor, head, token, token});
     } else if (coin()) {
       s.dtype_kv = s.dtype;
+    }
+    if (kind_ == Kind::wide) {
+      s.dtype_kv = coin() ? Dtype::e4m3 : Dtype::i8;
+      s.scale_k = s.scale_v = Scaling::token;
+      s.num_heads_k = 5 + below(2);
+      s.head_dim = one_of<std::int64_t>({200, 256});
+      gap_ = 3;
     }
     if (s.head_dim > 1 && below(4) != 0) {
       RotaryShape rotary;
@@ -531,7 +541,8 @@ class Appended {
   }
 
   std::mt19937& random_;
-  bool wild_;
+  Kind kind_;
+  bool wild_ = kind_ == Kind::wild;
   std::int64_t gap_ = 0;  ///< elements between rows and around tensors that belong to nobody
   std::vector<std::int64_t> lengths_new_, lengths_q_, table_, slot_mapping_, positions_;
   std::vector<std::int32_t> cu_new_, cu_q_, seqlens_, index_, table_i32_, positions_i32_, starts_;

@@ -26,7 +26,7 @@ class Append : public testing::Test {
 TEST_F(Append, EveryRowGoesWhereItBelongs_S13) {
   Device device = this_cpu();
   for (int trial = 0; trial < (kSanitized ? 150 : 1500); ++trial) {
-    Appended appended(random_, false);
+    Appended appended(random_, Appended::Kind::any);
     for (const Arch arch : archs()) {
       device.arch = arch;
       appended.clear();
@@ -43,7 +43,7 @@ TEST_F(Append, EveryRowGoesWhereItBelongs_S13) {
 TEST_F(Append, WhatDoesNotExistIsAnError_S13) {
   int refused = 0;
   for (int trial = 0; trial < 300; ++trial) {
-    Appended appended(random_, true);
+    Appended appended(random_, Appended::Kind::wild);
     appended.clear();
     const Status status = append(appended.shape, appended.tensors, this_cpu());
     if (status) {
