@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 /// The tensors that the pass uses, q first.
-std::array<Given, 28> given_of(const Problem& p, const Tensors& t) {
+std::array<Given, 29> given_of(const Problem& p, const Tensors& t) {
   const bool rows_q = p.rows_q() > 0, rows_k = p.rows_k() > 0, backward = p.pass == Pass::backward;
   const auto given = [](const char* name, const void* data, bool used) {
     return Given{name, used ? data : nullptr};
@@ -21,6 +21,7 @@ std::array<Given, 28> given_of(const Problem& p, const Tensors& t) {
       given("q", t.q.data, rows_q),
       given("k", t.k.data, rows_k),
       given("v", t.v.data, rows_k),
+      given("qv", t.qv.data, p.qv && rows_q),
       given("o", t.o.data, rows_q),
       given("softmax_lse", t.softmax_lse, rows_q),
       given("bias", t.bias.data, rows_q && rows_k),

@@ -31,7 +31,7 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, dtype_kv) + sizeof(tessera_problem::dtype_kv));
+              offsetof(tessera_problem, qv) + sizeof(tessera_problem::qv));
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
@@ -68,6 +68,7 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("page_ids", c.page_ids, PageIds::i64, page_ids),
       read_enum("leftpad", c.leftpad, true, leftpad),
       read_enum("tree", c.tree, true, p.tree),
+      read_enum("qv", c.qv, true, p.qv),
       read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
       read_enum("dtype", c.dtype, tessera::Dtype::i8, p.dtype),
       read_scales(c, p),
@@ -176,6 +177,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.sink_tokens = p.sink_tokens;
   c.leftpad = cache.leftpad ? 1 : 0;
   c.tree = p.tree ? 1 : 0;
+  c.qv = p.qv ? 1 : 0;
   c.dtype_v = p.dtype_v ? static_cast<std::int32_t>(*p.dtype_v) : -1;
   c.dtype_kv = p.dtype_kv ? static_cast<std::int32_t>(*p.dtype_kv) : 0;
   c.scale_q = static_cast<std::int32_t>(p.scales.q);
@@ -213,6 +215,7 @@ Result<tessera::Tensors> to_cpp(const tessera_tensors* from) {
   t.cu_seqlens_k = c.cu_seqlens_k;
   t.cache = to_cpp(c.cache);
   t.tree_mask = c.tree_mask;
+  t.qv = to_cpp(c.qv);
   t.q_scale = to_cpp(c.q_scale);
   t.k_scale = to_cpp(c.k_scale);
   t.v_scale = to_cpp(c.v_scale);

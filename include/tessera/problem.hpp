@@ -79,7 +79,10 @@ struct Problem {
   std::int64_t total_k = 0;         ///< packed only, without a cache
   std::optional<CacheShape> cache;  ///< none: k and v are (batch, seqlen_k, ..), or packed
 
-  std::optional<float> softmax_scale;  ///< none: 1 / sqrt(head_dim)
+  /// A second query of each row meets v: scores are q . k + qv . v (S1). Of latent attention (MLA,
+  /// DeepSeek-V2 section 2.1, weights absorbed) v is the latent row, and k its rotated part alone.
+  bool qv = false;
+  std::optional<float> softmax_scale;  ///< none: 1 / sqrt(head_dim), of qv head_dim + head_dim_v
   float softcap = 0.0F;                ///< > 0: scores become softcap * tanh(score / softcap)
   std::int64_t window_left = -1;       ///< keys visible to the left; -1: unbounded (S3)
   std::int64_t window_right = -1;      ///< keys visible to the right; -1: unbounded; causal: 0
@@ -112,6 +115,8 @@ struct Problem {
   bool causal() const { return window_left < 0 && window_right == 0; }
   /// Query heads that share one key/value head.
   std::int64_t group() const { return num_heads_k > 0 ? num_heads / num_heads_k : 0; }
+  /// Columns that a score multiplies.
+  std::int64_t score_dim() const { return head_dim + (qv ? head_dim_v : 0); }
   /// The scale in force.
   TESSERA_API float scale() const;
   /// The types of o, k and v in force.

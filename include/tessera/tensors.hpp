@@ -116,7 +116,8 @@ struct Tensors {
   ConstTensor q;  ///< (batch, seqlen_q, num_heads, head_dim)
   /// (batch, seqlen_k, num_heads_k, head_dim); a cache: (rows, ..), or (num_pages, page_size, ..)
   ConstTensor k;
-  ConstTensor v;  ///< the same with head_dim_v, strides of its own
+  ConstTensor v;   ///< the same with head_dim_v, strides of its own
+  ConstTensor qv;  ///< (batch, seqlen_q, num_heads, head_dim_v), iff Problem::qv
   /// (batch, seqlen_q, num_heads, head_dim_v).
   union {
     Tensor o;             ///< forward: written
@@ -160,9 +161,9 @@ struct Tensors {
 };
 
 /// Whether a GPU needs the problem to be `unaligned` to take these tensors: an address of q, k, v,
-/// o or their gradients, or a stride of more than one element, is no multiple of 16 bytes, or q, k,
-/// v or dout has one of 2^40 bytes or more, or one that is not positive. Tensors that are null do
-/// not count.
+/// qv, o or their gradients, or a stride of more than one element, is no multiple of 16 bytes, or
+/// q, k, v or dout has one of 2^40 bytes or more, or one that is not positive. Tensors that are
+/// null do not count.
 TESSERA_API bool needs_unaligned(const Problem& problem, const Tensors& tensors);
 
 }  // namespace tessera

@@ -87,8 +87,9 @@ bool needs_unaligned(const Problem& problem, const Tensors& tensors) {
   const bool copied = !is_scaled(p.stored_v());
   const bool values = p.v_tiles ? t.v.data == nullptr || check_tiles(t.v, p).ok()
                                 : fits(t.v, p.stored_v(), false, copied);
-  const bool forward = fits(t.q, in, true, true) && fits(t.k, p.stored_k(), false, true) &&
-                       values && fits(t.saved_o, out, true, false);
+  const bool forward = fits(t.q, in, true, true) && fits(t.qv, in, true, false) &&
+                       fits(t.k, p.stored_k(), false, true) && values &&
+                       fits(t.saved_o, out, true, false);
   if (!forward || p.pass == Pass::forward) return !forward;
   return !(fits(t.dout, out, true, true) && fits(t.dq, in, true, false) &&
            fits(t.dk, in, false, false) && fits(t.dv, in, false, false));

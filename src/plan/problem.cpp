@@ -12,7 +12,7 @@
 namespace tessera {
 
 float Problem::scale() const {
-  return softmax_scale ? *softmax_scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+  return softmax_scale ? *softmax_scale : 1.0F / std::sqrt(static_cast<float>(score_dim()));
 }
 
 std::int64_t Problem::value_tile_bytes() const {
@@ -237,6 +237,7 @@ constexpr Word kFlags[] = {
      [](Problem& p, std::string_view) { return p.scales.score_shift = true; }},
     {"v_shift", "v_shift", [](Problem& p, std::string_view) { return p.scales.v_shift = true; }},
     {"v_tiles", "v_tiles", set_flag<&Problem::v_tiles>},
+    {"qv", "qv", set_flag<&Problem::qv>},
     {"causal", "causal",
      [](Problem& p, std::string_view) {
        p.window_right = 0;
@@ -367,6 +368,7 @@ std::string to_string(const Problem& p) {
   if (p.chunk != 0) add("chunk=" + std::to_string(p.chunk));
   if (p.sink_tokens != 0) add("sink_tokens=" + std::to_string(p.sink_tokens));
   if (p.tree) add("tree");
+  if (p.qv) add("qv");
   if (p.softmax_scale) add("scale=" + float_text(*p.softmax_scale));
   if (p.softcap != 0.0F) add("softcap=" + float_text(p.softcap));
   if (p.alibi != PerHead::none) add(p.alibi == PerHead::heads ? "alibi=h" : "alibi=bh");
@@ -460,7 +462,7 @@ std::size_t std::hash<tessera::Problem>::operator()(
       p.head_dim_v, p.packed, p.total_q, p.total_k, p.window_left, p.window_right, p.alignment,
       p.chunk, p.sink_tokens, p.tree, p.alibi, p.sink, p.deterministic, p.batch_invariant,
       p.unaligned, p.cache.has_value(), p.softmax_scale.has_value(), p.bias.has_value(),
-      p.dtype_o.has_value(), p.dtype_v.has_value(), p.dtype_kv.has_value(), p.v_tiles);
+      p.dtype_o.has_value(), p.dtype_v.has_value(), p.dtype_kv.has_value(), p.v_tiles, p.qv);
   add_real(p.softcap);
   add_real(p.dropout_p);
   if (p.softmax_scale) add_real(*p.softmax_scale);

@@ -55,6 +55,11 @@ std::string refused_cache(const Problem& problem) {
   return {};
 }
 
+/// A row that multiplies v once.
+std::string refused_second_query(const Problem& problem) {
+  return problem.qv ? "takes no qv" : std::string();
+}
+
 /// A row that knows of no scales.
 std::string refused_scales(const Problem& problem) {
   if (!problem.scaled()) return {};
@@ -174,6 +179,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
       return other;
     }
   }
+  if (std::string other = refused_second_query(problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
@@ -253,6 +259,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
            to_string(problem.stored_k());
   }
+  if (std::string other = refused_second_query(problem); !other.empty()) return other;
   if (row.pass == Pass::backward) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;
     std::string other = refused_mask(problem);

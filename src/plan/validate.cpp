@@ -189,6 +189,15 @@ Status check_value_tiles(const Problem& p) {
   return Status::invalid(refused("head_dim_v", p.head_dim_v, "v_tiles have up to 256 columns"));
 }
 
+/// A second query multiplies v as q does k.
+Status check_second_query(const Problem& p) {
+  if (!p.qv) return {};
+  if (p.pass == Pass::backward) return Status::invalid("qv: forward only");
+  if (!p.scaled()) return {};
+  return Status::invalid(std::string("qv: takes k and v of the problem's dtype; k is ") +
+                         to_string(p.stored_k()));
+}
+
 /// Scales are there exactly where 8 bits need them (S14): without one nobody knows the values.
 Status check_scales(const Problem& p) {
   const ScaleShape& s = p.scales;
@@ -422,6 +431,7 @@ Status validate(const Problem& problem) {
   if (Status s = check_score(problem); !s) return s;
   if (Status s = check_key_types(problem); !s) return s;
   if (Status s = check_value_tiles(problem); !s) return s;
+  if (Status s = check_second_query(problem); !s) return s;
   if (Status s = check_scales(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);
@@ -443,6 +453,11 @@ Status validate(const Problem& problem, const Tensors& t, Memory memory) {
   const Shape v{k.batch, k.seqlen, p.num_heads_k, p.head_dim_v};
   const Shape o{p.batch, rows_q, p.num_heads, p.head_dim_v};
   if (Status s = check_tensor("q", t.q, q, p.packed); !s) return s;
+  if (p.qv) {
+    if (Status s = check_tensor("qv", t.qv, o, p.packed); !s) return s;
+  } else if (t.qv.data != nullptr) {
+    return Status::invalid("qv.data is given, but the problem has none; set Problem::qv");
+  }
   if (Status s = check_tensor("k", t.k, k, p.packed_k()); !s) return s;
   // Tiles have no rows, and thus no stride between them.
   ConstTensor values = t.v;

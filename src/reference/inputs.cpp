@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
 #include "reference/storage.h"
 
@@ -42,6 +43,11 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
   v_ = p.v_tiles ? read_value_tiles()
                  : read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k,
                         p.head_dim_v);
+  if (p.qv) {
+    append(q_,
+           read(tensors.qv, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v));
+    append(k_, v_);
+  }
   if (p.scaled()) adjust_all();
   if (p.pass == Pass::backward) {
     const auto read_o = [&](const ConstTensor& tensor) {
@@ -100,6 +106,22 @@ Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, std::int64_t S
     }
   }
   return rows;
+}
+
+void Inputs::append(Rows& rows, const Rows& more) {
+  std::vector<double> data;
+  data.reserve(rows.data.size() + more.data.size());
+  const auto add = [&data](const Rows& from, std::size_t row) {
+    const double* const first = from.data.data() + row * static_cast<std::size_t>(from.dim);
+    data.insert(data.end(), first, first + from.dim);
+  };
+  const std::size_t count = rows.data.size() / static_cast<std::size_t>(rows.dim);
+  for (std::size_t row = 0; row < count; ++row) {
+    add(rows, row);
+    add(more, row);
+  }
+  rows.data = std::move(data);
+  rows.dim += more.dim;
 }
 
 Inputs::Rows Inputs::read_value_tiles() const {
@@ -225,7 +247,7 @@ double Inputs::v_shift(std::int64_t b, std::int64_t head_k, std::int64_t column)
 
 double Inputs::softmax_scale() const {
   if (problem_.softmax_scale) return static_cast<double>(*problem_.softmax_scale);
-  return 1.0 / std::sqrt(static_cast<double>(problem_.head_dim));
+  return 1.0 / std::sqrt(static_cast<double>(problem_.score_dim()));
 }
 
 bool Inputs::visible(const Sequence& s, std::int64_t query, std::int64_t key) const {

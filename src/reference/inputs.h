@@ -37,7 +37,8 @@ class Inputs {
   double score_shift(std::int64_t batch, std::int64_t head, std::int64_t query) const;
   double v_shift(std::int64_t batch, std::int64_t head_k, std::int64_t column) const;
 
-  /// One row: head_dim (q, k) or head_dim_v (v, o, dout) numbers. Rows count over all sequences;
+  /// One row: score_dim (q, k) or head_dim_v (v, o, dout) numbers; with qv its columns follow q's,
+  /// and v's follow k's. Rows count over all sequences;
   /// a key that lies in the pages of two sequences is a row of each.
   const double* q(std::int64_t row, std::int64_t head) const { return at(q_, row, head); }
   const double* k(std::int64_t row, std::int64_t head_k) const { return at(k_, row, head_k); }
@@ -99,6 +100,8 @@ class Inputs {
   template <class Offset>
   Rows read(const ConstTensor& tensor, Dtype dtype, std::int64_t Sequence::* length,
             const Offset& offset, std::int64_t heads, std::int64_t dim) const;
+  /// Every row gets more columns.
+  static void append(Rows& rows, const Rows& more);
   /// S14: v where it lies in tiles.
   Rows read_value_tiles() const;
   /// S14: elements become values. value(x, batch, head, number, column): of element x.

@@ -43,7 +43,7 @@ NaiveRow naive_softmax(const Inputs& in, const Place& at) {
   float top = sink;
   for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
     if (!in.visible(at.s, at.i, j)) continue;
-    const float qk = dot(in.q(at.row, at.h), in.k(at.s.first_k + j, at.hk), p.head_dim);
+    const float qk = dot(in.q(at.row, at.h), in.k(at.s.first_k + j, at.hk), p.score_dim());
     float x = round(round(qk + f32(in.score_shift(at.b, at.h, at.i))) * scale);
     row.slope[size(j)] = scale;
     if (p.softcap > 0.0F) {

@@ -240,7 +240,7 @@ class Noise {
     double size() const { return std::fabs(s) + std::fabs(bias) + std::fabs(alibi); }
   };
   Parts parts(const Place& at, std::int64_t j) const {
-    Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.head_dim,
+    Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.score_dim(),
                 in_.score_shift(at.b, at.h, at.i), scalings_),
             0.0, in_.bias(at.b, at.h, at.i, j), in_.alibi(at.b, at.h, at.i, j)};
     x.s = in_.softmax_scale() * x.qk.value;

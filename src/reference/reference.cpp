@@ -65,7 +65,7 @@ Row softmax_row(const Inputs& in, const Place& at) {
   double top = sink;
   for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
     if (!in.visible(s, i, j)) continue;
-    const double qk = dot(in.q(row_q, h), in.k(s.first_k + j, hk), p.head_dim);
+    const double qk = dot(in.q(row_q, h), in.k(s.first_k + j, hk), p.score_dim());
     double x = scale * (qk + in.score_shift(b, h, i));  // S14
     row.slope[size(j)] = scale;
     if (cap > 0.0) {

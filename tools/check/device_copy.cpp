@@ -80,7 +80,7 @@ void DeviceCopy::move(T*& pointer) const {
 
 void DeviceCopy::move_all() {
   Tensors& t = tensors_;
-  for (ConstTensor* tensor : {&t.q, &t.k, &t.v, &t.dout}) move(tensor->data);
+  for (ConstTensor* tensor : {&t.q, &t.k, &t.v, &t.qv, &t.dout}) move(tensor->data);
   for (Tensor* tensor : {&t.o, &t.dq, &t.dk, &t.dv}) move(tensor->data);
   for (ConstScales* numbers : {&t.q_scale, &t.k_scale, &t.v_scale, &t.score_shift, &t.v_shift}) {
     move(numbers->data);

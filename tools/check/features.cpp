@@ -208,6 +208,7 @@ std::vector<Feature> make_features() {
       number("chunk", &P::chunk, {0, 1, 7, 16, 100, 1000000}),
       number("sink_tokens", &P::sink_tokens, {0, 1, 4, 40, 1000000}),
       flag("tree", &P::tree),
+      flag("qv", &P::qv),
       cache(),
       cache_field("page size", &CacheShape::page_size, kPageSizes, texts(kPageSizes)),
       cache_field<PageIds>("page numbers", &CacheShape::page_ids, {PageIds::i32, PageIds::i64},
@@ -282,6 +283,13 @@ class Contradictions {
     for (const std::int64_t seqlen_q : kSeqlensQ) {
       if (seqlen_q > 64) forbid("tree", "seqlen_q", std::to_string(seqlen_q).c_str());
     }
+  }
+
+  void add_second_queries() {
+    forbid("qv", "pass", "bwd");
+    forbid("qv", "dlse", "on");
+    for (const char* type : {"e4m3", "i8"}) forbid("qv", "dtype", type);
+    for (const char* name : kOfScales) forbid(name, "qv", "on");
   }
 
   void add_scales() {
@@ -400,6 +408,7 @@ const std::vector<Contradiction>& contradictions() {
     Contradictions every;
     every.add_types();
     every.add_caches();
+    every.add_second_queries();
     every.add_scales();
     every.add_value_tiles();
     return every.found();

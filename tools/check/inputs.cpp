@@ -73,6 +73,7 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
     if (!p.cache) t.cu_seqlens_k = add_cu_seqlens("cu_seqlens_k", p.total_k, p.seqlen_k);
   }
   t.q = add_rows("q", Role::input, true, p.head_dim);
+  if (p.qv) t.qv = add_rows("qv", Role::input, true, p.head_dim_v);
   add_keys();
   if (p.scaled()) add_scales();
   if (p.cache) add_cache();
