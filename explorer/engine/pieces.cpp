@@ -73,17 +73,19 @@ core::Range Pieces::range_of(const Piece& piece) const {
 
 int Pieces::units(int batch) const {
   const Head of = head(batch);
-  const core::KeyTiles all = {of.mask.runs_of({0, of.sequence.seqlen_q}), core::kDecodeTileKeys};
-  return all.units(plan_.unit_n / core::kDecodeTileKeys, rows(of) > plan_.kernel.block_m, of.mask);
+  const core::KeyTiles all = {of.mask.runs_of({0, of.sequence.seqlen_q}),
+                              core::decode_tile_keys(plan_.kernel)};
+  return all.units(plan_.unit_n / core::decode_tile_keys(plan_.kernel),
+                   rows(of) > plan_.kernel.block_m, of.mask);
 }
 
 core::KeyTiles Pieces::key_tiles(const Piece& piece) const {
-  return {piece.keys, core::kDecodeTileKeys};
+  return {piece.keys, core::decode_tile_keys(plan_.kernel)};
 }
 
 Piece Pieces::part(const Piece& item, Range units) const {
   Piece part = item;
-  const int unit_tiles = plan_.unit_n / core::kDecodeTileKeys;
+  const int unit_tiles = plan_.unit_n / core::decode_tile_keys(plan_.kernel);
   const core::KeyTiles tiles = key_tiles(item);
   // Tiles are whole but at the end of a run of keys.
   const auto keys_before = [&](int tile) {

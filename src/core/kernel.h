@@ -57,6 +57,7 @@ struct Kernel {
                             ///< alignment and head dim. Such a row has the extras, too
   Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
                               ///< the operand, exactly; else f32
+  bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -71,12 +72,14 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
 /// Whether a GPU's decoding row widens keys and values of 8 bits (S14).
 TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 
-/// Keys that a warp of a GPU's decoding row multiplies at a time.
-inline constexpr int kDecodeTileKeys = 16;
+/// Keys that are multiplied at a time by a warp of a GPU's decoding row; of rows with qv by a
+/// warpgroup.
+TESSERA_HD constexpr int decode_tile_keys(const Kernel& row) { return row.qv ? row.block_n : 16; }
 
 /// Blocks of threads of a GPU's decoding row that a multiprocessor has at once. Narrow heads need
 /// more: there is less to a tile, so latencies of its instructions count.
 TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {
+  if (kernel.qv) return 1;
   return kernel.head_dim <= 64 ? 3 : kernel.head_dim <= 128 ? 2 : 1;
 }
 

@@ -99,6 +99,13 @@ inline constexpr core::Kernel kCacheRows[] = {
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all, false, Dtype::e4m3},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all, false, Dtype::e4m3},
 };
+// Decoding of latent attention: values are keys, too. Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kLatentRows[] = {
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra              any_layout cached   qv
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::f32, true},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::f32, true},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::f32, true},
+};
 // clang-format on
 
 /// All rows, in the order of the tables.
@@ -110,8 +117,9 @@ struct Catalog {
   static constexpr unsigned kEightBit = sizeof kEightBitRows / sizeof kEightBitRows[0];
 
   static constexpr unsigned kCache = sizeof kCacheRows / sizeof kCacheRows[0];
+  static constexpr unsigned kLatent = sizeof kLatentRows / sizeof kLatentRows[0];
 
-  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache] = {};
+  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache + 2 * kLatent] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -133,6 +141,12 @@ struct Catalog {
       for (const Dtype cached : {Dtype::e4m3, Dtype::i8}) {
         *row = one;
         row++->cached = cached;
+      }
+    }
+    for (const core::Kernel& one : kLatentRows) {
+      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
+        *row = one;
+        row++->operand = operand;
       }
     }
   }

@@ -53,6 +53,7 @@ double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
   if (row.form == core::Form::decode) {
+    if (row.qv) return steps * (costs.latent_step + costs.latent_row * row.block_m);
     const bool again = plan.work.blocks > 1;
     return steps * (again
                         ? costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v)

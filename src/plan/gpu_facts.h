@@ -19,7 +19,8 @@ struct GpuCosts {
   /// The same where several blocks of rows read the same keys, and what it is more for every column
   /// of keys and values.
   double decode_again, decode_column;
-  double tile_row;  ///< from tile to tile, a row
+  double latent_step, latent_row;  ///< of a decoding row with qv, and of each of its rows
+  double tile_row;                 ///< from tile to tile, a row
   /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
   double wait, waiting_step;
   /// Forward rows with larger tiles at larger head dims are crowded: they read keys and values less
@@ -59,6 +60,8 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .decode_step = 300.0,
                 .decode_again = 600.0,
                 .decode_column = 5.0,
+                .latent_step = 2500.0,
+                .latent_row = 20.0,
                 .tile_row = 8.0,
                 .wait = 1430.0,
                 .waiting_step = 0.99,

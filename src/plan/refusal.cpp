@@ -55,9 +55,9 @@ std::string refused_cache(const Problem& problem) {
   return {};
 }
 
-/// A row that multiplies v once.
-std::string refused_second_query(const Problem& problem) {
-  return problem.qv ? "takes no qv" : std::string();
+std::string refused_second_query(const core::Kernel& row, const Problem& problem) {
+  if (problem.qv == row.qv) return {};
+  return row.qv ? "multiplies v by qv; the problem has none" : "takes no qv";
 }
 
 /// A row that knows of no scales.
@@ -152,7 +152,7 @@ std::string refused_cached(const Problem& problem) {
 std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   if (problem.dropout_p > 0.0F) return "takes no dropout";
   // What no other row does it does for any number of rows, block by block.
-  if (!problem.cache && !core::widens(row) && refused_mask(problem).empty()) {
+  if (!problem.cache && !core::widens(row) && !row.qv && refused_mask(problem).empty()) {
     if (std::string other = refused_rows(row, problem); !other.empty()) return other;
   }
   const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
@@ -162,7 +162,7 @@ std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   if (keys / row.block_n >= std::int64_t{1} << facts_of(row.arch).counted_bits) {
     return "counts up to 2^" + std::to_string(facts_of(row.arch).counted_bits) + " times " +
            std::to_string(row.block_n) +
-           " keys of all sequences, heads and blocks of 16 rows; there are up to " +
+           " keys of all sequences, heads and blocks of rows; there are up to " +
            std::to_string(keys);
   }
   return {};
@@ -179,7 +179,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
       return other;
     }
   }
-  if (std::string other = refused_second_query(problem); !other.empty()) return other;
+  if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(problem); !other.empty()) return other;
@@ -259,7 +259,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
            to_string(problem.stored_k());
   }
-  if (std::string other = refused_second_query(problem); !other.empty()) return other;
+  if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.pass == Pass::backward) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;
     std::string other = refused_mask(problem);

@@ -40,8 +40,11 @@ class DecodeSimulator {
   DecodeSimulator(const PlanData& plan, const Tensors& tensors)
       : p_(plan.problem),
         spans_(plan.spans),
-        unit_tiles_(plan.unit_n / cuda::mma::kTileKeys),
-        warps_(cuda::mma::decode_warps(plan.kernel)),
+        tile_keys_(core::decode_tile_keys(plan.kernel)),
+        unit_tiles_(plan.unit_n / tile_keys_),
+        rows_(plan.kernel.block_m),
+        // With qv a tile is the whole block's.
+        warps_(plan.kernel.qv ? 1 : cuda::mma::decode_warps(plan.kernel)),
         dv_(static_cast<std::size_t>(p_.head_dim_v)) {
     Workspace counter;
     slots_.resize(static_cast<std::size_t>(layout_gpu_decode(counter, plan).slots));
@@ -52,21 +55,20 @@ class DecodeSimulator {
     for (int batch = 0; batch < plan.work.batch; ++batch) {
       for (int head = 0; head < plan.work.heads; ++head) {
         const Head of(plan, tensors, batch, head);
-        const core::KeyTiles all = {of.mask().runs_of({0, of.sequence().seqlen_q}),
-                                    cuda::mma::kTileKeys};
+        const core::KeyTiles all = {of.mask().runs_of({0, of.sequence().seqlen_q}), tile_keys_};
         const std::int64_t rows = of.rows().count();
-        for (std::int64_t first = 0; first < std::max<std::int64_t>(rows, 1); first += kRows) {
-          const std::int64_t end = std::min(first + kRows, rows);
-          const int block = static_cast<int>(first / kRows);
+        for (std::int64_t first = 0; first < std::max<std::int64_t>(rows, 1); first += rows_) {
+          const std::int64_t end = std::min(first + rows_, rows);
+          const int block = static_cast<int>(first / rows_);
           const int index = (batch * plan.work.heads + head) * plan.work.blocks + block;
           const core::KeyTiles keys = {of.mask().runs_of(of.rows().queries_of(first, end)),
-                                       cuda::mma::kTileKeys};
+                                       tile_keys_};
           items_.push_back({of,
                             first,
                             static_cast<std::size_t>(end - first),
                             static_cast<std::size_t>(index * units_of_item(plan)),
                             keys,
-                            {start, all.units(unit_tiles_, rows > kRows, of.mask())}});
+                            {start, all.units(unit_tiles_, rows > rows_, of.mask())}});
           start += spans_.cost(items_.back().place.units);
         }
       }
@@ -84,8 +86,6 @@ class DecodeSimulator {
   }
 
  private:
-  static constexpr std::int64_t kRows = 16;
-
   /// The units of the item that the span has, in one piece, or, batch_invariant, unit by unit.
   void attend(std::size_t index, int span) {
     const Item& item = items_[index];
@@ -138,7 +138,7 @@ class DecodeSimulator {
         std::vector<Accumulator>(rows, {{}, std::vector<float>(dv_, 0.0F)}));
     for (int tile = first; tile < end; ++tile) {
       const Range rest = item.keys.from(tile);
-      const int after = rest.begin + cuda::mma::kTileKeys;
+      const int after = rest.begin + tile_keys_;
       const bool masked = after > rest.end || rest.begin < common.begin || after > common.end;
       ++(masked ? out_.masked_tiles : out_.full_tiles);
       std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % warps_)];
@@ -205,7 +205,9 @@ class DecodeSimulator {
 
   const Problem& p_;
   core::Spans spans_;
-  const int unit_tiles_, warps_;
+  const int tile_keys_, unit_tiles_;
+  const std::int64_t rows_;  ///< of a block
+  const int warps_;
   const std::size_t dv_;
   std::vector<Item> items_;
   std::vector<std::optional<Part>> slots_;

@@ -28,7 +28,7 @@ class Decoder {
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
   static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
-  static_assert(kRows == kBlockRows);
+  static_assert(kRows == 16);
 
  public:
   __device__ __forceinline__ Decoder(const DecodeParams& params, char* memory)
@@ -101,10 +101,11 @@ class Decoder {
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
-      query_[half] = mma::row_of(piece(), p.group, core::min(row_of(half), last)).query;
+      query_[half] = mma::row_of<K>(piece(), p.group, core::min(row_of(half), last)).query;
     }
-    plain_ = piece().keys.inside(mask().common_keys(
-        {mma::row_of(piece(), p.group, 0).query, mma::row_of(piece(), p.group, last).query + 1}));
+    plain_ =
+        piece().keys.inside(mask().common_keys({mma::row_of<K>(piece(), p.group, 0).query,
+                                                mma::row_of<K>(piece(), p.group, last).query + 1}));
     w_.reset();
 #pragma unroll
     for (float& x : o_) x = 0.0F;
@@ -287,7 +288,7 @@ class Decoder {
       const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
       const ScorePlace at = {
           sequence.batch,
-          piece().head * p.group.value() + mma::row_of(piece(), p.group, row).member,
+          piece().head * p.group.value() + mma::row_of<K>(piece(), p.group, row).member,
           query_[half],
           first_key,
           sequence.seqlen_q,

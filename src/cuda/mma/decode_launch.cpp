@@ -27,18 +27,19 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.q = source_of(t.q);
   params.k = source_of(t.k);
   params.v = source_of(t.v);
+  params.qv = source_of(t.qv);
   set_forward(params, plan, t);
   params.k_scale = k_scales_of(p, t);
   params.v_scale = v_scales_of(p, t);
   params.dtype = p.dtype;
   params.spans = plan.spans;
   params.span_count = core::Divisor(plan.spans.count);
-  params.unit_tiles = core::Divisor(plan.unit_n / kTileKeys);
+  params.unit_tiles = core::Divisor(plan.unit_n / core::decode_tile_keys(plan.kernel));
   params.parts = {layout.words, p.batch_invariant, plan.work.blocks,
                   static_cast<int>(units_of_item(plan)), next_ticket()};
   // Whatever lengths and tables say before they are written, no key lies outside of a cache; packed
   // queries could.
-  params.looks_ahead = p.cache && !p.packed;
+  params.looks_ahead = p.cache && !p.packed && !p.qv;
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);
@@ -50,6 +51,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
 Status check_all(const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   Status status = check_aligned("q", t.q, p, p.dtype, true);
+  if (status && p.qv) status = check_aligned("qv", t.qv, p, p.dtype, true);
   if (status) status = check_aligned("k", t.k, p, p.stored_k(), false);
   if (status) status = check_aligned("v", t.v, p, p.stored_v(), false);
   if (status) status = check_aligned("o", t.o, p, p.dtype, true);

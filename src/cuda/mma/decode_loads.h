@@ -16,7 +16,7 @@ struct DecodeShared {
   char ring[decode_warps(K)][decode_stages(K)][stage_bytes(K)];
   DecodePiece pieces[decode_warps(K)][2];
   /// What products of queries are multiplied by, as these lie here.
-  float query_factors[core::widens(K) ? kBlockRows : 1];
+  float query_factors[core::widens(K) ? K.block_m : 1];
   DecodeExchange<K> exchange;
   DecodeSearch<K> search;
 };
@@ -150,10 +150,10 @@ class DecodeLoads {
   /// Queries of all rows, and zeros: the warp's share of the next piece's.
   __device__ __forceinline__ void load_queries(const DecodePiece& of) const {
     const std::uint32_t to = ptx::shared_address(shared_.queries[1 - now_]);
-    for (int i = static_cast<int>(threadIdx.x); i < kBlockRows * kUnitsQ; i += kWarps * 32) {
+    for (int i = static_cast<int>(threadIdx.x); i < K.block_m * kUnitsQ; i += kWarps * 32) {
       const int row = i / kUnitsQ, unit = i % kUnitsQ;
       const bool exists = row < of.rows && unit * 8 < p.head_dim;
-      const DecodeRow at = mma::row_of(of, p.group, row);
+      const DecodeRow at = mma::row_of<K>(of, p.group, row);
       const std::uint16_t* const from = query(of, at) + unit * 8;
       ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
@@ -187,7 +187,7 @@ class DecodeLoads {
   /// Asks the second-level cache for what may become the warp's first tiles, and for the queries.
   __device__ __forceinline__ void prefetch(const DecodePiece& of) const {
     if (warp_ == 0 && lane_ < of.rows) {
-      const DecodeRow at = mma::row_of(of, p.group, lane_);
+      const DecodeRow at = mma::row_of<K>(of, p.group, lane_);
       ptx::prefetch(query(of, at), static_cast<std::uint32_t>(p.head_dim) * 2, policy_);
     }
     const bool value = lane_ >= kTileKeys;

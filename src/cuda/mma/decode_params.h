@@ -13,7 +13,8 @@ namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]
+  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]; with qv
+                                    ///< the last span_count are of items that begin in a span
   /// Whether every unit is a part and has a slot: [batch][heads][blocks][units]. Otherwise a span
   /// has one: of the item that began in an earlier span.
   bool by_unit = false;
@@ -23,7 +24,7 @@ struct DecodeParts {
 };
 
 struct DecodeParams {
-  Source q, k, v;
+  Source q, k, v, qv;
   void* o = nullptr;
   core::Strides o_strides;
   float* softmax_lse = nullptr;  ///< may be null
@@ -40,7 +41,7 @@ struct DecodeParams {
 
   core::Spans spans;         ///< one a block; items are blocks of rows
   core::Divisor span_count;  ///< spans.count
-  core::Divisor unit_tiles;  ///< of kTileKeys keys, of a unit
+  core::Divisor unit_tiles;  ///< of core::decode_tile_keys, of a unit
   DecodeParts parts;
   bool looks_ahead = false;  ///< while grids before this one are not done
 
@@ -51,11 +52,13 @@ struct DecodeParams {
   int head_dim = 0, head_dim_v = 0;
 };
 
-inline constexpr int kTileKeys = core::kDecodeTileKeys;
+inline constexpr int kTileKeys = 16;     ///< that a warp multiplies at a time
 inline constexpr int kChunkBytes = 128;  ///< of a row in a chunk of shared memory, swizzled
 
-/// Warps of a block, each with keys of its own.
-TESSERA_HD constexpr int decode_warps(const core::Kernel& row) { return row.block_n / kTileKeys; }
+/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups.
+TESSERA_HD constexpr int decode_warps(const core::Kernel& row) {
+  return row.qv ? 12 : row.block_n / kTileKeys;
+}
 TESSERA_HD constexpr int decode_threads(const core::Kernel& row) { return decode_warps(row) * 32; }
 /// Of an element of k or v.
 TESSERA_HD constexpr int cached_size(const core::Kernel& row) { return core::widens(row) ? 1 : 2; }

@@ -1,11 +1,12 @@
 // What becomes of a decoding block's results: its warps' outputs are merged; where the item has no
-// other part they are the result. Otherwise parts are merged in a tree (core::PartTree): a block
-// takes in parts of blocks that began before it, and leaves the sum for the one that takes it in. A
-// part lies in words of 16 bytes, of which each says by its ticket that it is there: no fence, no
-// word of state that would have to be read before.
+// other part they are the result. Otherwise parts are merged in a tree (decode_parts.h): a block
+// takes in parts of others, and leaves the sum for the one that takes it in. A part lies in words
+// of 16 bytes, of which each says by its ticket that it is there: no fence, no word of state that
+// would have to be read before.
 #pragma once
 
 #include "core/softmax.h"
+#include "cuda/mma/decode_parts.h"
 #include "cuda/mma/decode_widened.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/math.h"
@@ -38,13 +39,17 @@ class DecodeResults {
   /// piece: of this warp; its numbers are all warps'.
   __device__ __forceinline__ DecodeResults(const DecodeParams& params, const DecodeWalk<K>& walk,
                                            const DecodePiece& piece, DecodeExchange<K>& exchange)
-      : p(params), walk_(walk), piece_(piece), exchange_(exchange), count_(piece.rows) {
+      : p(params),
+        piece_(piece),
+        exchange_(exchange),
+        parts_(params, walk, piece),
+        count_(piece.rows) {
     // As many threads a row as there are for a power of two of rows.
     const int shift = count_ > 1 ? 32 - __clz(count_ - 1) : 0;
     threads_ = kThreads >> shift;
     thread_ = static_cast<int>(threadIdx.x) & (threads_ - 1);
     row_ = static_cast<int>(threadIdx.x) >> (31 - __clz(threads_));
-    const DecodeRow row = row_of(piece, p.group, row_);
+    const DecodeRow row = row_of<K>(piece, p.group, row_);
     query_ = row.query;
     head_ = piece.head * p.group.value() + row.member;
   }
@@ -109,7 +114,7 @@ class DecodeResults {
     const float lse = core::lse_of(end.state);
 #pragma unroll
     for (float& x : scale) x *= end.factor;
-    const int part = this->part(), parts = this->parts();
+    const int part = parts_.part(), parts = parts_.count();
 #pragma unroll 1
     for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
       Columns mine = {core::from_lse(lse), {}};
@@ -124,12 +129,12 @@ class DecodeResults {
       }
       if (p.parts.by_unit) {
         store(mine, column);
-        if (!merges_units()) continue;
+        if (!parts_.merges()) continue;
         mine = {};
       }
 #pragma unroll 1
       for (int shift = 0;; shift += core::PartTree::kShift) {
-        const Others others = this->others(part, parts, shift);
+        const OtherParts others = parts_.others(part, parts, shift);
         if (others.count == 0) break;
         take_in(mine, column, others);
       }
@@ -153,27 +158,6 @@ class DecodeResults {
     float x[kColumns] = {};
   };
 
-  /// Into how many parts the item is cut.
-  __device__ __forceinline__ int parts() const {
-    if (p.parts.by_unit) return piece_.item.units;
-    const core::Spans& spans = walk_.spans();
-    return spans.span_of(piece_.item, piece_.item.units - 1) - spans.span_of(piece_.item, 0) + 1;
-  }
-  /// Which of them the block has; by_unit: the one that becomes the result.
-  __device__ __forceinline__ int part() const {
-    return p.parts.by_unit ? 0 : walk_.span() - walk_.spans().span_of(piece_.item, 0);
-  }
-  /// by_unit: does the block merge the item's parts now? It has the first one, and has left all of
-  /// its own.
-  __device__ __forceinline__ bool merges_units() const {
-    return walk_.spans().units_of(piece_.item, walk_.span()).begin == 0 &&
-           walk_.last_of_item(piece_);
-  }
-  /// by_unit: of the item's parts.
-  __device__ __forceinline__ int first_slot() const {
-    const int head = piece_.sequence.batch * p.heads + piece_.head;
-    return (head * p.parts.blocks + piece_.block) * p.parts.units;
-  }
   /// core::PartWord's bits.
   __device__ __forceinline__ uint4* words_at(int slot, int column) const {
     static_assert(sizeof(core::PartWord) == sizeof(uint4));
@@ -181,17 +165,8 @@ class DecodeResults {
            (std::int64_t{slot} * kRows + row_) * (K.head_dim_v / 2) + column / 2;
   }
 
-  /// Parts in slots that are 2^shift apart.
-  struct Others {
-    int slot, shift, count;
-  };
-  /// Those that the block takes in at a level of the tree; by_unit: all at once.
-  __device__ __forceinline__ Others others(int part, int parts, int shift) const {
-    if (p.parts.by_unit) return {first_slot(), 0, shift == 0 ? parts : 0};
-    return {walk_.span() + (1 << shift), shift, core::PartTree{parts}.others(part, shift)};
-  }
   /// Merges parts in their order, as soon as they are there.
-  __device__ __forceinline__ void take_in(Columns& mine, int column, const Others& from) const {
+  __device__ __forceinline__ void take_in(Columns& mine, int column, const OtherParts& from) const {
 #pragma unroll 1
     for (int first = 0; first < from.count; first += kAsked) {
       uint4* const at = words_at(from.slot + (first << from.shift), column);
@@ -244,8 +219,7 @@ class DecodeResults {
   }
   /// For whoever takes it in.
   __device__ __forceinline__ void store(const Columns& mine, int column) const {
-    const int slot = p.parts.by_unit ? first_slot() + piece_.units.begin : walk_.span();
-    uint4* const to = words_at(slot, column);
+    uint4* const to = words_at(parts_.slot(), column);
     const std::uint32_t lse = __float_as_uint(core::lse_of(mine.state));
 #pragma unroll
     for (int n = 0; n < kWords; ++n) {
@@ -282,9 +256,9 @@ class DecodeResults {
   }
 
   const DecodeParams& p;
-  const DecodeWalk<K>& walk_;
   const DecodePiece& piece_;
   DecodeExchange<K>& exchange_;
+  const ItemParts<K> parts_;
   const int count_;   ///< rows that exist
   int threads_;       ///< of a row: neighbours
   int row_, thread_;  ///< the thread's row, and which of the row's it is

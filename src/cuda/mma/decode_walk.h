@@ -23,15 +23,14 @@ struct DecodePiece {
   core::Range tiles;  ///< of keys
 };
 
-inline constexpr int kBlockRows = 16;
-
 /// Of a row of a piece.
 struct DecodeRow {
   int query = 0, member = 0;  ///< of its group
 };
+template <core::Kernel K>
 __device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core::Divisor& group,
                                             int row) {
-  const int at = piece.block * kBlockRows + row, query = group.quotient(at);
+  const int at = piece.block * K.block_m + row, query = group.quotient(at);
   return {query, at - query * group.value()};
 }
 
@@ -80,6 +79,20 @@ class DecodeWalk {
       if (exists) expect(piece);
     }
   }
+  /// The same in two, for whoever looks not ahead: the first, for which all warps come at once, and
+  /// the one after a piece, in its place.
+  /// @{
+  __device__ __forceinline__ bool begin(DecodePiece& piece) {
+    ptx::wait_for_grids();
+    ptx::launch_dependents();
+    Extent seen;
+    return step(piece, piece, true, seen);
+  }
+  __device__ __forceinline__ bool advance(DecodePiece& piece) {
+    Extent seen;
+    return step(piece, piece, false, seen);
+  }
+  /// @}
   /// Does the span have no further units of its item?
   __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
     return piece.units.end == spans_.units_of(piece.item, span_).end;
@@ -157,9 +170,9 @@ class DecodeWalk {
   __device__ __forceinline__ Extent look_at(int batch) const {
     Extent extent = {sequence_at(batch)};
     const core::Sequence& sequence = extent.sequence;
-    extent.blocks = core::max(core::ceil_div(sequence.seqlen_q * p.group.value(), kBlockRows), 1);
+    extent.blocks = core::max(core::ceil_div(sequence.seqlen_q * p.group.value(), K.block_m), 1);
     const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
-    const core::KeyTiles keys = {mask.runs_of({0, sequence.seqlen_q}), kTileKeys};
+    const core::KeyTiles keys = {mask.runs_of({0, sequence.seqlen_q}), core::decode_tile_keys(K)};
     extent.units = keys.units(p.unit_tiles, extent.blocks > 1, mask);
     return extent;
   }
@@ -171,13 +184,13 @@ class DecodeWalk {
   /// The rows of the piece's block, and what they see.
   __device__ __forceinline__ void set_rows(DecodePiece& piece) const {
     const core::Sequence sequence = piece.sequence;
-    const int first = piece.block * kBlockRows;
+    const int first = piece.block * K.block_m;
     const int rows =
-        core::max(core::min(kBlockRows, sequence.seqlen_q * p.group.value() - first), 0);
+        core::max(core::min(K.block_m, sequence.seqlen_q * p.group.value() - first), 0);
     const int end = rows > 0 ? p.group.quotient(first + rows - 1) + 1 : 0;
     const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
     piece.rows = rows;
-    piece.keys = {mask.runs_of({p.group.quotient(first), end}), kTileKeys};
+    piece.keys = {mask.runs_of({p.group.quotient(first), end}), core::decode_tile_keys(K)};
   }
 
   /// The sum of x over the lanes up to this one.

@@ -48,6 +48,19 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Waits the same, and says whether any of them has x.
+__device__ __forceinline__ bool barrier_any(int id, int threads, bool x) {
+  std::uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\n"
+      "barrier.cta.red.or.pred q, %1, %2, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<std::uint32_t>(x))
+      : "memory");
+  return any != 0;
+}
+
 /// Shared memory written by this thread before is seen by the copy engine and wgmma after.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -79,6 +79,10 @@ __device__ __forceinline__ void copy_async_word(std::uint32_t to, const void* fr
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+/// Arrives at the mbarrier once all copies that this thread has asked for are done.
+__device__ __forceinline__ void copy_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 /// Waits until this thread's groups of copies are done, but for the last kPending.
 template <int kPending>
 __device__ __forceinline__ void copy_wait() {

@@ -73,6 +73,7 @@ struct Wgmma;
 // clang-format off
 #define TESSERA_R8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define TESSERA_R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define TESSERA_FIRST8(d) TESSERA_R8(d, 0)
 #define TESSERA_R16(d) TESSERA_R8(d, 0), TESSERA_R8(d, 8)
 #define TESSERA_R32(d) TESSERA_R16(d), TESSERA_R8(d, 16), TESSERA_R8(d, 24)
 #define TESSERA_R40(d) TESSERA_R32(d), TESSERA_R8(d, 32)
@@ -80,6 +81,7 @@ struct Wgmma;
 #define TESSERA_R64(d) TESSERA_R48(d), TESSERA_R8(d, 48), TESSERA_R8(d, 56)
 #define TESSERA_R96(d) TESSERA_R64(d), TESSERA_R8(d, 64), TESSERA_R8(d, 72), TESSERA_R8(d, 80), TESSERA_R8(d, 88)
 #define TESSERA_R128(d) TESSERA_R96(d), TESSERA_R8(d, 96), TESSERA_R8(d, 104), TESSERA_R8(d, 112), TESSERA_R8(d, 120)
+#define TESSERA_S8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TESSERA_S16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TESSERA_S32 TESSERA_S16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TESSERA_S40 TESSERA_S32 ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -118,6 +120,7 @@ struct Wgmma;
 #define TESSERA_WGMMA_BOTH(N, LIST, OPERANDS, P0, P1, P2, P3, P4, P5) \
   TESSERA_WGMMA(bf16, N, LIST, OPERANDS, P0, P1, P2, P3, P4, P5) \
   TESSERA_WGMMA(f16, N, LIST, OPERANDS, P0, P1, P2, P3, P4, P5)
+TESSERA_WGMMA_BOTH(16, TESSERA_S8, TESSERA_FIRST8, "%8", "%9", "%10", "%11", "%12", "%13")
 TESSERA_WGMMA_BOTH(32, TESSERA_S16, TESSERA_R16, "%16", "%17", "%18", "%19", "%20", "%21")
 TESSERA_WGMMA_BOTH(64, TESSERA_S32, TESSERA_R32, "%32", "%33", "%34", "%35", "%36", "%37")
 TESSERA_WGMMA_BOTH(80, TESSERA_S40, TESSERA_R40, "%40", "%41", "%42", "%43", "%44", "%45")
@@ -203,6 +206,8 @@ TESSERA_WGMMA_I8(128, TESSERA_S64, TESSERA_I64, "%64", "%65", "%66", "%67", "%68
 #undef TESSERA_S52
 #undef TESSERA_S68
 #undef TESSERA_S100
+#undef TESSERA_FIRST8
+#undef TESSERA_S8
 #undef TESSERA_R8
 #undef TESSERA_R16
 #undef TESSERA_R32

@@ -6,12 +6,18 @@
 namespace tessera::cuda::sm90 {
 namespace {
 
-/// The kernel of a row: forward<row>(p, shared), backward<row>(p, shared) or, where its roles are
-/// split, backward_wide<row>(p, shared).
+/// The kernel of a row: forward<row>(p, shared), latent<row>(p, shared) where it decodes with qv,
+/// backward<row>(p, shared) or, where its roles are split, backward_wide<row>(p, shared).
 std::string row_program(const core::Kernel& row, const std::string& name) {
-  if (row.form == core::Form::decode) return mma::decode_program(row, name);
+  if (row.form == core::Form::decode && !row.qv) return mma::decode_program(row, name);
   const bool forward = row.pass == Pass::forward;
-  const std::string kernel = forward ? "forward" : splits_roles(row) ? "backward_wide" : "backward";
+  const std::string kernel = row.qv              ? "latent"
+                             : forward           ? "forward"
+                             : splits_roles(row) ? "backward_wide"
+                                                 : "backward";
+  const std::string params = row.qv    ? "mma::DecodeParams"
+                             : forward ? "sm90::ForwardParams"
+                                       : "sm90::BackwardParams";
   return "#include \"cuda/sm90/" + kernel +
          ".h\"\n"
          "using namespace tessera;\n"
@@ -19,8 +25,7 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
          value_text(row) +
          ";\n"
          "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::threads(kRow), 1)\n" +
-         name +
-         "(const __grid_constant__ cuda::sm90::" + (forward ? "ForwardParams" : "BackwardParams") +
+         name + "(const __grid_constant__ cuda::" + params +
          " p) {\n"
          "  extern __shared__ char shared[];\n"
          "  cuda::sm90::" +

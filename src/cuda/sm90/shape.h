@@ -6,6 +6,7 @@
 #include "core/storage.h"
 #include "core/value_tiles.h"
 #include "cuda/mma/decode_params.h"
+#include "cuda/sm90/latent_shape.h"
 
 namespace tessera::cuda::sm90 {
 
@@ -104,6 +105,7 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
          kWordBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
+  if (row.qv) return latent_bytes(row);
   if (row.form == core::Form::decode) return mma::decode_bytes(row);
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
 }
