@@ -295,8 +295,9 @@ class LatentConsumer {
 /// The kernel of a catalog row.
 template <core::Kernel K>
 __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory) {
+  // Of what a block has been given, which is 168 each.
   constexpr int kConsumerRegisters = K.block_m > 32 ? 216 : 208;
-  constexpr int kProducerRegisters = K.block_m > 32 ? 80 : 96;
+  constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));
   auto& shared = *reinterpret_cast<LatentShared<K>*>(
       memory + (1024 - ptx::shared_address(memory) % 1024) % 1024);
