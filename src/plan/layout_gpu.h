@@ -56,8 +56,6 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
   if (units > 1) {
     layout.slots =
         plan.problem.batch_invariant ? plan.work.count() * units : std::int64_t{plan.spans.count};
-    // With qv a part that nobody takes in lies in memory, too: the first one of an item.
-    if (plan.kernel.qv && !plan.problem.batch_invariant) layout.slots *= 2;
   }
   layout.words = workspace.take<core::PartWord>("part_words",
                                                 layout.slots * rows * (plan.kernel.head_dim_v / 2));

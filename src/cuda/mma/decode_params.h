@@ -13,8 +13,7 @@ namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]; with qv
-                                    ///< the last span_count are of items that begin in a span
+  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]
   /// Whether every unit is a part and has a slot: [batch][heads][blocks][units]. Otherwise a span
   /// has one: of the item that began in an earlier span.
   bool by_unit = false;

@@ -63,7 +63,7 @@ class LatentConsumer {
         if (lane_ == 0) rings_.queries.release(pieces_);
         ++pieces_;
       }
-      LatentResults<K>(p, walk_, piece_, shared_).finish(o_, sum_);
+      LatentResults<K>(p, walk_, piece_, shared_, o_).finish(sum_);
       more = walk_.advance(piece_);
     }
   }
