@@ -176,7 +176,7 @@ class ForwardItem {
     const int last = last_only(t, keys);
     const Rows<Element> rows = key_rows_.from(keys.begin - block_.begin);
     const int count = keys.size() - last;
-    const std::int64_t columns = multiplied_columns(rows_.problem);
+    const std::int64_t columns = multiplied_columns(K, rows_.problem);
     product(count, columns, rows, rows_.queries(t), kTile, epilogue);
     if (last == 0) return;
     using Wrapped = LastLanes<std::remove_reference_t<Epilogue>>;

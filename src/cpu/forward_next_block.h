@@ -24,13 +24,14 @@ class NextBlock {
       : map_(map),
         k_(tensors.k, map, problem.head_dim, problem.stored_k()),
         v_(tensors.v, map, problem.head_dim_v, problem.stored_v()),
-        k_stride_(forward_key_stride(K, multiplied_columns(problem))),
+        second_(problem.qv ? second_column(K, problem) : 0),
+        k_stride_(forward_key_stride(K, multiplied_columns(K, problem))),
         v_stride_(forward_value_stride(problem.head_dim_v)),
         k_copies_(scratch.k),
         v_copies_(scratch.v) {
     const bool paged = map.pages.table != nullptr;
-    copies_k_ = widens(k_) || paged || crowds_l2(k_, l2_bytes);
-    copies_v_ = widens(v_) || paged || crowds_l1(v_) || kPairs;  // and what lies in tiles
+    copies_k_ = widens(k_) || paged || crowds_l2(k_, l2_bytes) || problem.qv;
+    copies_v_ = widens(v_) || paged || crowds_l1(v_) || kPairs || problem.qv;  // and tiles
     if (problem.v_tiles) {
       tiles_ = value_tiles_of(problem);
       v_.data = static_cast<const std::byte*>(tensors.v.data) +
@@ -85,6 +86,9 @@ class NextBlock {
     return {row_of<Key>(k_, 0), elements<Key>(k_.stride)};
   }
   Columns<Value> values() const {
+    if constexpr (!kPairs) {
+      if (second_ > 0) return {k_copy(0) + second_, k_stride_};
+    }
     if (copies_v_) return {v_copy(0), v_stride_};
     return {row_of<Value>(v_, 0), elements<Value>(v_.stride)};
   }
@@ -209,6 +213,7 @@ class NextBlock {
     const T* k = row_of<T>(k_, rows.begin);
     if constexpr (kPairs) {
       copy_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
+      for (int r = rows.begin; k_.n < second_ && r < rows.end; ++r) k_copy(r)[k_.n] = {};
     } else {
       widen_rows(k, distance<T>(k_, rows), rows.size(), k_.n, k_copy(rows.begin), k_stride_);
       if (k_scale_.numbers != nullptr) scale_keys(rows);
@@ -218,6 +223,14 @@ class NextBlock {
   template <class T>
   void copy_values(core::Range rows) const {
     const T* v = row_of<T>(v_, rows.begin);
+    if (second_ > 0) {
+      Key* const out = k_copy(rows.begin) + second_;
+      if constexpr (kPairs) {
+        copy_rows(v, distance<T>(v_, rows), rows.size(), v_.n, out, k_stride_);
+      } else {
+        return widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, out, k_stride_);
+      }
+    }
     if constexpr (kPairs) {
       pair_rows(v, distance<T>(v_, rows), rows.size(), v_.n, v_copy(rows.begin), v_stride_);
     } else {
@@ -259,6 +272,7 @@ class NextBlock {
 
   const RowMap& map_;
   Source k_, v_;
+  std::int64_t second_;  ///< with qv: the column of a key's copy where its value begins; else 0
   std::int64_t k_stride_, v_stride_;  ///< elements between rows of the copies
   std::byte* const* k_copies_;        ///< of this block and of the one before
   std::byte* const* v_copies_;

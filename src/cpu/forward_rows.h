@@ -133,32 +133,21 @@ class ForwardRows {
   void ask_for_query(int r) const {
     prefetch_row<Access::read>(row_address(tensors.q, r, problem.dtype),
                                problem.head_dim * size_of(problem.dtype));
+    if (!problem.qv) return;
+    prefetch_row<Access::read>(row_address(tensors.qv, r, problem.dtype),
+                               problem.head_dim_v * size_of(problem.dtype));
   }
   void ask_for_output(int r) const {
     prefetch_row<Access::write>(row_address(tensors.o, r, problem.stored_o()),
                                 problem.head_dim_v * size_of(problem.stored_o()));
   }
 
-  /// fp32 queries are scaled on their way, bf16 ones would be rounded again.
   void load_queries(int t) const {
-    with_widened_storage<K>(problem.dtype, [&](auto storage) {
-      using T = decltype(storage);
-      const T* rows[kTile];
-      for (int i = 0; i < kTile; ++i) {
-        const int r = tiles[t].first + i;
-        rows[i] = static_cast<const T*>(tensors.q.data) +
-                  map.offset(tensors.q, scratch.query[r], scratch.head[r]);
-      }
-      if constexpr (kPairs) {
-        rows_to_lane_pairs(rows, problem.head_dim, queries(t));
-      } else if (is_scaled(problem.dtype)) {
-        float factor[kTile];
-        query_factors(t, factor);
-        rows_to_lanes(rows, problem.head_dim, factor, queries(t));
-      } else {
-        rows_to_lanes(rows, problem.head_dim, plan.score.pre, queries(t));
-      }
-    });
+    load_columns(t, tensors.q, problem.head_dim, queries(t));
+    if (problem.qv) {
+      const std::int64_t step = second_column(K, problem) / (kPairs ? 2 : 1);
+      load_columns(t, tensors.qv, problem.head_dim_v, queries(t) + step * kTile);
+    }
     if constexpr (!kPairs) {
       if (problem.scales.score_shift) load_shifts(t, queries(t) + problem.head_dim * kTile);
     }
@@ -242,8 +231,29 @@ class ForwardRows {
 
   /// Vectors of a transposed query: one an element, or one a pair.
   std::int64_t query_steps() const {
-    const std::int64_t columns = multiplied_columns(problem);
+    const std::int64_t columns = multiplied_columns(K, problem);
     return kPairs ? core::ceil_div<std::int64_t>(columns, 2) : columns;
+  }
+
+  /// n columns of q or qv. fp32 ones are scaled on their way, bf16 ones would be rounded again.
+  void load_columns(int t, const ConstTensor& tensor, std::int64_t n, Word* out) const {
+    with_widened_storage<K>(problem.dtype, [&](auto storage) {
+      using T = decltype(storage);
+      const T* rows[kTile];
+      for (int i = 0; i < kTile; ++i) {
+        rows[i] =
+            reinterpret_cast<const T*>(row_address(tensor, tiles[t].first + i, problem.dtype));
+      }
+      if constexpr (kPairs) {
+        rows_to_lane_pairs(rows, n, out);
+      } else if (is_scaled(problem.dtype)) {
+        float factor[kTile];
+        query_factors(t, factor);
+        rows_to_lanes(rows, n, factor, out);
+      } else {
+        rows_to_lanes(rows, n, plan.score.pre, out);
+      }
+    });
   }
 
   /// What each row's elements are multiplied by: the scale of scores, times their own (S14).

@@ -8,7 +8,7 @@ double cpu_piece_cost(const PlanData& plan, double rows, double keys) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   const double lanes = row.lanes;
-  const double dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const double dims = static_cast<double>(p.score_dim() + p.head_dim_v);
   const double rate = 2.0 * lanes * (row.operand == core::Operand::bf16 ? 2.0 : 1.0);
   const double products = row.pass == Pass::forward ? 1.0 : 2.5;
   // Bytes a core reads from memory in a cycle, when all cores read at once.

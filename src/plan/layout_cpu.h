@@ -31,9 +31,17 @@ TESSERA_HD std::int64_t forward_key_stride(const core::Kernel& kernel, std::int6
                                                : forward_value_stride(n);
 }
 
+/// Where columns of qv and v follow those of q and k. No pair of bf16 has one of each: a zero ends
+/// an odd head_dim.
+TESSERA_HD std::int64_t second_column(const core::Kernel& kernel, const Problem& problem) {
+  return core::round_up<std::int64_t>(problem.head_dim,
+                                      kernel.operand == core::Operand::bf16 ? 2 : 1);
+}
+
 /// Columns that a product of queries and keys multiplies. A shift of scores is one more, where
 /// every key has a 1.
-TESSERA_HD std::int64_t multiplied_columns(const Problem& problem) {
+TESSERA_HD std::int64_t multiplied_columns(const core::Kernel& kernel, const Problem& problem) {
+  if (problem.qv) return second_column(kernel, problem) + problem.head_dim_v;
   return problem.head_dim + (problem.scales.score_shift ? 1 : 0);
 }
 
@@ -54,7 +62,8 @@ struct ForwardScratch {
   float* bias = nullptr;              ///< [block_n][L]
   std::byte* k[2] = {};               ///< [block_n][key stride] where K's own rows do not serve:
                                       ///< of the block at work and of the next one
-  std::byte* v[2] = {};               ///< [block_n][value stride]; bf16: [block_n / 2] pairs
+  std::byte* v[2] = {};               ///< [block_n][value stride]; bf16: [block_n / 2] pairs; fp32
+                                      ///< with qv: none, k has them
 };
 
 TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const PlanData& plan) {
@@ -62,7 +71,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   const core::Kernel& kernel = plan.kernel;
   const bool pairs = kernel.operand == core::Operand::bf16;
   const std::int64_t m = plan.work.block_m, n = kernel.block_n, l = kernel.tile_m;
-  const std::int64_t columns = multiplied_columns(p);
+  const std::int64_t columns = multiplied_columns(kernel, p);
   const std::int64_t q_steps = pairs ? core::ceil_div<std::int64_t>(columns, 2) : columns;
   ForwardScratch s;
   s.q = workspace.take<std::byte>("q", m * q_steps * 4);
@@ -78,7 +87,7 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   s.waiting = workspace.take<float>("waiting", 16 * l);
   s.bias = workspace.take<float>("bias", p.bias ? n * l : 0);
   const std::int64_t key_bytes = forward_key_stride(kernel, columns) * (pairs ? 2 : 4);
-  const std::int64_t value_bytes = forward_value_stride(p.head_dim_v) * 4;
+  const std::int64_t value_bytes = p.qv && !pairs ? 0 : forward_value_stride(p.head_dim_v) * 4;
   for (int i = 0; i < 2; ++i) {
     s.k[i] = workspace.take<std::byte>("k", n * key_bytes);
     s.v[i] = workspace.take<std::byte>("v", (pairs ? n / 2 : n) * value_bytes);

@@ -259,13 +259,13 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
            to_string(problem.stored_k());
   }
-  if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.pass == Pass::backward) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;
     std::string other = refused_mask(problem);
     return other.empty() ? refused_output_type(row, problem) : other;
   }
   if (row.form == core::Form::decode) {
+    if (problem.qv) return refused_second_query(problem);
     std::string other = refused_cached(problem);
     return other.empty() ? refused_rows(row, problem) : other;
   }

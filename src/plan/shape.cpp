@@ -97,7 +97,7 @@ int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const D
   }
   constexpr int kMostRows = 256, kLeastRows = 64;
   if (p.window_left >= 0 || p.chunk > 0) return core::min(row.block_m, kMostRows);
-  const std::int64_t row_bytes = (p.head_dim + p.head_dim_v) * 4;
+  const std::int64_t row_bytes = (p.score_dim() + p.head_dim_v) * 4;
   int rows = row.block_m;
   if (rows * row_bytes > device.l2_bytes / 2) rows = core::min(rows, kMostRows);
   const auto items = [&] {
