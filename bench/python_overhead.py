@@ -47,7 +47,7 @@ def forward_calls(device):
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     return {
-        "native call": lambda: _native.forward(q, k, v, o, *(None,) * 6, *numbers, 0, 0, FRAMEWORK),
+        "native call": lambda: _native.forward(q, k, v, o, *(None,) * 7, *numbers, 0, 0, FRAMEWORK),
         "tessera.attention": lambda: tessera.attention(q, k, v, causal=True),
         "tessera.attention, with autograd": lambda: tessera.attention(*leaves, causal=True),
         "torch.ops.tessera.forward": lambda: torch.ops.tessera.forward(
@@ -76,13 +76,13 @@ def decoding_calls(device):
     def native_step(cache, table):
         _native.append(k, v, *cache, None, None, seqlens, None, table, *(None,) * 9, *append_numbers, FRAMEWORK)
         _native.cached_forward(
-            q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, FRAMEWORK,
+            q, *cache, o, *(None,) * 4, seqlens, None, table, *(None,) * 6, *cached_numbers, FRAMEWORK,
         )
 
     def native_step_at_once(cache, table):
         _native.cached_step(
             k, v, None, None, None, None, 0, False, False,
-            q, *cache, o, None, None, None, None, seqlens, None, table, None, None, None, *cached_numbers, FRAMEWORK,
+            q, *cache, o, *(None,) * 4, seqlens, None, table, *(None,) * 6, *cached_numbers, FRAMEWORK,
         )
 
     def step(cache, table):

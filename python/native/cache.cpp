@@ -1,6 +1,7 @@
 #include "cache.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "checks.h"
 #include "scaled.h"
@@ -314,9 +315,11 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
     check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
     check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
   }
-  if (in.o) {
-    check_same_type("out", in.o, in.q);
-    check_rows("out", in.o, in.q,
+  p.qv = static_cast<bool>(in.qv);
+  for (const auto& [name, view] : {std::pair{"out", &in.o}, {"qv", &in.qv}}) {
+    if (!*view) continue;
+    check_same_type(name, *view, in.q);
+    check_rows(name, *view, in.q,
                {p.batch, p.packed ? p.total_q : p.seqlen_q, p.num_heads, p.head_dim_v}, p.packed);
   }
   if (in.lse) check_lse("lse", in.lse, in.q, p);
@@ -354,6 +357,7 @@ Tensors tensors_of(const CacheInputs& in, const Problem& p) {
   t.cache.cu_seqlens_new = pointer<const std::int32_t>(in.cu_seqlens_new);
   t.cache.leftpad = pointer<const std::int32_t>(in.leftpad);
   t.tree_mask = pointer<const std::uint64_t>(in.tree_mask);
+  if (in.qv) t.qv = rows_of(in.qv, p.packed);
   t.k_scale = cached_scales_of(in.k_scale, p.scales.k);
   t.v_scale = cached_scales_of(in.v_scale, p.scales.v);
   return t;

@@ -13,7 +13,7 @@ namespace tessera::python {
 /// those of `tessera.cached_attention`, which errors use.
 struct CacheInputs {
   View q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q;
-  View seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask, k_scale, v_scale;
+  View seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask, k_scale, v_scale, qv;
 };
 
 /// What is not a tensor.

@@ -122,6 +122,7 @@ void check_shapes(const Inputs& in, const Problem& p) {
     check_given("v", in.v, v_shape, scaled);
   }
   check_given("o", in.o, o_shape, scaled);
+  check_given("qv", in.qv, o_shape);
   check_given("dout", in.dout, o_shape);
   check_given("dq", in.dq, q_shape);
   check_given("dk", in.dk, k_shape);
@@ -166,6 +167,7 @@ Problem problem_of(const Inputs& in, const Options& options, const ScaleInputs* 
     p.dtype = storage_type(in.q, "q", "; tessera.scaled_attention takes 8 bits with their scales");
   }
   p.packed = static_cast<bool>(in.cu_seqlens_q);
+  p.qv = static_cast<bool>(in.qv);
   if (scales != nullptr && scales->head_dim_v) read_tiles(*scales->head_dim_v, p);
   read_sizes(in, options, p);
   if (scales != nullptr) read_types(in, p);
@@ -219,6 +221,7 @@ Tensors tensors_of(const Inputs& in, const Options& options, const Problem& p) {
   t.q = rows_of(in.q, p.packed);
   t.k = rows_of(in.k, p.packed);
   t.v = p.v_tiles ? tiles_of(in.v, p.packed) : rows_of(in.v, p.packed);
+  if (in.qv) t.qv = rows_of(in.qv, p.packed);
   t.o = rows_of(in.o, p.packed);
   t.softmax_lse = pointer<float>(in.softmax_lse);
   if (in.bias) {

@@ -15,6 +15,7 @@ namespace tessera::python {
 /// `tessera.attention`, which errors use.
 struct Inputs {
   View q, k, v, o, softmax_lse, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k;
+  View qv;  ///< forward only
   View dout, dsoftmax_lse, dq, dk, dv, dbias, dsink;
 };
 

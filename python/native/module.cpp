@@ -66,16 +66,17 @@ PyObject* attend(const Inputs& in, const Options& options, const Framework& fram
   return none();
 }
 
-constexpr Py_ssize_t kInputs = 10, kOptions = 12, kGradients = 7, kFramework = 1;
+constexpr Py_ssize_t kInputs = 10, kSecondQuery = 1, kOptions = 12, kGradients = 7, kFramework = 1;
 
 PyObject* forward(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("forward", objects, count, kInputs + kOptions + kFramework);
+    Arguments arguments("forward", objects, count, kInputs + kSecondQuery + kOptions + kFramework);
     const Framework framework(objects[count - 1], objects[0]);
     Views views(framework.kind);
     Inputs in;
     Options options;
     read_inputs(arguments, views, in, true);
+    views.read("qv", arguments.next(), in.qv);
     read_options(arguments, options);
     if (!in.o) throw Raise{PyExc_ValueError, "o is None: a tensor is required"};
     return attend(in, options, framework);
@@ -124,11 +125,12 @@ PyObject* explained(const Problem& problem, PyObject* device, const View& q) {
 
 PyObject* explain_plan(PyObject*, PyObject* const* objects, Py_ssize_t count) {
   return guarded([&] {
-    Arguments arguments("explain", objects, count, kInputs + kOptions + 2);
+    Arguments arguments("explain", objects, count, kInputs + kSecondQuery + kOptions + 2);
     Views views;
     Inputs in;
     Options options;
     read_inputs(arguments, views, in, false);
+    views.read("qv", arguments.next(), in.qv);
     read_options(arguments, options);
     if (arguments.flag("backward")) options.pass = Pass::backward;
     return explained(problem_of(in, options), arguments.next(), in.q);
@@ -268,7 +270,7 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
-constexpr Py_ssize_t kCacheInputs = 16, kCacheOptions = 10;
+constexpr Py_ssize_t kCacheInputs = 17, kCacheOptions = 10;
 
 /// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
 void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
@@ -288,6 +290,7 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   views.read("tree_mask", arguments.next(), in.tree_mask);
   views.read("k_scale", arguments.next(), in.k_scale);
   views.read("v_scale", arguments.next(), in.v_scale);
+  views.read_rows("qv", arguments.next(), in.qv);
   options.max_seqlen_q = arguments.optional_integer("max_seqlen_q").value_or(0);
   options.lengths = lengths_of(arguments.next());
   if (!in.seqlens && options.lengths == Lengths::after) options.lengths = Lengths::full;

@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # typing has Unpack since Python 3.11
         k: _ArrayT,
         v: _ArrayT,
         *,
+        qv: _ArrayT | None = None,
         precision: Literal["e4m3", "int8"] | None = None,
         return_lse: Literal[False] = False,
         **keywords: Unpack[Keywords],
@@ -76,6 +77,7 @@ if TYPE_CHECKING:  # typing has Unpack since Python 3.11
         k: _ArrayT,
         v: _ArrayT,
         *,
+        qv: _ArrayT | None = None,
         precision: Literal["e4m3", "int8"] | None = None,
         return_lse: Literal[True],
         **keywords: Unpack[Keywords],
@@ -87,6 +89,7 @@ if TYPE_CHECKING:  # typing has Unpack since Python 3.11
         k: _ArrayT,
         v: _ArrayT,
         *,
+        qv: _ArrayT | None = None,
         precision: Literal["e4m3", "int8"] | None = None,
         return_lse: bool,
         **keywords: Unpack[Keywords],
@@ -115,6 +118,7 @@ def attention(
     return_lse: bool = False,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    qv: _ArrayT | None = None,
     precision: str | None = None,
 ) -> _ArrayT | tuple[_ArrayT, _ArrayT]:
     """softmax(softmax_scale q k^T + bias) v, without ever holding a seqlen_q x seqlen_k matrix.
@@ -129,7 +133,7 @@ def attention(
         window: (left, right) keys beside its own position that a query sees, both ends included; -1 is unbounded.
             Together with `causal` right must be 0 or -1.
         alignment: "bottom_right": query i stands at key position i + seqlen_k - seqlen_q; "top_left": at i.
-        softmax_scale: what q k^T is multiplied with; None is 1 / sqrt(head_dim).
+        softmax_scale: what q k^T is multiplied with; None is 1 / sqrt(head_dim), with `qv` of head_dim + head_dim_v.
         softcap: if positive, scores become softcap * tanh(score / softcap).
         alibi_slopes: float32 (num_heads,) or (batch, num_heads); adds -slope * |i + seqlen_k - seqlen_q - j|.
         bias: (batch or 1, num_heads or 1, seqlen_q or 1, seqlen_k or 1), float32 or q's type, added to the scores;
@@ -147,6 +151,8 @@ def attention(
         return_lse: also return lse.
         deterministic: dq is the same bit for bit in every run, too; o, lse, dk and dv always are.
         batch_invariant: the bits of a sequence's result do not depend on the rest of the batch.
+        qv: a second query of each row, like q with v's head_dim: scores are q k^T + qv v^T, as latent attention with
+            absorbed weights has them (MLA: k is the rotated part, v the latent rows). Without gradients and dropout.
         precision: None: as the inputs are. "e4m3": q, k and v are rounded to 8 bits on the way, for the tensor cores of
             Hopper GPUs; o errs by some 5 %. "int8": q and k are, and v, of 16 bits, stays; by some 1 %, on the same.
             docs/python.md has the recipe, and when it is faster. Without dropout; a bias is float32. Gradients are
@@ -173,6 +179,11 @@ def attention(
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
     results: _ArrayT | tuple[_ArrayT, _ArrayT]
+    if qv is not None:
+        if precision is not None:
+            raise ValueError(f"precision = {precision!r} together with qv, which is of 16 or 32 bits: must be None")
+        results = _frameworks.latent_module(q).attention_with_qv(q, k, v, qv, arguments, return_lse)
+        return results
     if precision is not None:
         results = _frameworks.precision_module(q).attention(q, k, v, arguments, precision, return_lse)
         return results
@@ -203,6 +214,7 @@ def explain(
     max_seqlen_k: int | None = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    qv: _ArrayT | None = None,
 ) -> str:
     """The plan for the same arguments: the problem in one line, and every kernel with its cost or its refusal.
 
@@ -220,7 +232,8 @@ def explain(
         cu_seqlens_k, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
     )  # fmt: skip
     tensors, options = framework.prepare(q, k, v, arguments)
-    return _native.explain(*tensors[:3], None, None, *tensors[3:], *options, 0, 0, backward, device)
+    second = None if qv is None else _frameworks.latent_module(q).prepare_qv(qv, tensors[0])
+    return _native.explain(*tensors[:3], None, None, *tensors[3:], second, *options, 0, 0, backward, device)
 
 
 def combine(o_parts: _ArrayT, lse_parts: _ArrayT, *, dtype: Any = None) -> tuple[_ArrayT, _ArrayT]:
@@ -261,6 +274,7 @@ def cached_attention(
     leftpad: _ArrayT | None = None,
     k_scale: _ArrayT | None = None,
     v_scale: _ArrayT | None = None,
+    qv: _ArrayT | None = None,
     cu_seqlens_q: _ArrayT | None = None,
     max_seqlen_q: int | None = None,
     causal: bool = False,
@@ -311,6 +325,8 @@ def cached_attention(
         k_scale, v_scale: of caches of 8 bits, float32, what their elements are multiplied by: one number; (batch,
             num_heads_k); or one for every slot and head, shaped as the cache without head_dim, any strides, so it
             may lie within the pages.
+        qv: a second query of each row, like q with v_cache's head_dim: scores are q k^T + qv v^T. k_cache and v_cache
+            may be columns of one row, as of latent attention (MLA). Never rotated. Not of caches of 8 bits.
         cu_seqlens_q, max_seqlen_q, causal, window, softmax_scale, softcap, alibi_slopes, sink, batch_invariant: as
             `attention` takes them.
         chunk: queries see only keys of their own chunk of so many positions; 0: all.
@@ -336,7 +352,7 @@ def cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
         sink, batch_invariant, k_new, v_new, max_seqlen_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
-        rotary_constant_q, out, return_lse, False, k_scale, v_scale,
+        rotary_constant_q, out, return_lse, False, k_scale, v_scale, qv,
     )  # fmt: skip
 
 
@@ -355,6 +371,7 @@ def explain_cached(
     leftpad: _ArrayT | None = None,
     k_scale: _ArrayT | None = None,
     v_scale: _ArrayT | None = None,
+    qv: _ArrayT | None = None,
     cu_seqlens_q: _ArrayT | None = None,
     max_seqlen_q: int | None = None,
     causal: bool = False,
@@ -383,7 +400,7 @@ def explain_cached(
         {
             "seqlens": seqlens, "cu_seqlens_new": cu_seqlens_new, "page_table": page_table, "cache_index": cache_index,
             "leftpad": leftpad, "cu_seqlens_q": cu_seqlens_q, "tree_mask": tree_mask, "alibi_slopes": alibi_slopes,
-            "sink": sink, "k_scale": k_scale, "v_scale": v_scale,
+            "sink": sink, "k_scale": k_scale, "v_scale": v_scale, "qv": qv,
         },
         {
             "lengths": lengths, "seqlen_new": seqlen_new, "max_seqlen_q": max_seqlen_q, "causal": causal,

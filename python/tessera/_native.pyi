@@ -1,8 +1,8 @@
 """The compiled half (python/native/module.cpp): every argument is given by position.
 
-    forward(inputs, options, rng, framework)
+    forward(inputs, qv, options, rng, framework)
     backward(inputs, options, rng, gradients, framework)
-    explain(inputs, options, rng, backward: bool, device: str | None)
+    explain(inputs, qv, options, rng, backward: bool, device: str | None)
     scaled_forward(inputs, scales, options, rng, framework)
     explain_scaled(inputs, scales, options, rng, device: str | None)
     quantize(q, k, v, q_out, k_out, v_out, q_scale, k_scale, v_scale, k_mean, score_shift, v_shift, signs, cu_seqlens_q,
@@ -20,8 +20,8 @@ stream of a run; and `allocate(bytes, q)`, a tensor of that many bytes on the GP
 the class does not offer the same to C (DLPack's table of functions), and never on a CPU.
 
     cached_forward(q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table,
-        cache_index, leftpad, tree_mask, k_scale, v_scale, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap,
-        window_left, window_right, chunk, sink_tokens, batch_invariant, framework)
+        cache_index, leftpad, tree_mask, k_scale, v_scale, qv, max_seqlen_q, lengths, seqlen_new, softmax_scale,
+        softcap, window_left, window_right, chunk, sink_tokens, batch_invariant, framework)
     cached_step(k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
         rotary_constant_q, and all of cached_forward)
     append(k_new, v_new, k_cache, v_cache, q, q_out, seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q,

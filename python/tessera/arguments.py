@@ -138,6 +138,13 @@ def is_top_left(alignment: str) -> bool:
     raise ValueError(f"alignment = {alignment!r}: must be 'bottom_right' or 'top_left'")
 
 
+def refuse_dropout_with_qv(arguments: Arguments) -> None:
+    if arguments.dropout_p != 0.0:
+        raise NotImplementedError(
+            f"dropout_p = {arguments.dropout_p!r} together with qv, which is for inference: must be 0"
+        )
+
+
 def require_packed(arguments: Arguments) -> None:
     """Refuses what makes sense for packed tensors only."""
     for name in ("cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from .arguments import Arguments, Options, Scales, band, is_top_left, require_packed
+from .arguments import Arguments, Options, Scales, band, is_top_left, refuse_dropout_with_qv, require_packed
 
 _PLAIN = "float32, bfloat16 or float16"  # types, in words
 
@@ -139,12 +139,31 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
         from .jax import ops
 
         return ops.attention(q, k, v, arguments, return_lse)
+    return _attend(q, k, v, None, arguments, return_lse)
+
+
+def prepare_qv(qv: Any, q: Any) -> np.ndarray | None:
+    """qv, for `_native`."""
+    return to_native("qv", qv)
+
+
+def attention_with_qv(q: Any, k: Any, v: Any, qv: Any, arguments: Arguments, return_lse: bool) -> Any:
+    """`tessera.attention` with qv. JAX arrays in, JAX arrays out."""
+    a = arguments
+    refuse_dropout_with_qv(a)
+    if any(map(is_traced, (q, k, v, qv, a.bias, a.alibi_slopes, a.sink, a.cu_seqlens_q, a.cu_seqlens_k))):
+        raise NotImplementedError("qv under JAX's transformations: it takes arrays whose values are there")
+    return _attend(q, k, v, prepare_qv(qv, q), arguments, return_lse)
+
+
+def _attend(q: Any, k: Any, v: Any, qv: np.ndarray | None, arguments: Arguments, return_lse: bool) -> Any:
     arrays, options = prepare(q, k, v, arguments)
     first, _, value, *_ = arrays
     assert first is not None and value is not None
     o = np.empty(first.shape[:-1] + value.shape[-1:], first.dtype)
     lse = empty_lse(first) if return_lse else None
-    _native.forward(*arrays[:3], o, lse, *arrays[3:], *options, *_draw(a.dropout_p, a.rng_state), None)
+    rng = _draw(arguments.dropout_p, arguments.rng_state)
+    _native.forward(*arrays[:3], o, lse, *arrays[3:], qv, *options, *rng, None)
     return like(q, o) if lse is None else (like(q, o), like(q, lse))
 
 

@@ -10,16 +10,17 @@ torch_cache: Any = None
 torch_scaled: Any = None
 torch_quantize: Any = None
 torch_precision: Any = None
+torch_latent: Any = None
 
 
 def bind_torch() -> None:
-    global Tensor, torch_ops, torch_cache, torch_scaled, torch_quantize, torch_precision
+    global Tensor, torch_ops, torch_cache, torch_scaled, torch_quantize, torch_precision, torch_latent
     import torch
 
-    from .torch import cache, ops, precision, quantize, scaled
+    from .torch import cache, latent, ops, precision, quantize, scaled
 
     Tensor, torch_ops, torch_cache, torch_scaled = torch.Tensor, ops, cache, scaled
-    torch_quantize, torch_precision = quantize, precision
+    torch_quantize, torch_precision, torch_latent = quantize, precision, latent
 
 
 def framework_of(tensor: Any, name: str = "q") -> Any:
@@ -43,6 +44,12 @@ def cache_module(tensor: Any, name: str) -> Any:
     if framework_of(tensor, name) is not torch_ops:
         raise TypeError(f"{name} is of type {type(tensor).__name__!r}: a cache must be of torch tensors")
     return torch_cache
+
+
+def latent_module(tensor: Any) -> Any:
+    """The module of attention with a second query."""
+    framework = framework_of(tensor)
+    return torch_latent if framework is torch_ops else framework
 
 
 def scaled_module(tensor: Any) -> Any:

@@ -255,7 +255,7 @@ def test_operators(device: str) -> None:
     tests = ("test_schema", "test_faketensor")
     forward = torch.ops.tessera.cached_forward.default
     for none in (0, None):  # bounds of what is not packed
-        more = (None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False)
+        more = (None, None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False)
         torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
     append = torch.ops.tessera.append.default
     rest = (cos, sin, None, None, None, None, "before", 0, 0, False, False)

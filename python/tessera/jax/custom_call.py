@@ -68,7 +68,7 @@ def _without_last(x: Arrays, name: str) -> np.ndarray | None:
 
 
 def _forward(x: Arrays, options: Options) -> None:
-    _native.forward(*_inputs(x), *options, *seed_and_offset(x.get("rng_state")), None)
+    _native.forward(*_inputs(x), None, *options, *seed_and_offset(x.get("rng_state")), None)
 
 
 def _backward(x: Arrays, options: Options) -> None:

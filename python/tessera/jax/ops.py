@@ -323,7 +323,7 @@ def attention(q: Any, k: Any, v: Any, arguments: Arguments, return_lse: bool) ->
         _require_values(**{f"window[{i}]": keys for i, keys in enumerate(a.window)})
     shapes, options = arrays.prepare(q, k, v, arguments)
     # Raises what the call itself would raise, but for what is wrong with values.
-    _native.explain(*shapes[:3], None, None, *shapes[3:], *options, 0, 0, False, None)
+    _native.explain(*shapes[:3], None, None, *shapes[3:], None, *options, 0, 0, False, None)
     state = None if a.dropout_p == 0.0 else _operand_of(a.rng_state)
     cu_seqlens_k = a.cu_seqlens_q if a.cu_seqlens_k is None else a.cu_seqlens_k
     given = (q, k, v, a.bias, a.alibi_slopes, a.sink, a.cu_seqlens_q, cu_seqlens_k, state)

@@ -28,9 +28,9 @@ _library = torch.library.Library("tessera", "FRAGMENT")
 _library.define(
     "cached_forward(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
-    "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, SymInt? max_seqlen_q, str lengths, "
-    "SymInt? seqlen_new, float? softmax_scale, float softcap, SymInt window_left, SymInt window_right, SymInt chunk, "
-    "SymInt sink_tokens, bool batch_invariant) "
+    "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, Tensor? qv, SymInt? max_seqlen_q, "
+    "str lengths, SymInt? seqlen_new, float? softmax_scale, float softcap, SymInt window_left, SymInt window_right, "
+    "SymInt chunk, SymInt sink_tokens, bool batch_invariant) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
@@ -111,33 +111,34 @@ def cached_attention(
     detaches: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    qv: Tensor | None = None,
 ) -> Any:
     """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them.
 
     detaches: tensors that require a gradient are taken for what they hold, instead of refused.
     """
     is_traced = False
-    if is_compiling() or not _is_plain(WATCH, q, k_cache, v_cache, k_new, v_new, sink):
+    if is_compiling() or not _is_plain(WATCH, q, k_cache, v_cache, k_new, v_new, sink, qv):
         is_traced = is_watched(q) or is_transformed()
         require_tensors(
             k_cache=k_cache, v_cache=v_cache, seqlens=seqlens, cu_seqlens_new=cu_seqlens_new, page_table=page_table,
             cache_index=cache_index, leftpad=leftpad, cu_seqlens_q=cu_seqlens_q, tree_mask=tree_mask,
             alibi_slopes=alibi_slopes, sink=sink, k_new=k_new, v_new=v_new, rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out, k_scale=k_scale, v_scale=v_scale,
+            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, out=out, k_scale=k_scale, v_scale=v_scale, qv=qv,
         )  # fmt: skip
-        if _need_gradients(q, k_cache, v_cache, sink, k_new, v_new):
+        if _need_gradients(q, k_cache, v_cache, sink, k_new, v_new, qv):
             if detaches:
                 q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
-                k_new, v_new = (None if x is None else x.detach() for x in (k_new, v_new))
+                k_new, v_new, qv = (None if x is None else x.detach() for x in (k_new, v_new, qv))
             refuse_gradients(
-                "cached_attention", _INSTEAD, q=q, k_cache=k_cache, v_cache=v_cache, sink=sink, k_new=k_new,
-                v_new=v_new,
+                "cached_attention", "" if qv is not None else _INSTEAD, q=q, k_cache=k_cache, v_cache=v_cache,
+                sink=sink, k_new=k_new, v_new=v_new, qv=qv,
             )  # fmt: skip
         if not is_traced:
             q = q.resolve_neg()
             if k_new is not None:
                 _check_written(k_cache, v_cache)
-            k_cache, v_cache, k_new, v_new = (signed(x) for x in (k_cache, v_cache, k_new, v_new))
+            k_cache, v_cache, k_new, v_new, qv = (signed(x) for x in (k_cache, v_cache, k_new, v_new, qv))
     if k_new is None or v_new is None:
         if not (k_new is v_new is rotary_cos is rotary_sin is rotary_seqlens is None) or max_seqlen_new is not None:
             _refuse_rows(
@@ -160,11 +161,13 @@ def cached_attention(
             seqlen_new = k_new.shape[1]
     if cu_seqlens_q is not None or max_seqlen_q is not None:
         max_seqlen_q = _packed_length(cu_seqlens_q, max_seqlen_q)
+    if is_traced and qv is not None:
+        qv = rows(qv.resolve_neg())
     left, right = (-1, 0 if causal else -1) if window == (-1, -1) else band(causal, window)
     more = (
         alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
-        k_scale, v_scale, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk, sink_tokens,
-        batch_invariant,
+        k_scale, v_scale, qv, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk,
+        sink_tokens, batch_invariant,
     )  # fmt: skip
     if is_traced:
         q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
@@ -197,8 +200,9 @@ def explain_cached(
     left, right = band(numbers.pop("causal"), numbers.pop("window"))
     numbers |= {"window_left": left, "window_right": right}
     names = ("alibi_slopes", "sink", "cu_seqlens_q", "seqlens", "cu_seqlens_new", "page_table", "cache_index",
-             "leftpad", "tree_mask", "k_scale", "v_scale", "max_seqlen_q", "lengths", "seqlen_new", "softmax_scale",
-             "softcap", "window_left", "window_right", "chunk", "sink_tokens", "batch_invariant")  # fmt: skip
+             "leftpad", "tree_mask", "k_scale", "v_scale", "qv", "max_seqlen_q", "lengths", "seqlen_new",
+             "softmax_scale", "softcap", "window_left", "window_right", "chunk", "sink_tokens",
+             "batch_invariant")  # fmt: skip
     given = tensors | numbers
     return _native.explain_cached(q, k_cache, v_cache, None, None, *(given[name] for name in names), device)
 

@@ -203,7 +203,7 @@ def run_forward(inputs: Inputs, options: Options, rng_state: Tensor | None, o: T
     q = inputs[0]
     seed, offset = (0, 0) if rng_state is None else _seed(rng_state, q.device)
     inputs = _signed(inputs)
-    _native.forward(*inputs[:3], o, lse, *inputs[3:], *options, seed, offset, FRAMEWORK)
+    _native.forward(*inputs[:3], o, lse, *inputs[3:], None, *options, seed, offset, FRAMEWORK)
 
 
 def run_backward(
