@@ -375,7 +375,5 @@ def test_refusals(device: str) -> None:
         if device == "cpu":
             with pytest.raises(ValueError, match=r"cache.seqlens\[0\] = 16: before 1 new rows must lie in \[0, 15\]"):
                 call(q, k_cache, v_cache, k, v, cache_seqlens=16)
-    with pytest.raises(NotImplementedError, match="flash_attn_with_kvcache: qv is given"):
-        fa3.flash_attn_with_kvcache(q, k_cache, v_cache, qv=q)
     with pytest.raises(NotImplementedError, match=r"^k_cache\.dtype = torch.float8_e4m3fn: float8 is for"):
         fa2.flash_attn_with_kvcache(q, k_cache.to(torch.float8_e4m3fn), v_cache)

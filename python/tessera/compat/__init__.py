@@ -19,9 +19,9 @@ What is there: every attention function of both versions on dense, packed and va
 keys and values, in rows or pages, the private operators that ring attention and Megatron-like code call,
 ``bert_padding`` and rotary embeddings; of ``xformers`` ``memory_efficient_attention`` with its relatives and biases.
 What is not there raises :class:`NotImplementedError` with the name of the function or argument, and what gives the same
-result: float8 in caches, ``qv``, and ``attention_chunk`` with gradients or packed keys. Modules of upstream that are
-not about attention (fused layers, losses, models) do not exist here: importing one raises :class:`MissingModuleError`,
-a :class:`ModuleNotFoundError` that says what there is instead.
+result: ``qv`` with gradients or float8, and ``attention_chunk`` with gradients or packed keys. Modules of upstream that
+are not about attention (fused layers, losses, models) do not exist here: importing one raises
+:class:`MissingModuleError`, a :class:`ModuleNotFoundError` that says what there is instead.
 
 Differences that a caller can see are listed in :mod:`tessera.compat.flash_attn.flash_attn_interface`,
 :mod:`tessera.compat.flash_attn_interface` and :mod:`tessera.compat.xformers.ops.fmha`.

@@ -146,6 +146,8 @@ def attend(
         refuse_float8(q=q, k=k, v=v)
         with without_autocast(q):
             q, k, v = rows(q), rows(k), rows(v)
+            if "qv" in keywords:
+                keywords = keywords | {"qv": rows(keywords["qv"])}
             result = tessera.attention(q, k, v, return_lse=return_lse, **keywords)
     out, lse = result if return_lse else (result, None)
     return out, lse

@@ -65,6 +65,7 @@ def attend_with_cache(
     out: Tensor | None = None,
     return_lse: bool = True,
     factors: CacheFactors | None = None,
+    qv: Tensor | None = None,
 ) -> Any:
     """(o, lse), or o alone, over the cache, after k and v have been appended to it where they are given. Outside
     autograd.
@@ -77,6 +78,7 @@ def attend_with_cache(
         softmax_scale, softcap, alibi_slopes, out, return_lse: as :func:`tessera.cached_attention` takes them.
         factors: of a cache of e4m3, :func:`factors_of_cache`. Beside it q may be e4m3, too; k and v are of q's type
             then, and are copied, or else are divided by the factors and rounded.
+        qv: as :func:`tessera.cached_attention` takes it.
     """
     copies = False  # elements, not values
     if factors is not None:
@@ -123,11 +125,12 @@ def attend_with_cache(
             seqlens = torch.where(cache_seqlens < 0, cache_seqlens, cache_seqlens + added)
             q = q if rotated is None else rotated
             k = v = rotary_cos = rotary_sin = rotary_seqlens = None
+    k_scale, v_scale = (None, None) if factors is None else factors
     return cache.cached_attention(
         q, k_cache, v_cache, seqlens, lengths, None, cu_seqlens_new, page_table, cache_index, leftpad, cu_seqlens_q,
         max_seqlen_q, causal, window, chunk, 0, None, softmax_scale, softcap, alibi_slopes, None, False, k, v, None,
         rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, constant_q, out, return_lse, True,
-        *(factors or ()),
+        k_scale, v_scale, qv,
     )  # fmt: skip
 
 

@@ -26,6 +26,10 @@ class Layouts(NamedTuple):
         """What has a row for every query: q, o and their gradients."""
         return x if self.q is None else x.flatten(0, 1)
 
+    def pack_keywords(self, keywords: Keywords) -> Keywords:
+        """Arguments, of which qv has rows."""
+        return keywords if "qv" not in keywords else keywords | {"qv": self.pack_rows(keywords["qv"])}
+
     def pack_lse(self, lse: Tensor) -> Tensor:
         """(batch, heads, seqlen_q) to (heads, batch * seqlen_q)."""
         return lse if self.q is None else lse.transpose(0, 1).flatten(1)

@@ -17,8 +17,8 @@ _PIECES = "{}. The same result: pack k and v without the keys that are not used,
 # Every sentence goes on after "<function>: <argument> is given: ".
 _REASONS = {
     "qv": (
-        "queries of a second product, with the values, that is added to the scores. The same result: "
-        "torch.cat((q, qv), dim=-1) as q and torch.cat((k, v), dim=-1) as k; softmax_scale None means the same then"
+        "queries of a second product, with the values, that is added to the scores: q, k and v have 16 bits then, "
+        "upstream, too. The same result: dequantise them first"
     ),
     "attention_chunk": (
         "queries see only the keys in their own chunk of that many, which takes dense k and v that are not float8, no "

@@ -5,8 +5,9 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
 * q (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_k, head_dim), v (batch, seqlen_k, num_heads_k,
   head_dim_v); "varlen": (total, heads, head_dim) with int32 ``cu_seqlens`` (batch + 1). num_heads is a multiple of
   num_heads_k; head_dim_v may be any.
-* ``softmax_scale``: None is 1 / sqrt(head_dim). ``window_size``: (left, right), both ends included, negative: no
-  limit. ``causal`` and windows are aligned to the bottom right if seqlen_q != seqlen_k. ``softcap``: 0 is none.
+* ``softmax_scale``: None is 1 / sqrt(head_dim), with ``qv`` of head_dim + head_dim_v. ``window_size``: (left, right),
+  both ends included, negative: no limit. ``causal`` and windows are aligned to the bottom right if seqlen_q !=
+  seqlen_k. ``softcap``: 0 is none.
   ``deterministic``: dq is the same bit for bit in every run, at every head dimension; everything else always is.
 * ``num_splits``, ``pack_gqa`` and ``sm_margin`` steer upstream's kernels and change no result. They are accepted and
   have no effect: the library splits keys, and packs the heads of a group, where its plan says so, and it leaves no
@@ -20,9 +21,11 @@ Names, order and defaults of the arguments, shapes and conventions are upstream'
   it ignores. On a GPU weights are rounded to 8 bits, too, head dims are multiples of 16 up to 256, and rows begin at
   multiples of 16 bytes.
 * Errors are those of :func:`tessera.attention`: ValueError and NotImplementedError that name the argument. float32 and
-  tensors on the CPU are accepted; ``qv`` is not: NotImplementedError says what to do instead. ``attention_chunk``:
-  queries see only keys of their own chunk of so many positions; with dense k and v that are not float8, and without
-  gradients.
+  tensors on the CPU are accepted. ``attention_chunk``: queries see only keys of their own chunk of so many positions;
+  with dense k and v that are not float8, and without gradients.
+* ``qv``: a second query of each row, like q with v's head_dim and of q's type; scores are q k^T + qv v^T. Any sizes,
+  where upstream has limits. Not of float8, and without gradients: those of q, k and v, which upstream computes as if qv
+  were not there, are a NotImplementedError.
 """
 
 # No deferred annotations here: torch 2.4 reads the operators' schemas from them, and wants types.
@@ -70,9 +73,9 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over dense tensors. Mirrors ``flash_attn_interface.flash_attn_func``; the module says what is what."""
-    refuse("flash_attn_func", qv=qv)
     factors = factors_of(q, k, v, q_descale, k_descale, v_descale, q.shape[0])
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    keywords |= _second_query("flash_attn_func", q, qv)
     if attention_chunk > 0:
         return _attend_in_chunks("flash_attn_func", attention_chunk, q, k, v, keywords, return_attn_probs)
     out, lse = attend(q, k, v, keywords, return_attn_probs, factors)
@@ -151,10 +154,10 @@ def flash_attn_varlen_func(
             get o = 0, lse = -inf and gradients of 0. Causal masks and windows are aligned to the last ones used. More
             than a sequence has is a ValueError on a CPU, and undefined on a GPU, where they are not read.
     """
-    refuse("flash_attn_varlen_func", qv=qv)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     factors = factors_of(q, k, v, q_descale, k_descale, v_descale, batch)
     keywords = score_keywords(softmax_scale, causal, window_size, softcap, deterministic)
+    keywords |= _second_query("flash_attn_varlen_func", q, qv)
     if attention_chunk > 0:
         return _attend_in_chunks(
             "flash_attn_varlen_func", attention_chunk, q, k, v, keywords, return_attn_probs, cu_seqlens_q=cu_seqlens_q,
@@ -164,7 +167,7 @@ def flash_attn_varlen_func(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
     factors = of_pieces(factors, batch, lengths)
-    out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, return_attn_probs, factors)
+    out, lse = attend(*layouts.pack(q, k, v), layouts.pack_keywords(keywords) | lengths, return_attn_probs, factors)
     out = layouts.unpack_rows(out)
     return out if lse is None else (out, layouts.unpack_lse(lse))
 
@@ -252,13 +255,13 @@ def flash_attn_with_kvcache(
             then k and v, of q's type, are divided by k_descale and v_descale and rounded to float8, those beyond
             its range to its end. Queries and weights are not rounded to 8 bits. With rotary tables new keys and
             queries of float8 are widened, rotated, and keys rounded again.
-        qv: must be None.
+        qv: as the module says. It is not rotated.
 
     Returns:
         o, of float8 queries bfloat16; with `return_softmax_lse` (o, lse, and two tensors of no elements where upstream
         has the results of splits). lse is -inf for queries that see no key.
     """
-    if qv is not None:
+    if qv is not None and E4M3 in (q.dtype, k_cache.dtype):
         refuse("flash_attn_with_kvcache", qv=qv)
     factors = None
     if k_cache.dtype is E4M3 or not (q_descale is k_descale is v_descale is None):
@@ -272,7 +275,7 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens, window, causal, attention_chunk, cache_batch_idx, cache_leftpad,
         page_table, cu_seqlens_q, max_seqlen_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
         rotary_interleaved, softmax_scale, softcap if softcap > 0.0 else 0.0, None, None, return_softmax_lse,
-        factors,
+        factors, qv,
     )  # fmt: skip
     if not return_softmax_lse:
         return result
@@ -326,14 +329,24 @@ def _attend_in_chunks(
     seqused_k: Tensor | None = None,
 ) -> Any:
     """Dense keys as a cache that is full, or filled as far as `seqused_k` says: chunks are a matter of those."""
-    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    qv = keywords.get("qv")
+    needs_gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, qv))
     if needs_gradients or q.dtype is E4M3 or cu_seqlens_k is not None or seqused_q is not None:
         refuse(function, attention_chunk=chunk)
     return attend_with_cache(
         q, rows(k), rows(v), None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=chunk,
         cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=keywords["softmax_scale"],
-        softcap=keywords["softcap"], return_lse=return_lse,
+        softcap=keywords["softcap"], return_lse=return_lse, qv=qv,
     )  # fmt: skip
+
+
+def _second_query(function: str, q: Tensor, qv: Tensor | None) -> Keywords:
+    """What :func:`tessera.attention` is told of qv."""
+    if qv is None:
+        return {}
+    if q.dtype is E4M3:
+        refuse(function, qv=qv)
+    return {"qv": qv}
 
 
 def _split_of(qkv: Tensor, num_heads_q: int | None) -> Split:
@@ -395,10 +408,11 @@ def _flash_attn_forward(
     `scheduler_metadata` are not looked at. What the public functions refuse is refused here as well.
     """
     refuse(
-        "_flash_attn_forward", k_new=k_new, v_new=v_new, qv=qv, out_=out_, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, seqlens_rotary=seqlens_rotary,
+        "_flash_attn_forward", k_new=k_new, v_new=v_new, out_=out_, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        seqlens_rotary=seqlens_rotary,
     )  # fmt: skip
     keywords = score_keywords(softmax_scale, causal, (window_size_left, window_size_right), softcap, False)
+    keywords |= _second_query("_flash_attn_forward", q, qv)
     if page_table is not None or kv_batch_idx is not None or leftpad_k is not None or attention_chunk > 0:
         refuse(
             "_flash_attn_forward over a cache", cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q,
@@ -408,7 +422,7 @@ def _flash_attn_forward(
             q, k, v, None, None, cache_seqlens=seqused_k, window=keywords["window"], chunk=attention_chunk,
             cache_index=kv_batch_idx, leftpad=leftpad_k, page_table=page_table, cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, softcap=keywords["softcap"],
-            factors=factors_of_cache(q, k, v, q_descale, k_descale, v_descale, batch),
+            factors=factors_of_cache(q, k, v, q_descale, k_descale, v_descale, batch), qv=qv,
         )  # fmt: skip
         return out, lse, lse.new_empty(0), lse.new_empty(0)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
@@ -417,7 +431,8 @@ def _flash_attn_forward(
         q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k
     )
     with torch.no_grad():
-        out, lse = attend(*layouts.pack(q, k, v), keywords | lengths, True, of_pieces(factors, batch, lengths))
+        keywords = layouts.pack_keywords(keywords) | lengths
+        out, lse = attend(*layouts.pack(q, k, v), keywords, True, of_pieces(factors, batch, lengths))
     assert lse is not None  # it was asked for
     return layouts.unpack_rows(out), layouts.unpack_lse(lse), lse.new_empty(0), lse.new_empty(0)
 
