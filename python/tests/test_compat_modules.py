@@ -28,6 +28,8 @@ NAMES = [
     "flash_attn_3",
     "flash_attn_3.flash_attn_interface",
     "flash_attn_interface",
+    "flash_mla",
+    "flash_mla.flash_mla_interface",
     "xformers",
     "xformers.ops",
     "xformers.ops.fmha",
@@ -42,8 +44,8 @@ NAMES = [
 @pytest.fixture(autouse=True)
 def not_installed() -> None:
     """Whatever is in the environment, these tests start from nothing."""
-    if any(importlib.util.find_spec(name) for name in ("flash_attn", "flash_attn_interface", "xformers")):
-        pytest.skip("a flash_attn or an xformers is installed here")
+    if any(importlib.util.find_spec(name) for name in ("flash_attn", "flash_attn_interface", "flash_mla", "xformers")):
+        pytest.skip("what is stood in for is installed here")
 
 
 def test_modules_are_ours_under_another_name() -> None:
@@ -93,6 +95,7 @@ def test_versions() -> None:
         for name in ("flash_attn", "flash-attn", "Flash.Attn"):
             assert importlib.metadata.version(name) == flash_attn.__version__ == "2.8.3"
         assert importlib.metadata.version("flash-attn-3") == "3.0.0"
+        assert importlib.metadata.version("flash_mla") == importlib.import_module("flash_mla").__version__ == "1.0.0"
         import xformers
 
         assert importlib.metadata.version("xformers") == xformers.__version__ == "0.0.35"
@@ -160,7 +163,7 @@ def test_one_package_at_a_time() -> None:
         with pytest.raises(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version("xformers")
         with tessera.compat.install() as second:
-            assert second.packages == ("xformers",)
+            assert second.packages == ("flash_mla", "xformers")
             assert importlib.metadata.version("xformers") == "0.0.35"
             importlib.import_module("xformers.ops")
         assert "xformers" not in sys.modules and importlib.util.find_spec("xformers") is None
@@ -172,30 +175,31 @@ def test_one_package_at_a_time() -> None:
     assert importlib.util.find_spec("flash_attn") is None and importlib.util.find_spec("xformers") is not None
     tessera.compat.uninstall()
     assert importlib.util.find_spec("xformers") is None
-    with pytest.raises(ValueError, match="packages holds 'torch': must be of 'flash_attn', 'xformers'"):
+    with pytest.raises(ValueError, match="packages holds 'torch': must be of 'flash_attn', 'flash_mla', 'xformers'"):
         tessera.compat.install(["xformers", "torch"])
     assert importlib.util.find_spec("xformers") is None
 
 
-def test_real_xformers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left alone, with or without force, unless it is named; flash_attn is installed all the same."""
-    write_real(tmp_path, "xformers")
+@pytest.mark.parametrize(("name", "version"), (("flash_mla", "1.0.0"), ("xformers", "0.0.35")))
+def test_what_is_left_alone(name: str, version: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With or without force, unless it is named; the others are installed all the same."""
+    write_real(tmp_path, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
         for force in (False, True):
             with tessera.compat.install(force=force) as installation:
-                assert installation.packages == ("flash_attn",)
-                assert importlib.import_module("xformers").__version__ == "real"
+                assert "flash_attn" in installation.packages and name not in installation.packages
+                assert importlib.import_module(name).__version__ == "real"
                 assert importlib.metadata.version("flash_attn") == "2.8.3"
-        real = importlib.import_module("xformers")
-        with pytest.raises(RuntimeError, match="the real xformers is imported"):
-            tessera.compat.install(["flash_attn", "xformers"])
+        real = importlib.import_module(name)
+        with pytest.raises(RuntimeError, match=f"the real {name} is imported"):
+            tessera.compat.install(["flash_attn", name])
         assert importlib.util.find_spec("flash_attn") is None, "all or nothing"
-        with tessera.compat.install(["xformers"], force=True):
-            assert importlib.import_module("xformers").__version__ == "0.0.35"
-        assert importlib.import_module("xformers") is real
+        with tessera.compat.install([name], force=True):
+            assert importlib.import_module(name).__version__ == version
+        assert importlib.import_module(name) is real
     finally:
-        forget("xformers")
+        forget(name)
 
 
 # A module that upstream has and Tessera has not -> what its refusal says there is instead.

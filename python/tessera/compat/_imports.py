@@ -1,9 +1,9 @@
-"""How ``import flash_attn`` comes to mean :mod:`tessera.compat.flash_attn`, and ``import xformers`` ours likewise.
+"""How ``import flash_attn`` comes to mean :mod:`tessera.compat.flash_attn`; likewise ``flash_mla`` and ``xformers``.
 
 A finder at the front of ``sys.meta_path`` answers for upstream's module names with the modules of this package: the
 same module objects under a second name, so that nothing (an operator, a class) is ever defined twice. The finder also
-answers for the distributions ``flash-attn``, ``flash-attn-3`` and ``xformers``, because libraries decide by
-``importlib.metadata.version`` which functions they may call.
+answers for the distributions ``flash-attn``, ``flash-attn-3``, ``flash-mla`` and ``xformers``, because libraries decide
+by ``importlib.metadata.version`` which functions they may call.
 """
 
 from __future__ import annotations
@@ -32,27 +32,32 @@ PACKAGES = {
         "flash_attn_3.flash_attn_interface": "tessera.compat.flash_attn_interface",
         "flash_attn_interface": "tessera.compat.flash_attn_interface",
     },
+    "flash_mla": {"flash_mla": "tessera.compat.flash_mla"},
     "xformers": {"xformers": "tessera.compat.xformers"},
 }
+
+# What is left alone where it is really there and nobody names it: it has much that its stand-in has not.
+_LEFT_ALONE = ("flash_mla", "xformers")
 
 # The versions of upstream whose interfaces these modules have. Libraries compare them with a lower and sometimes with
 # an upper bound, so they are versions that upstream has released, without a local part.
 FLASH_ATTN_2_VERSION = "2.8.3"
 FLASH_ATTN_3_VERSION = "3.0.0"
+FLASH_MLA_VERSION = "1.0.0"
 XFORMERS_VERSION = "0.0.35"
 
 
 def install(packages: Iterable[str] | None = None, *, force: bool = False) -> Installation:
-    """Makes upstream's names importable: ``import flash_attn`` and ``import xformers`` then mean Tessera.
+    """Makes upstream's names importable: ``import flash_attn``, ``flash_mla`` and ``xformers`` then mean Tessera.
 
     Call it before importing code that uses them: names that such code has already imported from the real package stay
     what they are, and libraries remember whether the package was there when they looked (``transformers`` looks when it
     is imported). What is installed already stays so. Imports neither PyTorch nor the modules themselves.
 
     Args:
-        packages: of "flash_attn" (with ``flash_attn_interface``, ``flash_attn_3`` and ``flash_attn_2_cuda``) and
-            "xformers". None: both, but a real ``xformers`` is left alone, since it has much beside attention that its
-            stand-in has not; name it to hide it.
+        packages: of "flash_attn" (with ``flash_attn_interface``, ``flash_attn_3`` and ``flash_attn_2_cuda``),
+            "flash_mla" and "xformers". None: all, but a real ``flash_mla`` or ``xformers`` is left alone, since it has
+            much that its stand-in has not; name it to hide it.
         force: also when the real package is installed or imported. Its modules are put aside until
             :func:`uninstall`. Its operators (``torch.ops.flash_attn``), if it was imported, are replaced for good.
 
@@ -61,7 +66,7 @@ def install(packages: Iterable[str] | None = None, *, force: bool = False) -> In
 
     Raises:
         RuntimeError: a real package is installed or imported, and ``force`` is not given. Nothing is installed then.
-        ValueError: a name that is neither.
+        ValueError: a name that is none of these.
     """
     names = list(PACKAGES) if packages is None else [packages] if isinstance(packages, str) else list(packages)
     for name in names:
@@ -71,7 +76,7 @@ def install(packages: Iterable[str] | None = None, *, force: bool = False) -> In
     for name in dict.fromkeys(names):
         if name in _installed:
             continue
-        leave_real = packages is None and name == "xformers"
+        leave_real = packages is None and name in _LEFT_ALONE
         if leave_real or not force:
             real = _real_module(name)
             if real is not None and leave_real:
@@ -200,6 +205,7 @@ _DISTRIBUTIONS = {
         "flash-attn": _Distribution("flash-attn", FLASH_ATTN_2_VERSION, ["flash_attn", "flash_attn_2_cuda"]),
         "flash-attn-3": _Distribution("flash-attn-3", FLASH_ATTN_3_VERSION, ["flash_attn_3", "flash_attn_interface"]),
     },
+    "flash_mla": {"flash-mla": _Distribution("flash-mla", FLASH_MLA_VERSION, ["flash_mla"])},
     "xformers": {"xformers": _Distribution("xformers", XFORMERS_VERSION, ["xformers"])},
 }
 

@@ -42,6 +42,8 @@ _INSTEAD = {
     "flash_attn.ops.triton.linear": "torch.nn.Linear computes the same",
     "flash_attn.ops.triton.mlp": "torch.nn.Linear and an activation compute the same",
     "flash_attn.utils": _NOT_ATTENTION,
+    "flash_mla.cuda": "flash_mla_with_kvcache is there, which calls it",
+    "flash_mla.fused_norm_rope_attn_rope_cast": "flash_mla_with_kvcache is there, without what is fused around it",
     "xformers.benchmarks": "bench/ of the repository measures Tessera",
     "xformers.checkpoint": "torch.utils.checkpoint has the same",
     "xformers.components": "xformers.ops.memory_efficient_attention is there, which they call",
