@@ -17,6 +17,8 @@ sdpa does. Where it must not look (torch.compile, torch.export, a CUDA graph bei
 A single query, a step of decoding, goes another way (`decode.py`): the kernels get the lengths of the caches, or a list
 of the slots that are seen, which the device makes from the mask. The host looks at nothing.
 
+Models with latent attention (MLA) cache less than keys. `absorb` has a step read that, instead of keys of every head.
+
 Continuous batching (`generate_batch`) has no masks at all: `continuous.py` reads the pages of transformers' own cache.
 
 Every other mask (chunks, images that see themselves, a user's or_mask_function or and_mask_function, windows and packed
@@ -41,15 +43,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from .. import attention
 from ..torch.tensors import rows
-from . import continuous
+from . import continuous, latent
 from .decode import DecodeMask
 from .elements import check_keys, total_bias
+from .latent import absorb
 from .masks import Mask, QuadraticMaskWarning, attention_mask
 from .models import OwnAttentionWarning, guard
 
 __all__ = [
-    "DecodeMask", "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "attention_forward", "attention_mask",
-    "register",
+    "DecodeMask", "Mask", "OwnAttentionWarning", "QuadraticMaskWarning", "absorb", "attention_forward",
+    "attention_mask", "register",
 ]  # fmt: skip
 
 
@@ -64,6 +67,7 @@ def register(name: str = "tessera") -> None:
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     continuous.allow(name)
+    latent.allow(name)
     for guarded in (name, f"paged|{name}"):
         guard(guarded)
 
@@ -123,6 +127,12 @@ def attention_forward(
             raise NotImplementedError(
                 f"{name} is given, which may change the result and is not known here: use attn_implementation='eager'"
             )
+    is_step = False
+    if latent.is_absorbed(module):
+        others = dropout > 0 or cu_seq_lens_q is not None or position_bias is not None
+        is_step = not others and latent.is_step(module, query, key, attention_mask)
+        if not is_step:
+            key, value = latent.expand(module, key, value)
     q, k, v = (rows(x).transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {
         "softmax_scale": scaling,
@@ -131,6 +141,8 @@ def attention_forward(
         "dropout_p": dropout,
         "deterministic": bool(deterministic),
     }
+    if is_step:
+        return latent.attend(module, q, k, v, attention_mask, options), None
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if cu_seq_lens_q is not None:
         if isinstance(attention_mask, Tensor) and not torch.compiler.is_compiling():
