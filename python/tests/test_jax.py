@@ -522,3 +522,16 @@ def test_other_platforms() -> None:
     lowered = jax.jit(lambda *x: tessera.attention(*x)).trace(*ordinary())
     with pytest.raises(NotImplementedError, match="tessera.attention is compiled for 'cuda': JAX arrays must be on"):
         lowered.lower(lowering_platforms=("cuda",))
+
+
+def test_qv() -> None:
+    """Latent attention takes arrays whose values are there."""
+    q, qv = (jnp.asarray(normal(2, 3, 4, d)) for d in (DIM, DIM_V))
+    k, v = (jnp.asarray(normal(2, 9, 1, d)) for d in (DIM, DIM_V))
+    o = tessera.attention(q, k, v, qv=qv, causal=True)
+    wide = tessera.attention(jnp.concatenate((q, qv), -1), jnp.concatenate((k, v), -1), v, causal=True)
+    assert isinstance(o, jax.Array) and np.allclose(o, wide, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="qv under JAX's transformations"):
+        jax.jit(lambda qv: tessera.attention(q, k, v, qv=qv))(qv)
+    with pytest.raises(ValueError, match="qv has shape"):
+        tessera.attention(q, k, v, qv=q)
