@@ -13,6 +13,7 @@ import models  # noqa: E402
 from test_transformers import LENGTH, like, padding, same_words, tokens  # noqa: E402
 from test_transformers_decode import generated  # noqa: E402
 
+import tessera  # noqa: E402
 import tessera.transformers as hf  # noqa: E402
 from tessera.transformers import decode, latent  # noqa: E402
 
@@ -38,14 +39,15 @@ def absorbed(eager: Any) -> Any:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of what the steps of decoding attend to, of every layer."""
     shapes: list[tuple[int, ...]] = []
-    inner = decode.cached_attention
+    inner = tessera.cached_attention
 
     def cached_attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
         if "qv" in options:
             shapes.append((q.shape[-1], options["qv"].shape[-1], k.shape[2], k.shape[3], v.shape[3]))
         return inner(q, k, v, **options)
 
-    monkeypatch.setattr(decode, "cached_attention", cached_attention)
+    for module in (decode, latent):
+        monkeypatch.setattr(module, "cached_attention", cached_attention)
     return shapes
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import attention
+from .. import cached_attention
 from .decode import DecodeMask
+from .masks import Mask
 
 # What a layer of latent attention has in transformers.
 _PARTS = ("expand_kv", "kv_b_proj", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -76,12 +77,25 @@ def expand(layer: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_step(layer: Any, query: Tensor, key: Tensor, mask: Any) -> bool:
     """Whether the cache can be attended to as it is: one query a sequence, and nobody wants gradients."""
-    if query.shape[2] != 1 or not (mask is None or isinstance(mask, DecodeMask)) or not _is_plain(layer):
+    if query.shape[2] != 1 or not _is_plain(layer):
+        return False
+    if not isinstance(mask, DecodeMask) and _seen(mask, key.shape[2]) is None:
         return False
     weight = layer.kv_b_proj.weight
     if weight.dtype is not query.dtype:
         return False
     return not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, weight)))
+
+
+def _seen(mask: Any, keys: int) -> tuple[int, tuple[int, int]] | None:
+    """How many of the keys there are for one query, and its window; None if the mask says more than that."""
+    if mask is None:
+        return keys, (-1, -1)
+    if not isinstance(mask, Mask) or mask.keep is not None or mask.pieces is not None:
+        return None
+    if mask.shape[3] != keys:  # of the new key alone, as a model may ask for whose first layer is no attention
+        return (keys, (-1, -1)) if mask.shape[2:] == (1, 1) else None
+    return (mask.keys, mask.window) if mask.alignment == "bottom_right" else None
 
 
 def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
@@ -91,7 +105,7 @@ def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: dict
         q: (batch, 1, num_heads, qk_nope_head_dim + qk_rope_head_dim).
         k: the rotated keys, (batch, seqlen_k, 1, qk_rope_head_dim).
         v: the latent rows, (batch, seqlen_k, 1, kv_lora_rank).
-        mask: a DecodeMask or None.
+        mask: one of which `is_step` is true.
     """
     nope = layer.qk_nope_head_dim
     # Of each head: (num_heads, nope or head_dim_v, kv_lora_rank).
@@ -99,5 +113,12 @@ def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: dict
     to_keys, to_values = weights.split((nope, layer.v_head_dim), 1)
     qv = torch.bmm(q[:, 0, :, :nope].transpose(0, 1), to_keys).transpose(0, 1)[:, None]
     q = q[..., nope:]
-    o = attention(q, k, v, qv=qv, **options) if mask is None else mask.attend(q, k, v, None, qv=qv, **options)
+    if isinstance(mask, DecodeMask):
+        o = mask.attend(q, k, v, None, qv=qv, **options)
+    else:
+        seen = _seen(mask, k.shape[1])
+        assert seen is not None
+        keys, window = seen
+        scores = {name: options[name] for name in ("softmax_scale", "softcap", "sink")}
+        o = cached_attention(q, k[:, :keys], v[:, :keys], window=window, qv=qv, **scores)
     return torch.bmm(o[:, 0].transpose(0, 1), to_values.mT).transpose(0, 1)[:, None]
