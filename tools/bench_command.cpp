@@ -75,10 +75,10 @@ double key_count(const Problem& p, const Tensors& tensors) {
   return keys;
 }
 
-/// Multiply-adds count two. Forward: q.k and p.v; backward: five products.
+/// Multiply-adds count two. Forward: q.k, with qv qv.v, and p.v; backward: five products.
 double flop_count(const Problem& p, const Tensors& tensors) {
   const double pairs = visible_pairs(p, tensors) * static_cast<double>(p.num_heads);
-  const auto d = static_cast<double>(p.head_dim), dv = static_cast<double>(p.head_dim_v);
+  const auto d = static_cast<double>(p.score_dim()), dv = static_cast<double>(p.head_dim_v);
   return 2.0 * pairs * (p.pass == Pass::forward ? d + dv : 3.0 * d + 2.0 * dv);
 }
 

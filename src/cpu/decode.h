@@ -3,7 +3,8 @@
 // of the keys, of several heads where these are neighbours in memory: it takes a chunk of block_n
 // keys of one head after the other, so that what the memory system fetches around a head's rows is
 // used while it is near. head_dim lies along the SIMD lanes; a chunk goes through three steps:
-//   scores  a few keys x a few rows of partial sums in registers, reduced across lanes together
+//   scores  a few keys x a few rows of partial sums in registers, reduced across lanes together;
+//           of qv with values, to which chunks of one block return while they are near
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Scores and their softmax are fp32. Weights are rounded to bf16 where bf16 is multiplied (S7).
@@ -13,6 +14,9 @@
 // What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
 // reaches it too (0 * NaN). Keys that no row sees are not read, nor is anything past a row's end.
 #pragma once
+
+#include <optional>
+#include <type_traits>
 
 #include "core/philox.h"
 #include "core/softmax.h"
@@ -103,9 +107,11 @@ class DecodeItem {
 
   // ---- scratch; rows end with zeros up to a whole step ----
 
-  std::int64_t query_stride() const { return decode_row_stride(problem_.head_dim); }
+  std::int64_t query_stride() const { return decode_query_stride(problem_); }
   std::int64_t output_stride() const { return decode_row_stride(problem_.head_dim_v); }
   Query* query(int r) const { return reinterpret_cast<Query*>(scratch_.q) + r * query_stride(); }
+  /// A row of qv.
+  Query* second_query(int r) const { return query(r) + decode_row_stride(problem_.head_dim); }
   float* output(int r) const { return scratch_.o + r * output_stride(); }
   float* scores(int r) const { return scratch_.scores + r * K.block_n; }
   /// The weights of a row replace its scores.
@@ -113,16 +119,21 @@ class DecodeItem {
 
   template <class T>
   void load_queries() {
-    const std::int64_t d = problem_.head_dim;
     for (int r = 0; r < num_rows(); ++r) {
-      const T* q = static_cast<const T*>(tensors_.q.data) +
-                   map_.offset(tensors_.q, rows_[r].query, rows_[r].head);
-      const F32 factor(plan_.score.pre * factor_of(k_scales_, r));
-      for (std::int64_t i = 0; i < query_stride(); i += kLanes) {
-        const F32 x = load_n(q + i, lanes_of(d - i));
-        store(query(r) + i, kPairs ? x : x * factor);
-      }
+      load_columns<T>(tensors_.q, problem_.head_dim, r, query(r));
+      if (problem_.qv) load_columns<T>(tensors_.qv, problem_.head_dim_v, r, second_query(r));
       for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(output(r) + i, F32{});
+    }
+  }
+
+  template <class T>
+  void load_columns(const ConstTensor& tensor, std::int64_t n, int r, Query* out) const {
+    const T* q =
+        static_cast<const T*>(tensor.data) + map_.offset(tensor, rows_[r].query, rows_[r].head);
+    const F32 factor(plan_.score.pre * factor_of(k_scales_, r));
+    for (std::int64_t i = 0; i < decode_row_stride(n); i += kLanes) {
+      const F32 x = load_n(q + i, lanes_of(n - i));
+      store(out + i, kPairs ? x : x * factor);
     }
   }
 
@@ -136,7 +147,9 @@ class DecodeItem {
                     strides_of(tensors_.v), problem_.head_dim_v};
     const int side_by_side = chunk_side_by_side(k, v);
     Reach reach = reach_on(plan_.device, side_by_side > 0);
-    const int chunk = side_by_side > 0 ? side_by_side : K.block_n;
+    // With qv values are used beside their keys, and are near when their weights follow.
+    const int most = problem_.qv ? kKeyBlock : K.block_n;
+    const int chunk = side_by_side > 0 ? side_by_side : most;
     KeyRows<T> asked_k = k, asked_v = v;
     if (side_by_side > 0) {
       asked_k.n *= num_heads_;
@@ -190,14 +203,17 @@ class DecodeItem {
       load_scales(v_scales_, places_, chunk_, map_.head_k + h, scratch_.v_scales);
     }
     for_each_block([&](core::Range keys) {
-      requests.used(keys.size() * k.lines());
+      requests.used(keys.size() * (k.lines() + (problem_.qv ? v.lines() : 0)));
       const auto block = block_of(k, keys);
-      for_each_tile(first, last,
-                    [&](auto rows, int r) { multiply_keys<rows(), T>(block, keys, r, requests); });
+      std::optional<std::remove_cv_t<decltype(block)>> second;
+      if (problem_.qv) second.emplace(block_of(v, keys));
+      for_each_tile(first, last, [&](auto rows, int r) {
+        multiply_keys<rows(), T>(block, second ? &*second : nullptr, keys, r, requests);
+      });
     });
     weigh(first, last, requests);
     for_each_block([&](core::Range keys) {
-      requests.used(keys.size() * v.lines());
+      if (!problem_.qv) requests.used(keys.size() * v.lines());
       const auto block = block_of(v, keys);
       for_each_tile(first, last, [&](auto rows, int r) {
         multiply_values<rows(), T>(block, keys, r, requests);
@@ -234,42 +250,23 @@ class DecodeItem {
 
   // ---- scores ----
 
-  /// Scores of rows [first, first + NR) against a block of keys, which the cache has as Stored.
-  /// Where a tile lacks keys, the last one is read again; its extra scores are masked.
+  /// Scores of rows [first, first + NR) against a block of keys, which the cache has as Stored, and
+  /// of qv against their values, unless these are null. Where a tile lacks keys, the last one is
+  /// read again; its extra scores are masked.
   template <int NR, class Stored, class T>
-  [[gnu::noinline]] void multiply_keys(const KeyBlock<T>& k, core::Range keys, int first,
-                                       Requests& all_requests) const {
+  [[gnu::noinline]] void multiply_keys(const KeyBlock<T>& k, const KeyBlock<T>* v, core::Range keys,
+                                       int first, Requests& all_requests) const {
     const std::int64_t stride = query_stride();
-    constexpr int kKeys = width_of_tile(NR), kLines = lines_of<Stored, Operand>(kKeys);
-    constexpr int kSteps = steps_of_line<Stored, Operand>(kKeys);
     Requests::Here requests(all_requests);
-    const Query* q = query(first);
-    for (int key = keys.begin; key < keys.end; key += kKeys) {
-      const T* row[kKeys];
-#pragma GCC unroll 4
-      for (int j = 0; j < kKeys; ++j) row[j] = k.row[key - keys.begin + j];
+    for (int key = keys.begin; key < keys.end; key += width_of_tile(NR)) {
+      const int at = key - keys.begin;
       F32 sums[kLanes];
 #pragma GCC unroll 16
       for (F32& sum : sums) sum = F32{};
-      std::int64_t i = 0;
-      const auto load_query = [&](int r) { return load_operand(Operand{}, q + r * stride + i); };
-      const auto load_key = [&](int j) { return load_operand(Operand{}, row[j] + i); };
-#pragma GCC unroll 1
-      while (i + kSteps * kStep <= k.n) {
-        if (i > 0) requests.advance<kLines>();  // the rest is left to the softmax
-#pragma GCC unroll 8
-        for (int step = 0; step < kSteps; ++step, i += kStep) {
-          multiply_key_step<NR>(sums, load_key, load_query);
-        }
-      }
-      if constexpr (kSteps > 1) {
-        for (; i + kStep <= k.n; i += kStep) multiply_key_step<NR>(sums, load_key, load_query);
-      }
-      if (i < k.n) {
-        requests.advance<kLines>();
-        multiply_key_step<NR>(
-            sums, [&](int j) { return load_operand_n(Operand{}, row[j] + i, k.n - i); },
-            load_query);
+      add_products<NR, Stored, Operand>(sums, k.row + at, k.n, query(first), stride, requests);
+      if (v != nullptr) {
+        add_products<NR, Stored, Operand>(sums, v->row + at, v->n, second_query(first), stride,
+                                          requests);
       }
       store_scores<NR>(sum_rows(sums), scores(first) + (key - chunk_.begin));
     }

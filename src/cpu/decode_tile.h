@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cpu/decode_requests.h"
 #include "cpu/product.h"
 
 namespace tessera::cpu::TESSERA_ISA {
@@ -42,6 +43,38 @@ TESSERA_INLINE void multiply_key_step(F32 (&sums)[kLanes], const LoadKey& load_k
     for (int j = 0; j < kKeys; ++j) {
       sums[r * kKeys + j] = multiply_add(keys[j], q, sums[r * kKeys + j]);
     }
+  }
+}
+
+/// sums += products of NR queries, `stride` apart, of n columns, with rows that the cache has as
+/// Stored.
+template <int NR, class Stored, class Operand, class T, class Query>
+TESSERA_INLINE void add_products(F32 (&sums)[kLanes], const T* const* rows, std::int64_t n,
+                                 const Query* q, std::int64_t stride, Requests::Here& requests) {
+  constexpr int kKeys = width_of_tile(NR), kLines = lines_of<Stored, Operand>(kKeys);
+  constexpr int kSteps = steps_of_line<Stored, Operand>(kKeys);
+  constexpr int kStep = std::is_same_v<Operand, U32> ? 2 * kLanes : kLanes;  // of a multiply-add
+  const T* row[kKeys];
+#pragma GCC unroll 4
+  for (int j = 0; j < kKeys; ++j) row[j] = rows[j];
+  std::int64_t i = 0;
+  const auto load_query = [&](int r) { return load_operand(Operand{}, q + r * stride + i); };
+  const auto load_key = [&](int j) { return load_operand(Operand{}, row[j] + i); };
+#pragma GCC unroll 1
+  while (i + kSteps * kStep <= n) {
+    if (i > 0) requests.advance<kLines>();  // the rest is left to the softmax
+#pragma GCC unroll 8
+    for (int step = 0; step < kSteps; ++step, i += kStep) {
+      multiply_key_step<NR>(sums, load_key, load_query);
+    }
+  }
+  if constexpr (kSteps > 1) {
+    for (; i + kStep <= n; i += kStep) multiply_key_step<NR>(sums, load_key, load_query);
+  }
+  if (i < n) {
+    requests.advance<kLines>();
+    multiply_key_step<NR>(
+        sums, [&](int j) { return load_operand_n(Operand{}, row[j] + i, n - i); }, load_query);
   }
 }
 

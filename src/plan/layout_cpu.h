@@ -100,6 +100,12 @@ TESSERA_HD std::int64_t decode_row_stride(std::int64_t n) {
   return core::round_up<std::int64_t>(n, 32);
 }
 
+/// Elements between the queries of decode scratch: q's columns, then qv's.
+TESSERA_HD std::int64_t decode_query_stride(const Problem& problem) {
+  return decode_row_stride(problem.head_dim) +
+         (problem.qv ? decode_row_stride(problem.head_dim_v) : 0);
+}
+
 /// Keys or values of e4m3 that decoding widens at a time, and elements between their rows.
 /// @{
 inline constexpr int kDecodeWidenedKeys = 16;
@@ -127,7 +133,7 @@ TESSERA_HD core::DecodeOrder decode_order(const PlanData& plan, const Tensors& t
 
 /// Scratch of one worker of the decode kernel. R = decode_rows.
 struct DecodeScratch {
-  float* q = nullptr;             ///< [R][head_dim], fp32 operands: scaled; bf16: as they are
+  float* q = nullptr;             ///< [R][columns], fp32 operands: scaled; bf16: as they are
   float* o = nullptr;             ///< [R][head_dim_v] accumulators
   float* scores = nullptr;        ///< [R][block_n] scores, then weights
   std::int64_t* slots = nullptr;  ///< [2][block_n] where keys and values lie in pages, in elements
@@ -139,7 +145,7 @@ struct DecodeScratch {
 TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanData& plan) {
   const std::int64_t rows = decode_rows(plan.kernel);
   DecodeScratch s;
-  s.q = workspace.take<float>("q", rows * decode_row_stride(plan.problem.head_dim));
+  s.q = workspace.take<float>("q", rows * decode_query_stride(plan.problem));
   s.o = workspace.take<float>("o", rows * decode_row_stride(plan.problem.head_dim_v));
   s.scores = workspace.take<float>("scores", rows * plan.kernel.block_n);
   const bool paged = plan.problem.cache && plan.problem.cache->page_size > 0;

@@ -265,7 +265,6 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return other.empty() ? refused_output_type(row, problem) : other;
   }
   if (row.form == core::Form::decode) {
-    if (problem.qv) return refused_second_query(problem);
     std::string other = refused_cached(problem);
     return other.empty() ? refused_rows(row, problem) : other;
   }
