@@ -9,6 +9,9 @@
 #define __device__
 #define __forceinline__ inline
 
+struct __attribute__((may_alias)) float2 {
+  float x, y;
+};
 struct __attribute__((may_alias)) float4 {
   float x, y, z, w;
 };

@@ -51,6 +51,21 @@ inline bool __any_sync(unsigned /*mask*/, bool x) {
   for (unsigned lane = 0; lane < 32; ++lane) any = any || row[lane][0] != 0;
   return any;
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T x, int lanes) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(mask, x, lane < lanes ? lane : lane - lanes);
+}
+/// Whether one of the block's threads has x.
+inline bool __syncthreads_or(bool x) {
+  tessera::device::Block& block = tessera::device::block();
+  bool& any = block.any_of_all[block.all.generation % 3];
+  block.any_of_all[(block.all.generation + 1) % 3] = false;
+  any = any || x;
+  __syncthreads();
+  return any;
+}
+inline bool __syncthreads_and(bool x) { return !__syncthreads_or(!x); }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 inline int max(int a, int b) { return a < b ? b : a; }

@@ -32,7 +32,11 @@ struct Block {
   char* shared = nullptr;
   std::map<std::uint32_t, Mbarrier> mbarriers;
   std::array<Meeting, 16> named;
+  /// Whether a thread of a meeting has shown true: of this one, the next, and the one before, at
+  /// which some may still look.
+  std::array<std::array<bool, 16>, 3> any_of_named = {};
   Meeting all;
+  std::array<bool, 3> any_of_all = {};
   std::array<Meeting, kMostThreads / kWarp> warps;
   std::array<Meeting, kMostThreads / kWarpgroup> warpgroups;
   /// What threads show each other, twice, so that nobody waits before showing the next.

@@ -1,5 +1,5 @@
-// The Hopper forward kernel for fibers, and what runs before it. As a system header: its pragmas
-// are the device compiler's.
+// Hopper's forward and latent kernels for fibers, and what runs before them. As a system header:
+// its pragmas are the device compiler's.
 #pragma once
 #pragma GCC system_header
 
@@ -7,3 +7,4 @@
 // After what stands for the device.
 #include "cuda/aux/lay_values.h"
 #include "cuda/sm90/forward.h"
+#include "cuda/sm90/latent.h"

@@ -1,6 +1,6 @@
-// The Hopper forward kernels themselves, on fibers of the host: planned, launched by the library on
-// a fake driver, run thread by thread with its barriers, copies and products, and judged like a
-// GPU's.
+// The Hopper forward kernels themselves, those of latent attention too, on fibers of the host:
+// planned, launched by the library on a fake driver, run thread by thread with its barriers, copies
+// and products, and judged like a GPU's.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -66,8 +66,35 @@ std::string one_of(std::mt19937& random, std::initializer_list<const char*> text
   return *(texts.begin() + static_cast<std::ptrdiff_t>(random() % texts.size()));
 }
 
+/// The same for a row with qv, over a cache that lies anywhere.
+std::string latent_problem(const core::Kernel& row, std::mt19937& random) {
+  const auto up_to = [&random](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  const int batch = up_to(1, 3), q = up_to(1, 3), k = up_to(q, 300), heads_k = up_to(1, 2);
+  const int heads = heads_k * up_to(1, row.block_m);
+  std::string text = std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
+                     " b=" + std::to_string(batch) + " h=" + std::to_string(heads) + "/" +
+                     std::to_string(heads_k) + " q=" + std::to_string(q) +
+                     " k=" + std::to_string(k) + " ";
+  text += one_of(random, {"d=64/512 ", "d=64/512 ", "d=16/256 ", "d=56/504 "}) + "qv ";
+  text += one_of(random, {"", "cache=full ", "cache=after ", "cache=before:1 "});
+  const bool cached = text.find("cache") != std::string::npos;
+  if (cached && random() % 2 == 0) {
+    const int size = up_to(1, 70), pages = (k + size - 1) / size * batch;
+    text += "pages=" + std::to_string(pages + 1) + "x" + std::to_string(size) +
+            one_of(random, {" ", ":i64 "});
+  }
+  if (cached) text += one_of(random, {"", "", "leftpad "}) + one_of(random, {"", "", "rows=4 "});
+  text += one_of(random, {"", "causal ", "window=50,0 ", "causal chunk=30 ", "sink_tokens=3 "});
+  if (cached && random() % 4 == 0) text += "tree ";
+  return text + one_of(random, {"", "sink "}) + one_of(random, {"", "", "batch_invariant "}) +
+         one_of(random, {"", "", "scale=0.02 "});
+}
+
 /// A problem for the row, of any kind that it takes.
 std::string random_problem(const core::Kernel& row, std::mt19937& random) {
+  if (row.qv) return latent_problem(row, random);
   const auto up_to = [&random](int low, int high) {
     return std::to_string(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
   };

@@ -21,9 +21,10 @@ constexpr bool is(const core::Kernel& row, core::Operand operand, int head_dim, 
 
 /// Of every kind one: two and three warpgroups, held queries, one buffer of queries, two wgmmas a
 /// panel, a softcap, scores of integers; and rows of 16 bits, which show that what is known to be
-/// right is found right.
+/// right is found right; and rows with qv.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
+  if (row.qv) return row.operand == bf16 || row.block_m == 16;
   constexpr core::Extra kNone = core::Extra::none, kSoftcap = core::Extra::softcap;
   return is(row, bf16, 64, 64, 128, kNone) || is(row, bf16, 64, 64, 192, kSoftcap) ||
          is(row, e4m3, 64, 64, 128, kNone) || is(row, e4m3, 64, 64, 192, kNone) ||
@@ -52,10 +53,16 @@ template <std::size_t kRow>
 bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
   static constexpr core::Kernel kKernel = kRows[kRow];
   if (symbol != cuda::symbol_of(kKernel)) return false;
-  const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
   wrong = run(blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),
-              static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)),
-              [&p](char* shared) { cuda::sm90::forward<kKernel>(p, shared); });
+              static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)), [params](char* shared) {
+                if constexpr (kKernel.qv) {
+                  const auto& p = *static_cast<const cuda::mma::DecodeParams*>(params);
+                  cuda::sm90::latent<kKernel>(p, shared);
+                } else {
+                  const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
+                  cuda::sm90::forward<kKernel>(p, shared);
+                }
+              });
   return true;
 }
 

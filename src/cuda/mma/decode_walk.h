@@ -54,6 +54,14 @@ class DecodeWalk {
         span_(spans_.count - 1 - static_cast<int>(blockIdx.x)),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
+  /// Goes on from a piece that another one has found, whose spans have this length.
+  __device__ __forceinline__ DecodeWalk(const DecodeParams& params, DecodeSearch<K>& search,
+                                        int length)
+      : DecodeWalk(params, search) {
+    spans_.length = length;
+    begun_ = true;
+  }
+
   __device__ __forceinline__ int span() const { return span_; }
   __device__ __forceinline__ const core::Spans& spans() const { return spans_; }
 

@@ -28,24 +28,23 @@ class LatentConsumer {
 
  public:
   __device__ __forceinline__ LatentConsumer(const mma::DecodeParams& params,
-                                            LatentShared<K>& shared, mma::DecodeWalk<K>& walk)
+                                            LatentShared<K>& shared)
       : p(params),
         shared_(shared),
-        rings_(shared),
-        walk_(walk),
+        walk_(params, shared.search, shared.span_length),
         piece_(shared.pieces[threadIdx.x / 32]),
         group_(threadIdx.x / 128),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(threadIdx.x % 32) {}
 
-  /// more: whether there is a first piece.
-  __device__ __forceinline__ void run(bool more) {
+  __device__ __forceinline__ void run() {
+    pieces() = 0;
 #pragma unroll 1
-    while (more) {
+    for (bool more = shared_.exists; more; more = walk_.advance(piece_)) {
       begin();
 #pragma unroll 1
       for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
-        rings_.keys.wait_full(item_);
+        rings().keys.wait_full(item_);
         // What the producer's threads have copied, wgmma sees after this.
         ptx::fence_proxy_async();
         if (item_ % 2 == group_) {
@@ -56,15 +55,15 @@ class LatentConsumer {
           if (agreed(shared_.raised != 0)) follow();
         }
         multiply_values();
-        if (lane_ == 0) rings_.keys.release(item_);
+        if (lane_ == 0) rings().keys.release(item_);
         ++item_;
       }
       if (!piece_.tiles.empty()) {
-        if (lane_ == 0) rings_.queries.release(pieces_);
-        ++pieces_;
+        __syncwarp();
+        if (lane_ == 0) rings().queries.release(pieces()++);
+        __syncwarp();
       }
       LatentResults<K>(p, walk_, piece_, shared_, o_).finish(sum_);
-      more = walk_.advance(piece_);
     }
   }
 
@@ -74,8 +73,16 @@ class LatentConsumer {
   static constexpr int kWeightsReady = 2;  ///< those of this block are there
   static constexpr int kOwners = 3;        ///< and the next: of a warpgroup alone
 
+  /// Made anew each time: there are few registers.
+  __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
   __device__ __forceinline__ core::SequenceMask mask() const {
     return p.mask.of(p.sequences, piece_.sequence);
+  }
+  __device__ __forceinline__ core::Range& plain() const {
+    return shared_.warps[threadIdx.x / 32].plain;
+  }
+  __device__ __forceinline__ std::uint32_t& pieces() const {
+    return shared_.warps[threadIdx.x / 32].pieces;
   }
   /// The thread's i-th row.
   __device__ __forceinline__ int row_of(int i) const {
@@ -98,8 +105,8 @@ class LatentConsumer {
       sum_[i] = 0.0F;
     }
     if (piece_.tiles.empty()) return;
-    plain_ = piece_.keys.inside(mask().common_keys({query_of(0), query_of(piece_.rows - 1) + 1}));
-    rings_.queries.wait_full(pieces_);
+    plain() = piece_.keys.inside(mask().common_keys({query_of(0), query_of(piece_.rows - 1) + 1}));
+    rings().queries.wait_full(pieces());
     ptx::fence_proxy_async();
   }
 
@@ -108,73 +115,66 @@ class LatentConsumer {
   /// This warpgroup's block: its weights go to shared memory.
   __device__ __forceinline__ void own(int tile) {
     multiply_along<Wgmma, kKeys, kN, latent_chunks(K) * 64>(
-        s_, ptx::descriptor_along(rings_.keys.buffer(item_)),
-        ptx::descriptor_along(rings_.queries.buffer(pieces_)));
+        s_, ptx::descriptor_along(rings().keys.buffer(item_)),
+        ptx::descriptor_along(rings().queries.buffer(pieces())));
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
-    if (!(plain_.begin <= tile && tile < plain_.end)) hide(piece_.keys.from(tile));
-    std::uint32_t words[kN / 4];
-    bool raised = false;
-    float part[kRowsOfThread];
-    weigh<false>(words, part);
-    if (ptx::barrier_any(kOwners + group_, 128, too_large(part))) {
-      raised = true;
-      ptx::barrier_sync(kWeightsFree, 256);
-      raise();
-      weigh<true>(words, part);
-    } else {
-      ptx::barrier_sync(kWeightsFree, 256);
-    }
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) sum_[i] += part[i];
-    if (threadIdx.x % 128 == 0) shared_.raised = raised ? 1 : 0;
-    store(words);
+    if (!(plain().begin <= tile && tile < plain().end)) hide(piece_.keys.from(tile));
+    const bool raises = ptx::barrier_any(kOwners + group_, 128, shift());
+    ptx::barrier_sync(kWeightsFree, 256);
+    if (raises) raise();
+    if (threadIdx.x % 128 == 0) shared_.raised = raises ? 1 : 0;
+    store();
     ptx::fence_proxy_async();
     ptx::barrier_sync(kWeightsReady, 256);
   }
 
-  /// words: pairs of neighbouring rows' weights of a key; part: their sums over the thread's keys.
-  /// Where no key has been seen a row's shift is -inf. Its weights are infinite or NaN then, or,
-  /// once the shift has been raised, 0.
-  template <bool kRaised>
-  __device__ __forceinline__ void weigh(std::uint32_t (&words)[kN / 4],
-                                        float (&part)[kRowsOfThread]) const {
+  /// Products become what weights are powers of two of. Whether a shift must be raised: a weight
+  /// would be large, or a row has seen no key before. NaN raises none.
+  __device__ __forceinline__ bool shift() {
+    bool fresh = false;
+    float top = -core::kInfinity;
 #pragma unroll
-    for (int c = 0; c < kN / 8; ++c) {
-      const float2 shift = shift_of<kRaised>(c);
-      const auto pair = [&](int i) {
-        const float low = ptx::ex2(fmaf(s_[i], p.score.pre, -shift.x));
-        const float high = ptx::ex2(fmaf(s_[i + 1], p.score.pre, -shift.y));
-        words[i / 2] = ptx::pack<kType>(low, high);
-        return float2{low, high};
-      };
-      const float2 first = pair(4 * c), second = pair(4 * c + 2);
-      part[2 * c] = first.x + second.x;
-      part[2 * c + 1] = first.y + second.y;
+    for (int i = 0; i < kRowsOfThread; ++i) {
+      const float shift = shared_.shift[row_of(i)];
+      fresh = fresh || shift == -core::kInfinity;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& x = score(i, half);
+        x = fmaf(x, p.score.pre, -core::shift_of(shift));
+        top = fmaxf(top, x);
+      }
     }
+    return fresh || top > kSlack;
   }
-  /// Of the thread's rows among the c-th 8.
-  template <bool kRaised>
-  __device__ __forceinline__ float2 shift_of(int c) const {
-    const float2 shift = *reinterpret_cast<const float2*>(shared_.shift + row_of(2 * c));
-    if (!kRaised) return shift;
-    return {core::shift_of(shift.x), core::shift_of(shift.y)};
-  }
-  __device__ __forceinline__ static bool too_large(const float (&part)[kRowsOfThread]) {
-    bool fits = true;
-#pragma unroll
-    for (const float x : part) fits = fits && x < kMostPart;
-    return !fits;
+  /// Of the thread's i-th row and its half-th key.
+  __device__ __forceinline__ float& score(int i, int half) {
+    return s_[i / 2 * 4 + i % 2 + 2 * half];
   }
 
+  /// A row's shift that is raised, if it is.
+  struct Raised {
+    float before, after;
+
+    /// What weights, and sums of them, become.
+    __device__ __forceinline__ float factor() const {
+      return after == -core::kInfinity ? 1.0F : ptx::ex2(before - after);
+    }
+  };
+  /// By the greatest scores that warps have found, [4 warps][rows].
+  __device__ __forceinline__ Raised raised(const float* tops, int row) const {
+    const float most =
+        fmaxf(fmaxf(tops[row], tops[kN + row]), fmaxf(tops[2 * kN + row], tops[3 * kN + row]));
+    const float before = shared_.shift[row];
+    return {before, fmaxf(before, most + core::shift_of(before))};
+  }
   /// The shifts of rows become their greatest scores, where these are greater; what goes by them
   /// follows, here and in the other warpgroup.
   __device__ __forceinline__ void raise() {
-    float* const tops = reinterpret_cast<float*>(shared_.weights);  // [4 warps][rows]
+    float* const tops = reinterpret_cast<float*>(shared_.weights);
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const int at = i / 2 * 4 + i % 2;
-      float top = fmaxf(s_[at], s_[at + 2]);
+      float top = fmaxf(score(i, 0), score(i, 1));
 #pragma unroll
       for (int lanes = 4; lanes < 32; lanes *= 2) {
         top = fmaxf(top, __shfl_xor_sync(~0U, top, lanes));
@@ -182,44 +182,36 @@ class LatentConsumer {
       if (lane_ < 4) tops[warp_ * kN + row_of(i)] = top;
     }
     ptx::barrier_sync(kOwners + group_, 128);
-    float factor[kRowsOfThread];
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const float* const top = tops + row_of(i);
-      const float most = fmaxf(fmaxf(top[0], top[kN]), fmaxf(top[2 * kN], top[3 * kN]));
-      const float before = shared_.shift[row_of(i)], after = fmaxf(before, most * p.score.pre);
-      factor[i] = after == -core::kInfinity ? 1.0F : ptx::ex2(before - after);
+      const Raised shift = raised(tops, row_of(i));
+      const float change = core::shift_of(shift.after) - core::shift_of(shift.before);
+      score(i, 0) -= change;
+      score(i, 1) -= change;
+      rescale(i, shift.factor());
     }
-    // Everybody has read maxima and shifts.
+    // Everybody has read the shifts; then that they have changed, and maxima.
     ptx::barrier_sync(kOwners + group_, 128);
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      if (warp_ > 0 || lane_ >= 4) break;
-      const float* const top = tops + row_of(i);
-      const float most = fmaxf(fmaxf(top[0], top[kN]), fmaxf(top[2 * kN], top[3 * kN]));
-      float& shift = shared_.shift[row_of(i)];
-      shift = fmaxf(shift, most * p.score.pre);
-      shared_.factor[row_of(i)] = factor[i];
+    const int row = static_cast<int>(threadIdx.x) % 128;
+    if (row < kN) {
+      const Raised shift = raised(tops, row);
+      shared_.shift[row] = shift.after;
+      shared_.factor[row] = shift.factor();
     }
-    rescale(factor);
     ptx::barrier_sync(kOwners + group_, 128);
   }
   /// The other warpgroup has raised shifts.
   __device__ __forceinline__ void follow() {
-    float factor[kRowsOfThread];
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      factor[i] = shared_.factor[row_of(i)];
-    }
-    rescale(factor);
+    for (int i = 0; i < kRowsOfThread; ++i) rescale(i, shared_.factor[row_of(i)]);
   }
-  __device__ __forceinline__ void rescale(const float (&factor)[kRowsOfThread]) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) sum_[i] *= factor[i];
+  /// The thread's i-th row of sums and O^T.
+  __device__ __forceinline__ void rescale(int i, float factor) {
+    sum_[i] *= factor;
 #pragma unroll
     for (int c = 0; c < kMine; ++c) {
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) o_[c][i] *= factor[i / 4 * 2 + i % 2];
+      o_[c][i / 2 * 4 + i % 2] *= factor;
+      o_[c][i / 2 * 4 + i % 2 + 2] *= factor;
     }
   }
 
@@ -242,14 +234,22 @@ class LatentConsumer {
     }
   }
 
-  /// [key][row], swizzled.
-  __device__ __forceinline__ void store(const std::uint32_t (&words)[kN / 4]) const {
+  /// Weights, and their sums: [key][row], swizzled.
+  __device__ __forceinline__ void store() {
     const std::uint32_t key = static_cast<std::uint32_t>(warp_) * 16 + lane_ % 16;
     const std::uint32_t to = ptx::shared_address(shared_.weights) + key * 128;
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
+      std::uint32_t words[4];  // pairs of neighbouring rows: 8 rows of two keys, and the next 8
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float low = ptx::ex2(s_[8 * i + 2 * n]), high = ptx::ex2(s_[8 * i + 2 * n + 1]);
+        sum_[4 * i + n / 2 * 2] += low;
+        sum_[4 * i + n / 2 * 2 + 1] += high;
+        words[n] = ptx::pack<kType>(low, high);
+      }
       const std::uint32_t unit = 2 * i + lane_ / 16;
-      ptx::store_matrices(to + (unit ^ key % 8) * 16, words + 4 * i);
+      ptx::store_matrices(to + (unit ^ key % 8) * 16, words);
     }
   }
 
@@ -258,7 +258,7 @@ class LatentConsumer {
   /// O^T += V^T P^T, this warpgroup's columns.
   __device__ __forceinline__ void multiply_values() {
     constexpr std::uint32_t kChunk = kKeys * 128 / 16, kStep = 16 * 128 / 16;
-    const std::uint32_t values = ptx::descriptor_across(rings_.keys.buffer(item_), kKeys * 128) +
+    const std::uint32_t values = ptx::descriptor_across(rings().keys.buffer(item_), kKeys * 128) +
                                  (K.head_dim / 64 + group_ * kMine) * kChunk;
     const std::uint32_t weights =
         ptx::descriptor_across(ptx::shared_address(shared_.weights), kKeys * 128);
@@ -279,14 +279,12 @@ class LatentConsumer {
 
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
-  const LatentRings<K> rings_;
-  mma::DecodeWalk<K>& walk_;
+  mma::DecodeWalk<K> walk_;
   mma::DecodePiece& piece_;
   const std::uint32_t group_;
   const int warp_;
   const std::uint32_t lane_;
-  core::Range plain_;  ///< tiles whose keys all rows see
-  std::uint32_t item_ = 0, pieces_ = 0;
+  std::uint32_t item_ = 0;
   float s_[kN / 2];
   float sum_[kRowsOfThread];  ///< of weights, the thread's
   float o_[kMine][kN / 2];
@@ -296,22 +294,28 @@ class LatentConsumer {
 template <core::Kernel K>
 __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory) {
   // Of what a block has been given, which is 168 each.
-  constexpr int kConsumerRegisters = K.block_m > 32 ? 216 : 208;
+  constexpr int kConsumerRegisters = K.block_m > 32 ? 224 : 208;
   constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));
   auto& shared = *reinterpret_cast<LatentShared<K>*>(
       memory + (1024 - ptx::shared_address(memory) % 1024) % 1024);
   if (threadIdx.x == 0) LatentRings<K>(shared).initialise();
-  mma::DecodeWalk<K> walk(p, shared.search);
-  mma::DecodePiece& piece = shared.pieces[threadIdx.x / 32];
-  const bool more = walk.begin(piece);
+  // Roles go on from shared memory: what both had in registers would lack in one of them.
+  {
+    mma::DecodeWalk<K> walk(p, shared.search);
+    const bool exists = walk.begin(shared.pieces[threadIdx.x / 32]);
+    if (threadIdx.x == 0) {
+      shared.exists = exists;
+      shared.span_length = walk.spans().length;
+    }
+  }
   __syncthreads();
   if (threadIdx.x < 256) {
     ptx::raise_registers<kConsumerRegisters>();
-    LatentConsumer<K>(p, shared, walk).run(more);
+    LatentConsumer<K>(p, shared).run();
   } else {
     ptx::lower_registers<kProducerRegisters>();
-    LatentLoads<K>(p, shared, walk).run(more);
+    LatentLoads<K>(p, shared).run();
   }
 }
 

@@ -20,9 +20,16 @@ struct LatentShared {
 
   std::uint64_t barriers[2 * (K.q_stages + kLatentStages)];
   mma::DecodePiece pieces[mma::decode_warps(K)];
+  /// What a consuming warp remembers where it has no registers.
+  struct {
+    core::Range plain;     ///< tiles of the piece whose keys all rows see
+    std::uint32_t pieces;  ///< that had keys, before this one
+  } warps[8];
   float shift[K.block_m];   ///< of rows, where it was last raised
   float factor[K.block_m];  ///< what has become of weights then
   int raised;               ///< whether the block's owner has
+  bool exists;              ///< whether there is a first piece
+  int span_length;          ///< of core::Spans
   mma::DecodeSearch<K> search;
 };
 
@@ -55,36 +62,36 @@ class LatentLoads {
   static_assert(K.head_dim == 64 && kWarpKeys == 16);
 
  public:
-  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared,
-                                         mma::DecodeWalk<K>& walk)
+  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
       : p(params),
-        rings_(shared),
-        walk_(walk),
+        shared_(shared),
+        walk_(params, shared.search, shared.span_length),
         piece_(shared.pieces[threadIdx.x / 32]),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32),
         policy_(ptx::cache_policy(params.parts.blocks == 1)) {}
 
-  /// more: whether there is a first piece.
-  __device__ __forceinline__ void run(bool more) {
+  __device__ __forceinline__ void run() {
 #pragma unroll 1
-    while (more) {
+    for (bool more = shared_.exists; more; more = walk_.advance(piece_)) {
       PlaceOfKey place = look_up(piece_.tiles.begin);
 #pragma unroll 1
       for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
-        rings_.keys.claim(item_);
+        rings().keys.claim(item_);
         load(place);
-        ptx::copy_arrive(rings_.keys.full_barrier(item_++));
+        ptx::copy_arrive(rings().keys.full_barrier(item_++));
         if (tile == piece_.tiles.begin) load_queries();
         // Page numbers come while the next buffer is waited for.
         if (tile + 1 < piece_.tiles.end) place = look_up(tile + 1);
       }
-      more = walk_.advance(piece_);
     }
     ptx::copy_wait<0>();
   }
 
  private:
+  /// Made anew each time: there are few registers.
+  __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
+
   /// Where a lane's key lies: lane i has the i-th of the warp's keys of a block, and so has lane
   /// 16 + i.
   struct PlaceOfKey {
@@ -118,7 +125,7 @@ class LatentLoads {
   __device__ __forceinline__ void load(const PlaceOfKey& place) const {
     const std::uint64_t key = row_of(p.k, place), value = row_of(p.v, place);
     const int unit = lane_ % 8, line = lane_ / 8;
-    std::uint32_t to = rings_.keys.buffer(item_) + (warp_ * kWarpKeys + line) * 128 +
+    std::uint32_t to = rings().keys.buffer(item_) + (warp_ * kWarpKeys + line) * 128 +
                        static_cast<std::uint32_t>(unit ^ line) * 16;
 #pragma unroll 1
     for (int row = line; row < kWarpKeys; row += kAtOnce) {
@@ -143,7 +150,7 @@ class LatentLoads {
 
   /// Queries of the piece's rows, of keys and of values, and zeros.
   __device__ __forceinline__ void load_queries() {
-    rings_.queries.claim(pieces_);
+    rings().queries.claim(pieces_);
     const int unit = lane_ % 8;
 #pragma unroll 1
     for (int row = warp_ * kAtOnce + lane_ / 8; row < K.block_m; row += 4 * kAtOnce) {
@@ -157,7 +164,7 @@ class LatentLoads {
                       : 0;
       };
       const std::uint64_t q = of(p.q), qv = of(p.qv);
-      const std::uint32_t to = rings_.queries.buffer(pieces_) + row * 128 +
+      const std::uint32_t to = rings().queries.buffer(pieces_) + row * 128 +
                                static_cast<std::uint32_t>(unit ^ row % 8) * 16;
       copy(to, q, unit * 8, p.head_dim);
 #pragma unroll
@@ -165,12 +172,12 @@ class LatentLoads {
         copy(to + (1 + c) * K.block_m * 128, qv, c * 64 + unit * 8, p.head_dim_v);
       }
     }
-    ptx::copy_arrive(rings_.queries.full_barrier(pieces_++));
+    ptx::copy_arrive(rings().queries.full_barrier(pieces_++));
   }
 
   const mma::DecodeParams& p;
-  const LatentRings<K> rings_;
-  mma::DecodeWalk<K>& walk_;
+  LatentShared<K>& shared_;
+  mma::DecodeWalk<K> walk_;
   mma::DecodePiece& piece_;
   const int warp_, lane_;
   const ptx::CachePolicy policy_;

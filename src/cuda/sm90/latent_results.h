@@ -18,10 +18,10 @@ class LatentResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr int kN = K.block_m;
   static constexpr int kMine = K.head_dim_v / 128;
-  static constexpr int kRows = kN / 8;      ///< of the thread
-  static constexpr int kPairs = 2 * kMine;  ///< of columns, that a thread has of a row
+  static constexpr int kRows = kN / 8;             ///< of the thread
+  static constexpr int kPairs = 2 * kMine;         ///< of columns, that a thread has of a row
   static constexpr int kAtOnce = kN > 32 ? 1 : 2;  ///< rows of a part that a thread asks for
-  static constexpr int kSumsReady = 5;      ///< a named barrier
+  static constexpr int kRowsReady = 5;             ///< a named barrier
 
  public:
   /// o: of the warpgroup's columns, as wgmma has left them.
@@ -40,7 +40,7 @@ class LatentResults {
 
   /// sum: of the rows whose weights the thread has made.
   __device__ __forceinline__ void finish(const float (&sum)[kN / 4]) {
-    share_sums(sum);
+    end_rows_of_part(sum);
     normalise();
     const int part = parts_.part(), parts = parts_.count();
     if (parts > 1) {
@@ -78,8 +78,8 @@ class LatentResults {
   __device__ __forceinline__ float* pair(int c, int i) const {
     return o_[i / 2] + 4 * c + i % 2 * 2;
   }
-  __device__ __forceinline__ mma::DecodeRow place(int c) const {
-    mma::DecodeRow at = mma::row_of<K>(piece_, p.group, exists(c) ? row_of(c) : 0);
+  __device__ __forceinline__ mma::DecodeRow place(int row) const {
+    mma::DecodeRow at = mma::row_of<K>(piece_, p.group, row);
     at.member += piece_.head * p.group.value();
     return at;
   }
@@ -89,21 +89,17 @@ class LatentResults {
   /// O over its sums; threads of neighbouring columns exchange, so that each gets two columns of
   /// one of the rows.
   __device__ __forceinline__ void normalise() {
-    // A row's sink enters with its first part.
-    const bool has_sink = p.sink != nullptr && piece_.units.begin == 0;
 #pragma unroll
     for (int c = 0; c < kRows; ++c) {
-      const core::Softmax<float> state = {sums()[8 * kN + row_of(c)], sum_of(row_of(c))};
-      const core::FinishedRow<float> end =
-          core::finish(state, has_sink, has_sink ? p.sink[place(c).member] : 0.0F);
-      state_[c] = core::from_lse(core::lse_of(end.state));
+      const float factor = factors()[row_of(c)], log2 = logarithms()[row_of(c)];
+      state_[c] = {log2, log2 == -core::kInfinity ? 0.0F : 1.0F};
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         float* const x = pair(c, i);
         std::uint32_t low = __float_as_uint(x[0]), high = __float_as_uint(x[1]);
         swap_in_pair<4>(lane_, low, high);
-        x[0] = __uint_as_float(low) * end.factor;
-        x[1] = __uint_as_float(high) * end.factor;
+        x[0] = __uint_as_float(low) * factor;
+        x[1] = __uint_as_float(high) * factor;
       }
     }
   }
@@ -136,7 +132,7 @@ class LatentResults {
 #pragma unroll
     for (int c = 0; c < kRows; ++c) {
       if (!exists(c)) continue;
-      const mma::DecodeRow at = place(c);
+      const mma::DecodeRow at = place(row_of(c));
       auto* const row = static_cast<std::uint16_t*>(p.o) +
                         piece_.sequence.query_offset(p.o_strides, at.query, at.member);
 #pragma unroll
@@ -152,35 +148,44 @@ class LatentResults {
     }
   }
 
-  // ---- sums of weights ----
+  // ---- rows ----
 
-  /// Of all keys of all warps; and shifts, which may change when one begins another piece.
-  __device__ __forceinline__ void share_sums(const float (&sum)[kN / 4]) const {
-    float* const sums = this->sums();
+  /// Between pieces, in place of weights. Of a row: the warps' sums of weights; what its outputs
+  /// are to be multiplied by; the base-2 logarithm of its sum.
+  /// @{
+  __device__ __forceinline__ float* sums() const {  // [8 warps][rows]
+    static_assert(10 * kN * 4 <= sizeof shared_.weights);
+    return reinterpret_cast<float*>(shared_.weights);
+  }
+  __device__ __forceinline__ float* factors() const { return sums() + 8 * kN; }
+  __device__ __forceinline__ float* logarithms() const { return sums() + 9 * kN; }
+  /// @}
+  __device__ __forceinline__ void end_rows_of_part(const float (&sum)[kN / 4]) const {
     // Nobody reads weights any more.
-    ptx::barrier_sync(kSumsReady, 256);
+    ptx::barrier_sync(kRowsReady, 256);
 #pragma unroll
     for (int i = 0; i < kN / 4; ++i) {
       float all = sum[i];
 #pragma unroll
       for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0U, all, lanes);
       if (lane_ < 4) {
-        sums[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
+        sums()[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
       }
     }
-    if (threadIdx.x < kN) sums[8 * kN + threadIdx.x] = shared_.shift[threadIdx.x];
-    ptx::barrier_sync(kSumsReady, 256);
-  }
-  /// [8 warps][rows], then shifts.
-  __device__ __forceinline__ float* sums() const {
-    static_assert(9 * kN * 4 <= sizeof shared_.weights);
-    return reinterpret_cast<float*>(shared_.weights);
-  }
-  __device__ __forceinline__ float sum_of(int row) const {
-    float all = 0.0F;
+    ptx::barrier_sync(kRowsReady, 256);
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < kN) {
+      core::Softmax<float> state = {shared_.shift[row], 0.0F};
 #pragma unroll
-    for (int w = 0; w < 8; ++w) all += sums()[w * kN + row];
-    return all;
+      for (int w = 0; w < 8; ++w) state.sum += sums()[w * kN + row];
+      // A row's sink enters with its first part.
+      const bool has_sink = p.sink != nullptr && piece_.units.begin == 0 && row < piece_.rows;
+      const core::FinishedRow<float> end =
+          core::finish(state, has_sink, has_sink ? p.sink[place(row).member] : 0.0F);
+      factors()[row] = end.factor;
+      logarithms()[row] = core::from_lse(core::lse_of(end.state)).max;
+    }
+    ptx::barrier_sync(kRowsReady, 256);
   }
 
   // ---- parts ----

@@ -53,6 +53,16 @@ inline void barrier_arrive(int id, int threads) {
   meeting.arrived = 0;
   ++meeting.generation;
 }
+/// Each of the threads shows whether it has x.
+inline bool barrier_any(int id, int threads, bool x) {
+  auto& any = device::block().any_of_named;
+  device::Meeting& meeting = device::block().named[static_cast<std::size_t>(id)];
+  bool& mine = any[meeting.generation % 3][static_cast<std::size_t>(id)];
+  any[(meeting.generation + 1) % 3][static_cast<std::size_t>(id)] = false;
+  mine = mine || x;
+  static_cast<void>(device::meet(meeting, static_cast<unsigned>(threads)));
+  return mine;
+}
 inline void fence_proxy_async() {}
 
 template <int kCount>

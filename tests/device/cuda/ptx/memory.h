@@ -59,6 +59,20 @@ inline void load_matrices(std::uint32_t* words, std::uint32_t from) {
     std::memcpy(words + i, shared_memory(line + lane % 4 * 4), 4);
   }
 }
+inline void store_matrices(std::uint32_t to, const std::uint32_t* words) {
+  const auto* const row = device::show_warp({to});
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    const auto line = static_cast<std::uint32_t>(row[8 * i + lane / 4][0]);
+    std::memcpy(shared_memory(line + lane % 4 * 4), words + i, 4);
+  }
+}
+template <class T>
+T load_relaxed(const T* from) {
+  return *from;
+}
+inline void store_relaxed(uint4* to, const uint4& x) { *to = x; }
+inline void prefetch(const void* /*from*/, std::uint32_t /*bytes*/, std::uint64_t /*policy*/) {}
 inline void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
   std::memcpy(shared_memory(to), words, 16);
 }

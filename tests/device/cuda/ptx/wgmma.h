@@ -13,8 +13,11 @@ namespace tessera::cuda::ptx {
 
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
+/// No lane goes on before the warp's others have multiplied.
 template <int kGroups>
-void wgmma_wait() {}
+void wgmma_wait() {
+  __syncwarp();
+}
 template <int kCount>
 void wgmma_results(float (&)[kCount]) {}
 
@@ -93,6 +96,12 @@ struct Wgmma {
     multiply(
         d, add, [&](unsigned row, unsigned k) { return x.along<kType>(row, k); },
         [&](unsigned k, unsigned column) { return y.along<kType>(column, k); });
+  }
+  static void shared_across(float* d, std::uint64_t a, std::uint64_t b, int add) {
+    const SharedOperand x(a), y(b);
+    multiply(
+        d, add, [&](unsigned row, unsigned k) { return x.across<kType>(k, row); },
+        [&](unsigned k, unsigned column) { return y.across<kType>(k, column); });
   }
   static void registers(float* d, const std::uint32_t* a, std::uint64_t b, int add) {
     const SharedOperand y(b);
