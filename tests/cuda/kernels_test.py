@@ -99,6 +99,10 @@ def wanted_loop(row):
         products = {"S": row["head_dim"], "dP": row["head_dim_v"], "dV": row["block_m"], "dK": row["block_m"],
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
+    if row["qv"]:
+        # Shifts are raised in the same loop; the block's owner makes its scores.
+        return {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16 + row["head_dim_v"] // 128 * row["block_n"] // 16,
+                "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1}
     if row["scores"] == 32 and row["values"] == 16:
         # Integer scores; references are raised in the same loop, by greatest scores.
         return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2,

@@ -79,7 +79,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
   std::string text =
       "NVRTC " + nvrtc.version() +
       " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
-      " extra scores values\n";
+      " extra scores values qv\n";
   for (const Program& program : list) {
     text += program.symbol;
     if (program.row != nullptr) {
@@ -89,7 +89,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
             program.architecture->threads(row), program.architecture->shared_bytes(row),
             row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra),
             core::multiplied_columns(core::score_dtype_of(row.operand)),
-            core::multiplied_columns(core::dtype_of(row.operand))}) {
+            core::multiplied_columns(core::dtype_of(row.operand)), static_cast<int>(row.qv)}) {
         text += " " + std::to_string(value);
       }
     }

@@ -33,21 +33,21 @@ class LatentConsumer {
         shared_(shared),
         walk_(params, shared.search, shared.span_length),
         piece_(shared.pieces[threadIdx.x / 32]),
-        group_(threadIdx.x / 128),
+        group_(__shfl_sync(~0U, threadIdx.x / 128, 0)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
     pieces() = 0;
 #pragma unroll 1
-    for (bool more = shared_.exists; more; more = walk_.advance(piece_)) {
+    for (bool more = shared_.exists; agreed(more); more = walk_.advance(piece_)) {
       begin();
 #pragma unroll 1
-      for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
+      for (int tile = piece_.tiles.begin; agreed(tile < piece_.tiles.end); ++tile) {
         rings().keys.wait_full(item_);
         // What the producer's threads have copied, wgmma sees after this.
         ptx::fence_proxy_async();
-        if (item_ % 2 == group_) {
+        if (agreed(item_ % 2 == group_)) {
           own(tile);
         } else {
           ptx::barrier_arrive(kWeightsFree, 256);
@@ -119,10 +119,10 @@ class LatentConsumer {
         ptx::descriptor_along(rings().queries.buffer(pieces())));
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
-    if (!(plain().begin <= tile && tile < plain().end)) hide(piece_.keys.from(tile));
+    if (agreed(tile < plain().begin || tile >= plain().end)) hide(piece_.keys.from(tile));
     const bool raises = ptx::barrier_any(kOwners + group_, 128, shift());
     ptx::barrier_sync(kWeightsFree, 256);
-    if (raises) raise();
+    if (agreed(raises)) raise();
     if (threadIdx.x % 128 == 0) shared_.raised = raises ? 1 : 0;
     store();
     ptx::fence_proxy_async();

@@ -34,9 +34,10 @@ class LatentResults {
         shared_(shared),
         parts_(params, walk, piece),
         o_(o),
-        group_(static_cast<int>(threadIdx.x) / 128),
-        warp_(static_cast<int>(threadIdx.x) / 32 % 4),
-        lane_(threadIdx.x % 32) {}
+        thread_(ptx::opaque(threadIdx.x)),
+        group_(static_cast<int>(thread_) / 128),
+        warp_(static_cast<int>(thread_) / 32 % 4),
+        lane_(thread_ % 32) {}
 
   /// sum: of the rows whose weights the thread has made.
   __device__ __forceinline__ void finish(const float (&sum)[kN / 4]) {
@@ -173,7 +174,7 @@ class LatentResults {
       }
     }
     ptx::barrier_sync(kRowsReady, 256);
-    const int row = static_cast<int>(threadIdx.x);
+    const int row = static_cast<int>(thread_);
     if (row < kN) {
       core::Softmax<float> state = {shared_.shift[row], 0.0F};
 #pragma unroll
@@ -269,6 +270,8 @@ class LatentResults {
   LatentShared<K>& shared_;
   const mma::ItemParts<K> parts_;
   float (&o_)[kMine][kN / 2];
+  /// Made anew each time: through all pieces nothing is kept of it in registers.
+  const std::uint32_t thread_;
   const int group_, warp_;
   const std::uint32_t lane_;
   core::Softmax<float> state_[kRows];
