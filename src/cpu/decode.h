@@ -4,7 +4,7 @@
 // keys of one head after the other, so that what the memory system fetches around a head's rows is
 // used while it is near. head_dim lies along the SIMD lanes; a chunk goes through three steps:
 //   scores  a few keys x a few rows of partial sums in registers, reduced across lanes together;
-//           of qv with values, to which chunks of one block return while they are near
+//           with qv of values, too: a chunk is one block then, whose values are still near below
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Scores and their softmax are fp32. Weights are rounded to bf16 where bf16 is multiplied (S7).

@@ -187,6 +187,38 @@ TEST_F(CMisuse, TheOutputTypeIsAFieldOfItsOwn) {
   EXPECT_EQ(std::string(text).find("o="), std::string::npos) << text;
 }
 
+TEST_F(CMisuse, ASecondQueryMeetsValues) {
+  EXPECT_EQ(problem_.qv, 0);
+  problem_.qv = 1;
+  expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+                 "qv = null");
+  // Keys are 0. The values are unit vectors: scores are log(3) and 0 in units of softmax_scale.
+  const float log3[8] = {std::sqrt(8.0F) * std::log(3.0F)};
+  memory_[2][0] = memory_[2][5] = 1.0F;
+  tensors_.qv = {log3, 8, 4, 4};
+  ASSERT_EQ(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+            TESSERA_OK)
+      << error_;
+  const float expected[8] = {0.75F, 0.25F, 0.0F, 0.0F, 0.5F, 0.5F};
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(memory_[3][i], expected[i], 1e-6) << i;
+  char text[128] = "";
+  tessera_problem_print(&problem_, text, sizeof text);
+  EXPECT_NE(std::string(text).find(" qv"), std::string::npos) << text;
+  problem_.qv = 2;
+  expect_invalid(tessera_attend(&problem_, &tensors_, nullptr, nullptr, error_, sizeof error_),
+                 "qv = 2");
+  // Callers of before, whose structures end there.
+  tessera_problem older;
+  tessera_problem_init(&older, offsetof(tessera_problem, qv));
+  ASSERT_EQ(tessera_problem_parse("fwd f32 q=2 k=2 d=4", &older, error_, sizeof error_),
+            TESSERA_OK);
+  older.qv = 1;
+  tensors_.size = offsetof(tessera_tensors, qv);
+  EXPECT_EQ(tessera_attend(&older, &tensors_, nullptr, nullptr, error_, sizeof error_), TESSERA_OK)
+      << error_;
+  EXPECT_NEAR(memory_[3][0], 0.5F, 1e-6);
+}
+
 /// Without an error's text, without a text to write to, without a structure: nothing is written.
 TEST_F(CMisuse, NullOutputsAreSkipped) {
   EXPECT_EQ(tessera_attend(nullptr, nullptr, nullptr, nullptr, nullptr, 0), TESSERA_INVALID);

@@ -117,6 +117,9 @@ const WrongProblem kWrongProblems[] = {
        p = scaled("head/head/head");
        p.bias = BiasShape{true, true, true, true, Dtype::e4m3};
      }},
+    {"qv", [](Problem& p) { p = parse("bwd bf16 b=2 h=4/2 q=4 k=5 d=8 qv"); }},
+    {"qv", [](Problem& p) { p = scaled("head/head/head qv"); }},
+    {"qv", [](Problem& p) { p = scaled("none/head/head qv", "fwd bf16 kv=e4m3"); }},
     {"pass", [](Problem& p) { p.pass = static_cast<Pass>(2); }},
     {"alignment", [](Problem& p) { p.alignment = static_cast<Alignment>(2); }},
     {"alibi", [](Problem& p) { p.alibi = static_cast<PerHead>(3); }},
@@ -228,6 +231,7 @@ constexpr const char* kPacked = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 packed=7,9";
 constexpr const char* kExtras = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk alibi=h sink";
 constexpr const char* kExtrasBackward = "bwd bf16 b=2 h=4/2 q=4 k=5 d=8 bias=hk sink";
 
+constexpr const char* kSecondQuery = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8/16 qv";
 constexpr const char* kTree = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 tree";
 constexpr const char* kCache = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=after";
 constexpr const char* kFull = "fwd bf16 b=2 h=4/2 q=4 k=5 d=8 cache=full";
@@ -260,6 +264,9 @@ const WrongTensors kWrongTensors[] = {
      [](Tensors& t) { t.cu_seqlens_k = reinterpret_cast<std::int32_t*>(t.softmax_lse); }},
     {kForward, "q_scale", [](Tensors& t) { t.q_scale.data = t.softmax_lse; }},
     {kForward, "v_shift", [](Tensors& t) { t.v_shift.data = t.softmax_lse; }},
+    {kForward, "qv.data", [](Tensors& t) { t.qv = t.q; }},
+    {kSecondQuery, "qv", [](Tensors& t) { t.qv.data = nullptr; }},
+    {kSecondQuery, "qv.stride_seqlen", [](Tensors& t) { t.qv.stride_seqlen = kMost; }},
     {kScaled, "q_scale.data", [](Tensors& t) { t.q_scale.data = nullptr; }},
     {kScaled, "k_scale.data", [](Tensors& t) { t.k_scale.data = nullptr; }},
     {kScaled, "v_scale.data", [](Tensors& t) { t.v_scale.data = nullptr; }},

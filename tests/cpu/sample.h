@@ -45,7 +45,7 @@ struct Placed {
 
 struct Sample {
   Problem problem;
-  Placed q, k, v, o;
+  Placed q, k, v, qv, o;
   Array bias;
   ConstBias bias_strides;
   std::vector<float> slopes, sink, lse;
@@ -60,6 +60,7 @@ struct Sample {
     t.q = q.tensor();
     t.k = k.tensor();
     t.v = v.tensor();
+    if (problem.qv) t.qv = qv.tensor();
     t.o = o.mutable_tensor();
     t.softmax_lse = lse.data() + kGuard;
     t.bias = bias_strides;
@@ -207,6 +208,7 @@ inline Sample make_sample(const Problem& p, Random& random, double sigma) {
   sample.q = place(random, p.dtype, b, sq, p.num_heads, p.head_dim, sigma, true);
   sample.k = place(random, p.stored_k(), bk, sk, p.num_heads_k, p.head_dim, sigma, true);
   sample.v = place(random, p.stored_v(), bk, sk, p.num_heads_k, p.head_dim_v, 1.0, true);
+  if (p.qv) sample.qv = place(random, p.dtype, b, sq, p.num_heads, p.head_dim_v, sigma, true);
   sample.o = place(random, p.dtype, b, sq, p.num_heads, p.head_dim_v, 1.0, false);
   if (p.scaled()) {
     sample.k_scale = place_scales(random, p, p.scales.k, bk, sk);
@@ -283,9 +285,9 @@ struct Row {
   double lse = -kInf;
 };
 
-/// The sample's q, k and v, element by element where their arrays have them.
+/// The sample's q, k, v and qv, element by element where their arrays have them.
 struct Numbers {
-  std::vector<double> q, k, v;
+  std::vector<double> q, k, v, qv;
 };
 
 inline Row literal_row(const Sample& sample, const Numbers& numbers, const core::Dropout& dropout,
@@ -301,11 +303,16 @@ inline Row literal_row(const Sample& sample, const Numbers& numbers, const core:
   for (std::int64_t j = 0; j < sk; ++j) {
     if (!sees(sample, b, i, j, i + shift)) continue;
     double x = 0, magnitude = 0;
-    const double* k = &numbers.k[static_cast<std::size_t>(sample.at_k(sample.k, b, j, hk))];
-    for (std::int64_t c = 0; c < p.head_dim; ++c) {
-      const double product = q[c] * k[c];
-      x += product;
-      magnitude += std::fabs(product);
+    const auto multiply = [&](const double* a, const double* c, std::int64_t n) {
+      for (const double* end = a + n; a < end; ++a, ++c) {
+        x += *a * *c;
+        magnitude += std::fabs(*a * *c);
+      }
+    };
+    multiply(q, &numbers.k[static_cast<std::size_t>(sample.at_k(sample.k, b, j, hk))], p.head_dim);
+    if (p.qv) {
+      multiply(&numbers.qv[static_cast<std::size_t>(sample.at_q(sample.qv, b, i, h))],
+               &numbers.v[static_cast<std::size_t>(sample.at_k(sample.v, b, j, hk))], p.head_dim_v);
     }
     const double scale = sample.scale(sample.k_scale, p.scales.k, b, j, hk);
     x *= scale * static_cast<double>(p.scale());
@@ -352,7 +359,7 @@ inline void compare(Sample& sample, const std::string& name) {
   const core::Dropout dropout = core::make_dropout(p.dropout_p, sample.seed, sample.offset);
   const double rounding = p.dtype == Dtype::f32 ? 0.0 : p.dtype == Dtype::bf16 ? 0x1p-7 : 0x1p-11;
   const Numbers numbers = {sample.q.array.numbers(), sample.k.array.numbers(),
-                           sample.v.array.numbers()};
+                           sample.v.array.numbers(), sample.qv.array.numbers()};
   Placed rest = sample.o;
   std::vector<float> lse_rest = sample.lse;
   int bad = 0;
@@ -500,6 +507,7 @@ inline void negative_scale(Problem& p, Random&) { p.softmax_scale = -0.3F; }
 inline void zero_scale(Problem& p, Random&) { p.softmax_scale = 0.0F; }
 inline void other_head_dim_v(Problem& p, Random& random) { p.head_dim_v = pick(random, 1, 40); }
 
+inline void second_query(Problem& p, Random&) { p.qv = !p.scaled(); }
 inline void chunk(Problem& p, Random& random) { p.chunk = pick(random, 1, 60); }
 inline void sink_tokens(Problem& p, Random& random) { p.sink_tokens = pick(random, 1, 60); }
 inline void tree(Problem& p, Random&) {
@@ -532,8 +540,8 @@ inline void leftpad(Problem& p, Random& random) {
 }
 
 constexpr Feature kFeatures[] = {
-    causal, window,      left_window, top_left, grouped,        softcap,    alibi,
-    bias,   sink,        dropout,     packed,   negative_scale, zero_scale, other_head_dim_v,
-    chunk,  sink_tokens, tree,        cache,    pages,          index,      leftpad};
+    causal, window,  left_window, top_left,       grouped,    softcap,          alibi, bias,
+    sink,   dropout, packed,      negative_scale, zero_scale, other_head_dim_v, chunk, sink_tokens,
+    tree,   cache,   pages,       index,          leftpad,    second_query};
 
 }  // namespace tessera::forward_sample

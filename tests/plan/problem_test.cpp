@@ -44,6 +44,7 @@ Problem random_problem(std::mt19937& random) {
   if (coin()) p.chunk = number(5000);
   if (coin()) p.sink_tokens = number(10);
   p.tree = coin();
+  p.qv = coin();
   std::uniform_real_distribution<float> real(-3.0F, 3.0F);
   if (coin()) p.softmax_scale = real(random);
   if (coin()) p.softcap = real(random);
@@ -148,6 +149,20 @@ TEST(ProblemText, ScalesAsDocumented_S14) {
   ASSERT_TRUE(wide.ok()) << wide.status().text;
   EXPECT_EQ(wide->stored_v(), Dtype::f16);
   EXPECT_EQ(wide->stored_o(), Dtype::f16);
+}
+
+TEST(ProblemText, ASecondQueryAsDocumented_S12) {
+  const auto text = "fwd bf16 b=8 h=16/1 q=1 k=4096 d=64/512 cache=after pages=900x64 causal qv";
+  const Result<Problem> parsed = parse_problem(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().text;
+  EXPECT_EQ(to_string(*parsed), text);
+  EXPECT_TRUE(parsed->qv);
+  EXPECT_EQ(parsed->score_dim(), 576);
+  EXPECT_FLOAT_EQ(parsed->scale(), 1.0F / 24.0F);
+  Problem without = *parsed;
+  without.qv = false;
+  EXPECT_FLOAT_EQ(without.scale(), 0.125F);
+  EXPECT_NE(std::hash<Problem>()(without), std::hash<Problem>()(*parsed));
 }
 
 /// A window beside causal: the order of the words means nothing.

@@ -43,6 +43,7 @@ class Head {
   }
 
   const float* q(std::int64_t row) const { return query_row(t_.q, row); }
+  const float* qv(std::int64_t row) const { return query_row(t_.qv, row); }
   const float* o(std::int64_t row) const { return query_row(t_.saved_o, row); }
   const float* dout(std::int64_t row) const { return query_row(t_.dout, row); }
   const float* k(int key) const { return key_row(t_.k, key); }
@@ -64,6 +65,7 @@ class Head {
   float score2(std::int64_t row, int key, float* slope = nullptr) const {
     float qk = 0.0F;
     for (std::int64_t c = 0; c < p_.head_dim; ++c) qk += q(row)[c] * k(key)[c];
+    for (std::int64_t c = 0; p_.qv && c < p_.head_dim_v; ++c) qk += qv(row)[c] * v(key)[c];
     if (slope != nullptr) {
       *slope = plan_.score.capped ? core::score_slope(plan_.score, qk) : 1.0F;
     }

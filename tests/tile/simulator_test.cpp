@@ -27,7 +27,7 @@ namespace {
 
 /// fp32 tensors of a problem, contiguous.
 struct Data {
-  std::vector<float> q, k, v, o, dout, lse, dlse, bias, slopes, sink;
+  std::vector<float> q, k, v, qv, o, dout, lse, dlse, bias, slopes, sink;
   std::vector<std::int32_t> cu_q, cu_k;
   std::vector<std::int32_t> seqlens, index, leftpad, pages;
   std::vector<std::uint64_t> tree;
@@ -96,6 +96,7 @@ Data make_data(Problem& p, std::mt19937& random) {
   data.q = normal(random, p.rows_q() * p.num_heads * p.head_dim);
   data.k = normal(random, p.rows_k() * p.num_heads_k * p.head_dim);
   data.v = normal(random, p.rows_k() * p.num_heads_k * p.head_dim_v);
+  data.qv = normal(random, p.rows_q() * p.num_heads * p.head_dim_v);
   data.dout = normal(random, p.rows_q() * p.num_heads * p.head_dim_v);
   data.dlse = normal(random, p.rows_q() * p.num_heads);
   data.o.resize(data.dout.size());
@@ -106,6 +107,7 @@ Data make_data(Problem& p, std::mt19937& random) {
   t.q = contiguous(data.q, p.seqlen_q, p.num_heads, p.head_dim);
   t.k = contiguous(data.k, p.seqlen_k, p.num_heads_k, p.head_dim);
   t.v = contiguous(data.v, p.seqlen_k, p.num_heads_k, p.head_dim_v);
+  if (p.qv) t.qv = contiguous(data.qv, p.seqlen_q, p.num_heads, p.head_dim_v);
   if (p.cache) place_in_cache(p, data, random);
   t.saved_o = contiguous(data.o, p.seqlen_q, p.num_heads, p.head_dim_v);
   t.dout = contiguous(data.dout, p.seqlen_q, p.num_heads, p.head_dim_v);
@@ -235,6 +237,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.seqlen_k += 2L * row.split_n;
       p.window_left = -1;
     }
+    p.qv = !is_gpu(row.arch) && row.pass == Pass::forward && trial % 2 == 0;
     if (is_gpu(row.arch)) {
       p.head_dim = p.head_dim_v = eight_bits || integers || widened ? 16 : 8;
       // A row takes the columns that its tiles of values have.

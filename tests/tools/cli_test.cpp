@@ -59,13 +59,14 @@ class RunFiles : public testing::Test {
     return words;
   }
 
-  reference::Outputs expected(const std::string& options) {
+  reference::Outputs expected(const std::string& options, const std::vector<float>* qv = nullptr) {
     const auto problem = parse_problem("b=2 h=4/2 q=37 k=53 d=16 " + options);
     EXPECT_TRUE(problem.ok()) << problem.status().text;
     Tensors t;
     t.q = {q_.data(), kSq * kHeads * kD, kHeads * kD, kD};
     t.k = {k_.data(), kSk * kHeadsK * kD, kHeadsK * kD, kD};
     t.v = {v_.data(), kSk * kHeadsK * kD, kHeadsK * kD, kD};
+    if (qv != nullptr) t.qv = {qv->data(), kSq * kHeads * kD, kHeads * kD, kD};
     return reference::attend(reference::Inputs(*problem, t));
   }
 
@@ -137,6 +138,17 @@ TEST_F(RunFiles, HeadsFirstIsTheSameAttention) {
       }
     }
   }
+}
+
+TEST_F(RunFiles, ASecondQueryMeetsValues) {
+  std::mt19937 random(seed_);
+  const std::vector<float> qv = normal(random, kBatch * kSq * kHeads * kD);
+  write(folder_ / "qv.npy", {kBatch, kSq, kHeads, kD}, qv);
+  const Ran ran =
+      tessera(command({"--qv", folder_ / "qv.npy", "-o", folder_ / "o.npy", "--causal", "--json"}));
+  ASSERT_EQ(ran.code, kSuccess) << ran.err;
+  EXPECT_EQ(Json::parse(ran.out)["problem"], "fwd f32 b=2 h=4/2 q=37 k=53 d=16 causal qv");
+  expect_file(folder_ / "o.npy", {kBatch, kSq, kHeads, kD}, expected("causal qv", &qv).o);
 }
 
 /// A result never lands on an input unasked, whatever leads there; asked, it is right, though the
@@ -301,6 +313,7 @@ TEST_F(RunFiles, WrongInputIsOneLineAndExitCode2) {
       {command({"-o", out, "--window", "5,2", "--causal"}), "--window = 5,2"},
       {command({"-o", out, "--bias", folder_ / "q.npy"}), "must broadcast"},
       {command({"-o", out, "--sink", folder_ / "q.npy"}), "must be (4,)"},
+      {command({"-o", out, "--qv", folder_ / "k.npy"}), "must be (2, 37, 4, 16)"},
       {command({"-o", out, "--cu-seqlens-q", folder_ / "q.npy"}), "give both or neither"},
       {command({"-o", out, "--device", "abacus"}), "abacus"},
       {command({"-o", folder_ / "o.txt"}), "o.txt"},
