@@ -28,7 +28,7 @@ struct RunOptions {
   std::string align = "br";
   std::optional<float> softmax_scale;
   float softcap = 0.0F;
-  std::string bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k;
+  std::string qv, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k;
   float dropout_p = 0.0F;
   std::uint64_t seed = 0, offset = 0;
   DeviceOptions where{"cpu", 0};
@@ -40,7 +40,7 @@ struct RunOptions {
 /// The files of one run, read and converted; they keep the memory that Tensors points into.
 struct Files {
   FileTensor q, k, v;
-  std::optional<FileTensor> bias, alibi_slopes, sink;
+  std::optional<FileTensor> qv, bias, alibi_slopes, sink;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
 };
 
@@ -64,6 +64,7 @@ Status check_outputs(const RunOptions& o) {
     inputs[] = {{"--q", o.q},
                 {"--k", o.k},
                 {"--v", o.v},
+                {"--qv", o.qv},
                 {"--bias", o.bias},
                 {"--alibi-slopes", o.alibi_slopes},
                 {"--sink", o.sink},
@@ -207,6 +208,24 @@ Status describe(const RunOptions& options, const Shape& q, const Shape& k, const
   return {};
 }
 
+/// A second query: as q, of v's columns.
+Status read_second_query(const RunOptions& options, Problem& p, Files& files, Tensors& t) {
+  Result<FileTensor> tensor = read_as(options.qv, p.dtype, two_bytes(options));
+  if (!tensor) return tensor.status();
+  std::vector<std::int64_t> expected = files.q.shape;
+  expected.back() = p.head_dim_v;
+  if (tensor->shape != expected) {
+    return Status::invalid(options.qv + ": shape " + shape_text(tensor->shape) + ": must be " +
+                           shape_text(expected) + ", that of q with v's columns");
+  }
+  const Result<Shape> shape = shape_of(options.qv, *tensor, options);
+  if (!shape) return shape.status();
+  p.qv = true;
+  files.qv = std::move(*tensor);
+  t.qv = view(*files.qv, *shape, options.layout == "bhsd");
+  return {};
+}
+
 /// A (heads) or (batch, heads) fp32 parameter.
 Status read_per_head(const RunOptions& options, const std::string& address, const Problem& p,
                      bool batch_allowed, std::optional<FileTensor>& file) {
@@ -246,6 +265,9 @@ Status read_bias(const RunOptions& options, Problem& p, Files& files, Tensors& t
 }
 
 Status read_extras(const RunOptions& options, Problem& p, Files& files, Tensors& t) {
+  if (!options.qv.empty()) {
+    if (Status s = read_second_query(options, p, files, t); !s) return s;
+  }
   if (!options.bias.empty()) {
     if (Status s = read_bias(options, p, files, t); !s) return s;
   }
@@ -363,7 +385,7 @@ Status read_inputs(const RunOptions& options, Files& files, Problem& p, Tensors&
 std::vector<HostRange> ranges_of(const Files& files, const Problem& p, const Results& results) {
   std::vector<HostRange> ranges;
   const std::optional<FileTensor> tensors[] = {
-      files.q, files.k, files.v, files.bias, files.alibi_slopes, files.sink};
+      files.q, files.k, files.v, files.qv, files.bias, files.alibi_slopes, files.sink};
   for (const std::optional<FileTensor>& tensor : tensors) {
     if (!tensor) continue;
     ranges.push_back(
@@ -448,6 +470,7 @@ void add_inputs(CLI::App& command, RunOptions& o) {
   command.add_option("-q,--q", o.q, "queries: FILE.npy, FILE.safetensors:NAME")->required();
   command.add_option("-k,--k", o.k, "keys")->required();
   command.add_option("-v,--v", o.v, "values")->required();
+  command.add_option("--qv", o.qv, "second queries, which meet values; of latent attention");
   command
       .add_option("-o,--out", o.out, "where o goes: .npy, or .safetensors with o and softmax_lse")
       ->required();
@@ -472,7 +495,8 @@ void add_score_options(CLI::App& command, RunOptions& o) {
   command.add_option("--align", o.align, "where masks are anchored: br bottom right, tl top left")
       ->check(CLI::IsMember({"br", "tl"}))
       ->capture_default_str();
-  command.add_option("--softmax-scale", o.softmax_scale, "default: 1 / sqrt(head_dim)")
+  command
+      .add_option("--softmax-scale", o.softmax_scale, "default: 1 / sqrt(columns of q, and of qv)")
       ->check(finite_float());
   command.add_option("--softcap", o.softcap, "softcap * tanh(score / softcap)")
       ->check(finite_float());
