@@ -93,6 +93,7 @@ Status Inputs::fill(const Problem& problem, const Request& request) {
   p.pass = Pass::forward;
   const std::int64_t rows_k = p.cache && p.cache->paged() ? p.cache->page_size : p.seqlen_k;
   place(tensors_.q, p.seqlen_q, p.num_heads, p.head_dim);
+  if (p.qv) place(tensors_.qv, p.seqlen_q, p.num_heads, p.head_dim_v);
   place(tensors_.k, rows_k, p.num_heads_k, p.head_dim);
   place(tensors_.v, rows_k, p.num_heads_k, p.head_dim_v);
   place(tensors_.o, p.seqlen_q, p.num_heads, p.head_dim_v);

@@ -237,7 +237,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.seqlen_k += 2L * row.split_n;
       p.window_left = -1;
     }
-    p.qv = !is_gpu(row.arch) && row.pass == Pass::forward && trial % 2 == 0;
+    p.qv = row.qv || (!is_gpu(row.arch) && row.pass == Pass::forward && trial % 2 == 0);
     if (is_gpu(row.arch)) {
       p.head_dim = p.head_dim_v = eight_bits || integers || widened ? 16 : 8;
       // A row takes the columns that its tiles of values have.
@@ -393,6 +393,7 @@ TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
       p.head_dim = p.head_dim_v = 16;
       p.window_right = 0;
       p.batch_invariant = invariant;
+      p.qv = row.qv;
       const Data data = make_data(p, random);
       p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
       if (core::widens(row)) {
@@ -410,7 +411,8 @@ TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
       bool equal = true;
       for (std::int64_t b = 0; b < p.batch; ++b) {
         Tensors t = data.tensors;
-        for (ConstTensor* tensor : {&t.q, &t.k, &t.v}) {
+        for (ConstTensor* tensor : {&t.q, &t.k, &t.v, &t.qv}) {
+          if (tensor->data == nullptr) continue;
           tensor->data = static_cast<const float*>(tensor->data) + b * tensor->stride_batch;
         }
         const Simulated some = simulate_decode(alone, t);

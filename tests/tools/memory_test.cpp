@@ -84,6 +84,12 @@ TEST(DecodeStep, HasTheLayersOfAModelAndTheirBytes) {
   EXPECT_EQ((*oss)[1].layers, 12);
   EXPECT_EQ((*oss)[1].problem.window_left, 127);
   EXPECT_EQ((*oss)[1].bytes, 12.0 * 128 * 8 * (128 + 8));
+  // Latent rows are those of all heads.
+  const auto deepseek = layers_of(model("deepseek-v3"), {.batch = 2, .seqlen = 100});
+  ASSERT_TRUE(deepseek) << deepseek.status().text;
+  EXPECT_EQ(to_string((*deepseek)[0].problem),
+            "fwd bf16 b=2 h=128/1 q=1 k=100 d=64/512 cache=full qv");
+  EXPECT_EQ((*deepseek)[0].bytes, 61.0 * 2 * 100 * 576 * 2);
   // A window that reaches all keys hides none.
   const auto gemma = layers_of(model("gemma-2-9b"), {.seqlen = 4096, .dtype = Dtype::f16});
   ASSERT_TRUE(gemma) << gemma.status().text;
@@ -99,7 +105,9 @@ TEST(DecodeStep, SaysWhatHasNone) {
   };
   EXPECT_EQ(said("bert-base", {}),
             "model = 'bert-base': an encoder, which has no steps of decoding");
-  EXPECT_EQ(said("deepseek-v3", {}).find("model = 'deepseek-v3': latent attention"), 0U);
+  EXPECT_EQ(said("deepseek-v3", {.cache = CacheType{Dtype::e4m3, false}})
+                .find("model = 'deepseek-v3': latent attention"),
+            0U);
   EXPECT_EQ(said("gpt-2", {.batch = 0}).find("batch = 0: must lie in [1, "), 0U);
   EXPECT_EQ(said("gpt-2", {.seqlen = 0}).find("seqlen = 0: must lie in [1, "), 0U);
   EXPECT_EQ(said("gpt-2", {.cache = CacheType{Dtype::f32, false}}),

@@ -19,16 +19,18 @@ Result<CacheType> parse_cache_type(const std::string& text) {
 
 namespace {
 
+/// Of a latent row, in every model that has such.
+constexpr std::int64_t kRotatedColumns = 64;
+
 Status check(const ModelShape& model, const DecodeStep& step) {
   const std::string name = "model = '" + std::string(model.name) + "'";
   if (!model.causal) {
     return Status::invalid(name + ": an encoder, which has no steps of decoding");
   }
-  if (model.latent > 0) {
-    return Status::unsupported(
-        name +
-        ": latent attention, whose cache has one row for keys and values; `tessera memory` "
-        "counts it, but nothing here decodes over it yet");
+  if (model.latent > 0 && step.cache && is_scaled(step.cache->dtype)) {
+    return Status::unsupported(name +
+                               ": latent attention, which takes caches of 16 bits only; cache = '" +
+                               to_string(step.cache->dtype) + "'");
   }
   const struct {
     const char* name;
@@ -60,6 +62,13 @@ Problem problem_of(const ModelShape& model, const DecodeStep& step) {
   p.seqlen_k = step.seqlen;
   p.head_dim = model.head_dim;
   p.head_dim_v = model.head_dim_v;
+  if (model.latent > 0) {
+    // A row of the cache, of all heads: what is rotated, and the latent row.
+    p.num_heads_k = 1;
+    p.head_dim = kRotatedColumns;
+    p.head_dim_v = model.latent - kRotatedColumns;
+    p.qv = true;
+  }
   p.softcap = model.softcap;
   p.sink = model.sink;
   CacheShape cache;

@@ -39,7 +39,7 @@ struct StepLayers {
 /// Layers that see all keys, and those that have a window. Sequences are as long as seqlen; scales
 /// that are not by token are by tensor.
 /// Errors: invalid (an encoder, a seqlen, batch or page_size below 1), unsupported (latent
-/// attention, whose one row for keys and values no problem describes).
+/// attention over a cache of 8 bits).
 Result<std::vector<StepLayers>> layers_of(const ModelShape& model, const DecodeStep& step);
 
 }  // namespace tessera::tools
