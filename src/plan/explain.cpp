@@ -92,7 +92,7 @@ std::string bytes_text(const PlanData& data) {
         core::min(rows * static_cast<double>(dim * size_of(dtype)), 9e18)));
   };
   return "bytes      up to " + grouped(data.key_bytes) + " of keys and values, " +
-         bytes(p.head_dim, p.dtype) + " of queries, " + bytes(p.head_dim_v, p.stored_o()) +
+         bytes(p.score_dim(), p.dtype) + " of queries, " + bytes(p.head_dim_v, p.stored_o()) +
          " of outputs\n";
 }
 

@@ -80,6 +80,8 @@ TEST(Architectures, AValueNamesEveryMember) {
   }
   expect_other(&K::extra, core::Extra::softcap);
   expect_other(&K::any_layout, !row.any_layout);
+  expect_other(&K::cached, Dtype::i8);
+  expect_other(&K::qv, !row.qv);
 }
 
 // Code for 9.0 runs on no other device, newer ones included.
@@ -123,10 +125,18 @@ TEST(Storage, GpuRowsComeInPairs) {
     twin.operand = core::Operand::i8_f16;
     EXPECT_EQ(twin, kCatalog[i + 1]);
   }
-  for (unsigned i = kCache; i < kCatalog.size(); i += 2) {
+  constexpr unsigned kLatent = kCache + 2 * Catalog::kCache;
+  for (unsigned i = kCache; i < kLatent; i += 2) {
     core::Kernel twin = kCatalog[i];
     EXPECT_EQ(twin.cached, Dtype::e4m3);
     twin.cached = Dtype::i8;
+    EXPECT_EQ(twin, kCatalog[i + 1]);
+  }
+  for (unsigned i = kLatent; i < kCatalog.size(); i += 2) {
+    core::Kernel twin = kCatalog[i];
+    EXPECT_TRUE(twin.qv);
+    EXPECT_EQ(twin.operand, core::Operand::bf16);
+    twin.operand = core::Operand::f16;
     EXPECT_EQ(twin, kCatalog[i + 1]);
   }
 }

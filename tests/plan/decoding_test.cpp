@@ -53,6 +53,15 @@ TEST(Decoding, FewRowsAreSharedOutInSpans_S9) {
             "sm90.forward.decode.bf16.d128.16x64 4 heads 8 in 128 of 512");
   EXPECT_EQ(planned("fwd bf16 b=64 h=32/8 q=1 k=8192 d=128 batch_invariant"),
             "sm90.forward.decode.bf16.d128.16x64 4 heads 512 in 256 of 512");
+  // Latent attention: as many rows a block as there are, up to 64, and any number of blocks.
+  EXPECT_EQ(planned("fwd bf16 b=64 h=16/1 q=1 k=4096 d=64/512 qv"),
+            "sm90.forward.decode.bf16.d64v512.16x64.qv 16 heads 64 in 128 of 64");
+  EXPECT_EQ(planned("fwd f16 h=16/1 q=2 k=4096 d=64/512 qv"),
+            "sm90.forward.decode.f16.d64v512.32x64.qv 16 heads 1 in 64 of 64");
+  EXPECT_EQ(planned("fwd bf16 b=2 h=128/1 q=1 k=4096 d=64/512 qv causal cache=after"),
+            "sm90.forward.decode.bf16.d64v512.64x64.qv 128 heads 4 in 128 of 64");
+  EXPECT_NE(planned("fwd bf16 h=16/1 q=1 k=4096 d=64/512 qv softcap=30").find("takes no softcap"),
+            std::string::npos);
   for (const char* problem :
        {"fwd bf16 h=32/8 q=5 k=8192 d=128", "fwd bf16 q=1 k=100 d=64 dropout=0.1"}) {
     EXPECT_EQ(planned(problem).find("decode"), std::string::npos) << problem;
