@@ -83,24 +83,23 @@ enum {
 /** One attention problem; tessera::Problem in problem.hpp describes each field. Initialise with
  * tessera_problem_init, then set sizes. */
 typedef struct tessera_problem {
-  size_t size;         /**< set by tessera_problem_init */
-  int32_t pass;        /**< tessera_pass */
-  int32_t dtype;       /**< tessera_dtype */
-  int64_t batch;       /**< sequences */
-  int64_t num_heads;   /**< of q and o */
-  int64_t num_heads_k; /**< of k and v */
-  int64_t seqlen_q;    /**< packed: the longest */
-  int64_t seqlen_k;    /**< packed: the longest */
-  int64_t head_dim;    /**< of q and k */
-  int64_t head_dim_v;  /**< of v and o */
-  int32_t packed;      /**< 0 or 1 */
-  int32_t alignment;   /**< tessera_alignment */
-  int64_t total_q;     /**< packed only */
-  int64_t total_k;     /**< packed only */
-  float softmax_scale; /**< NaN (the initial value): 1 / sqrt(head_dim), of qv head_dim + head_dim_v
-                        */
-  float softcap;       /**< 0: none */
-  int64_t window_left; /**< -1: unbounded */
+  size_t size;             /**< set by tessera_problem_init */
+  int32_t pass;            /**< tessera_pass */
+  int32_t dtype;           /**< tessera_dtype */
+  int64_t batch;           /**< sequences */
+  int64_t num_heads;       /**< of q and o */
+  int64_t num_heads_k;     /**< of k and v */
+  int64_t seqlen_q;        /**< packed: the longest */
+  int64_t seqlen_k;        /**< packed: the longest */
+  int64_t head_dim;        /**< of q and k */
+  int64_t head_dim_v;      /**< of v and o */
+  int32_t packed;          /**< 0 or 1 */
+  int32_t alignment;       /**< tessera_alignment */
+  int64_t total_q;         /**< packed only */
+  int64_t total_k;         /**< packed only */
+  float softmax_scale;     /**< NaN (the initial value): 1 / sqrt(head_dim); see qv */
+  float softcap;           /**< 0: none */
+  int64_t window_left;     /**< -1: unbounded */
   int64_t window_right;    /**< -1: unbounded; causal: 0 */
   int32_t alibi;           /**< tessera_per_head */
   int32_t has_bias;        /**< 0 or 1 */
@@ -132,7 +131,8 @@ typedef struct tessera_problem {
   int32_t v_shift;         /**< 0 or 1 */
   int32_t v_tiles;         /**< 0 or 1: v, of e4m3, lies in tiles, as quantising makes them */
   int32_t dtype_kv;        /**< TESSERA_E4M3 or TESSERA_I8 of k and v; 0: the problem's dtype */
-  int64_t qv;              /**< 0 or 1: scores are q . k + qv . v */
+  int64_t qv;              /**< 0 or 1: scores are q . k + qv . v, by default over
+                                sqrt(head_dim + head_dim_v) */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);

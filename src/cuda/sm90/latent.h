@@ -262,6 +262,9 @@ class LatentConsumer {
                                  (K.head_dim / 64 + group_ * kMine) * kChunk;
     const std::uint32_t weights =
         ptx::descriptor_across(ptx::shared_address(shared_.weights), kKeys * 128);
+    // O is where it will be before the fence; moved after it, it would need another.
+#pragma unroll
+    for (int c = 0; c < kMine; ++c) ptx::wgmma_results(o_[c]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int c = 0; c < kMine; ++c) {
