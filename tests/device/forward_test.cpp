@@ -89,7 +89,8 @@ std::string latent_problem(const core::Kernel& row, std::mt19937& random) {
   text += one_of(random, {"", "causal ", "window=50,0 ", "causal chunk=30 ", "sink_tokens=3 "});
   if (cached && random() % 4 == 0) text += "tree ";
   return text + one_of(random, {"", "sink "}) + one_of(random, {"", "", "batch_invariant "}) +
-         one_of(random, {"", "", "scale=0.02 "});
+         // Of far scores shifts are raised in later blocks, too.
+         one_of(random, {"", "scale=0.02 ", "scale=1 "});
 }
 
 /// A problem for the row, of any kind that it takes.
