@@ -33,9 +33,9 @@ class ItemParts {
   __device__ __forceinline__ int slot() const {
     return p.parts.by_unit ? first_slot() + piece_.units.begin : walk_.span();
   }
-  /// by_unit: does the block merge the item's parts now? It has the first one, and has left all of
-  /// its own.
-  __device__ __forceinline__ bool merges_units() const {
+  /// Does the block take in others now? by_unit: it has the first one, and has left all of its own.
+  __device__ __forceinline__ bool merges() const {
+    if (!p.parts.by_unit) return part() == 0 || others(part(), count(), 0).count > 0;
     return walk_.spans().units_of(piece_.item, walk_.span()).begin == 0 &&
            walk_.last_of_item(piece_);
   }

@@ -129,7 +129,7 @@ class DecodeResults {
       }
       if (p.parts.by_unit) {
         store(mine, column);
-        if (!parts_.merges_units()) continue;
+        if (!parts_.merges()) continue;
         mine = {};
       }
 #pragma unroll 1

@@ -47,7 +47,7 @@ class LatentResults {
     if (parts > 1) {
       if (p.parts.by_unit) {
         store();
-        if (!parts_.merges_units()) return;
+        if (!parts_.merges()) return;
         clear();
       }
 #pragma unroll 1
