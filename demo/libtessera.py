@@ -32,7 +32,7 @@ class _Problem(ctypes.Structure):
         + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
         + [(name, _int32) for name in ("leftpad", "tree", "dtype_v", "scale_q", "scale_k", "scale_v")]
         + [("scale_block_k", _int64), ("scale_block_v", _int64), ("score_shift", _int32), ("v_shift", _int32),
-           ("v_tiles", _int32), ("dtype_kv", _int32)]
+           ("v_tiles", _int32), ("dtype_kv", _int32), ("qv", _int64)]
     )
 
 
@@ -66,6 +66,7 @@ class _Tensors(ctypes.Structure):
         + [(name, _Tensor) for name in ("dq", "dk", "dv")]
         + [("dbias", _Bias), ("dsink", _pointer), ("cache", _Cache), ("tree_mask", _pointer)]
         + [(name, _Scales) for name in ("q_scale", "k_scale", "v_scale", "score_shift", "v_shift")]
+        + [("qv", _Tensor)]
     )
 
 

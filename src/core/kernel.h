@@ -76,6 +76,13 @@ TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cache
 /// warpgroup.
 TESSERA_HD constexpr int decode_tile_keys(const Kernel& row) { return row.qv ? row.block_n : 16; }
 
+/// Words of 16 bytes (core::PartWord) that a block of a GPU's decoding row leaves of an item: two
+/// columns each; of rows with qv four, and a word of 8 bytes a row.
+TESSERA_HD constexpr int part_words(const Kernel& row) {
+  if (row.qv) return row.block_m * row.head_dim_v / 4 + row.block_m / 2;
+  return row.block_m * row.head_dim_v / 2;
+}
+
 /// Blocks of threads of a GPU's decoding row that a multiprocessor has at once. Narrow heads need
 /// more: there is less to a tile, so latencies of its instructions count.
 TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {

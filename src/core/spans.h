@@ -60,6 +60,7 @@ struct PartTree {
 
 /// What a span leaves of an item for another one: two neighbouring columns of a row's normalised
 /// output, and the row's natural-log lse. 16 bytes, which come and go as one; `ticket` says whose.
+/// Rows with qv leave other things in as much (cuda/sm90/latent_results.h).
 struct alignas(16) PartWord {
   float x[2];
   float lse;

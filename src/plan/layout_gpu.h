@@ -21,7 +21,7 @@ struct GpuBackwardLayout {
 /// cuda/mma/decode_params.h.
 struct GpuDecodeLayout {
   std::int64_t slots = 0;           ///< none: an item has one part
-  core::PartWord* words = nullptr;  ///< [slots][block_m][head_dim_v / 2]
+  core::PartWord* words = nullptr;  ///< [slots][core::part_words]
 };
 
 /// Units of the longest item of a decoding row at most; sink tokens begin a unit of their own.
@@ -51,14 +51,14 @@ TESSERA_HD GpuValueLayout layout_gpu_values(Workspace& workspace, const PlanData
 }
 
 TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanData& plan) {
-  const std::int64_t units = units_of_item(plan), rows = plan.kernel.block_m;
+  const std::int64_t units = units_of_item(plan);
   GpuDecodeLayout layout;
   if (units > 1) {
     layout.slots =
         plan.problem.batch_invariant ? plan.work.count() * units : std::int64_t{plan.spans.count};
   }
-  layout.words = workspace.take<core::PartWord>("part_words",
-                                                layout.slots * rows * (plan.kernel.head_dim_v / 2));
+  layout.words =
+      workspace.take<core::PartWord>("part_words", layout.slots * core::part_words(plan.kernel));
   return layout;
 }
 

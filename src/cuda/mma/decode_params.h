@@ -13,7 +13,7 @@ namespace tessera::cuda::mma {
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
-  core::PartWord* words = nullptr;  ///< [slots][row's block_m][row's head_dim_v / 2]
+  core::PartWord* words = nullptr;  ///< [slots][core::part_words]
   /// Whether every unit is a part and has a slot: [batch][heads][blocks][units]. Otherwise a span
   /// has one: of the item that began in an earlier span.
   bool by_unit = false;

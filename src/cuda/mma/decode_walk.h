@@ -150,9 +150,14 @@ class DecodeWalk {
 
   __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
 
-  __device__ __forceinline__ static void put(const DecodePiece& from, DecodePiece& to) {
+  /// A word a lane.
+  __device__ __forceinline__ void put(const DecodePiece& from, DecodePiece& to) const {
+    static_assert(sizeof(DecodePiece) % 4 == 0 && sizeof(DecodePiece) <= 32 * 4);
     __syncwarp();
-    to = from;
+    if (&from != &to && lane_ < static_cast<int>(sizeof(DecodePiece) / 4)) {
+      memcpy(reinterpret_cast<char*>(&to) + lane_ * 4,
+             reinterpret_cast<const char*>(&from) + lane_ * 4, 4);
+    }
     __syncwarp();
   }
   /// All units of the piece, or the one that is a part.

@@ -89,6 +89,11 @@ __device__ __forceinline__ int load_acquire(const std::int32_t* from) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
+__device__ __forceinline__ std::uint64_t load_acquire(const std::uint64_t* from) {
+  std::uint64_t x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
 __device__ __forceinline__ void store_release(std::int32_t* to, int x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }

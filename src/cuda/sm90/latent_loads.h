@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/mma/decode_walk.h"
+#include "cuda/ptx/math.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/sm90/latent_shape.h"
 #include "cuda/sm90/ring.h"
@@ -15,7 +16,7 @@ template <core::Kernel K>
 struct LatentShared {
   char queries[K.q_stages][latent_row_bytes(K, K.block_m)];
   char ring[kLatentStages][latent_row_bytes(K, K.block_n)];
-  /// Of a block [keys][rows], 128 bytes a key. Between pieces: sums of rows, by warps.
+  /// Of a block [keys][rows], 128 bytes a key. Between pieces: what becomes of rows.
   char weights[K.block_n * 128];
 
   std::uint64_t barriers[2 * (K.q_stages + kLatentStages)];
@@ -67,8 +68,6 @@ class LatentLoads {
         shared_(shared),
         walk_(params, shared.search, shared.span_length),
         piece_(shared.pieces[threadIdx.x / 32]),
-        warp_(static_cast<int>(threadIdx.x) / 32 % 4),
-        lane_(static_cast<int>(threadIdx.x) % 32),
         policy_(ptx::cache_policy(params.parts.blocks == 1)) {}
 
   __device__ __forceinline__ void run() {
@@ -91,6 +90,12 @@ class LatentLoads {
  private:
   /// Made anew each time: there are few registers.
   __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
+  __device__ __forceinline__ int warp() const {
+    return static_cast<int>(ptx::opaque(threadIdx.x)) / 32 % 4;
+  }
+  __device__ __forceinline__ int lane() const {
+    return static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+  }
 
   /// Where a lane's key lies: lane i has the i-th of the warp's keys of a block, and so has lane
   /// 16 + i.
@@ -102,7 +107,7 @@ class LatentLoads {
 
   __device__ __forceinline__ PlaceOfKey look_up(int tile) const {
     const core::Range keys = piece_.keys.from(tile);
-    const int key = keys.begin + warp_ * kWarpKeys + lane_ % kWarpKeys;
+    const int key = keys.begin + warp() * kWarpKeys + lane() % kWarpKeys;
     PlaceOfKey place = {piece_.sequence.entry_k, piece_.sequence.first_k + key, key < keys.end};
     const core::Pages& pages = p.cache.pages;
     if (pages.table == nullptr || !place.exists) return place;
@@ -124,8 +129,8 @@ class LatentLoads {
   /// Keys and values of a block; what does not exist becomes 0.
   __device__ __forceinline__ void load(const PlaceOfKey& place) const {
     const std::uint64_t key = row_of(p.k, place), value = row_of(p.v, place);
-    const int unit = lane_ % 8, line = lane_ / 8;
-    std::uint32_t to = rings().keys.buffer(item_) + (warp_ * kWarpKeys + line) * 128 +
+    const int unit = lane() % 8, line = lane() / 8;
+    std::uint32_t to = rings().keys.buffer(item_) + (warp() * kWarpKeys + line) * 128 +
                        static_cast<std::uint32_t>(unit ^ line) * 16;
 #pragma unroll 1
     for (int row = line; row < kWarpKeys; row += kAtOnce) {
@@ -151,9 +156,9 @@ class LatentLoads {
   /// Queries of the piece's rows, of keys and of values, and zeros.
   __device__ __forceinline__ void load_queries() {
     rings().queries.claim(pieces_);
-    const int unit = lane_ % 8;
+    const int unit = lane() % 8;
 #pragma unroll 1
-    for (int row = warp_ * kAtOnce + lane_ / 8; row < K.block_m; row += 4 * kAtOnce) {
+    for (int row = warp() * kAtOnce + lane() / 8; row < K.block_m; row += 4 * kAtOnce) {
       const bool exists = row < piece_.rows;
       const mma::DecodeRow at = mma::row_of<K>(piece_, p.group, exists ? row : 0);
       const int head = piece_.head * p.group.value() + at.member;
@@ -179,7 +184,6 @@ class LatentLoads {
   LatentShared<K>& shared_;
   mma::DecodeWalk<K> walk_;
   mma::DecodePiece& piece_;
-  const int warp_, lane_;
   const ptx::CachePolicy policy_;
   std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
 };

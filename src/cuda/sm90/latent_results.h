@@ -1,6 +1,7 @@
 // What becomes of O^T at the end of a piece of the latent kernel (latent.h): the result, where the
 // item has no other part, else one of its parts. They are merged in the tree of all decoding
-// (mma/decode_parts.h).
+// (mma/decode_parts.h). Parts are large here, so a word says of a whole row that it is there, and a
+// thread finds what its like in another block has left as it left it.
 #pragma once
 
 #include "core/softmax.h"
@@ -12,16 +13,19 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Of a consuming thread: of every 8 rows it sees to one, and of that to pairs of columns.
 template <core::Kernel K>
 class LatentResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr int kN = K.block_m;
   static constexpr int kMine = K.head_dim_v / 128;
-  static constexpr int kRows = kN / 8;             ///< of the thread
-  static constexpr int kPairs = 2 * kMine;         ///< of columns, that a thread has of a row
-  static constexpr int kAtOnce = kN > 32 ? 1 : 2;  ///< rows of a part that a thread asks for
-  static constexpr int kRowsReady = 5;             ///< a named barrier
+  static constexpr int kRows = kN / 8;          ///< eights of rows
+  static constexpr int kQuads = kMine * kRows;  ///< of O^T, that a thread has
+  static constexpr int kOthers = core::PartTree::kOthers;
+  // What a thread asks for at once, as its registers allow: quads of so many parts.
+  static constexpr int kHeld = kN > 16 ? 16 : 32;
+  static constexpr int kAsked = core::max(1, kHeld / kQuads);
+  static constexpr int kAtOnce = core::min(kHeld, kQuads);
+  static constexpr int kRowsReady = 5;  ///< a named barrier
 
  public:
   /// o: of the warpgroup's columns, as wgmma has left them.
@@ -41,23 +45,24 @@ class LatentResults {
 
   /// sum: of the rows whose weights the thread has made.
   __device__ __forceinline__ void finish(const float (&sum)[kN / 4]) {
-    end_rows_of_part(sum);
-    normalise();
+    end_rows(sum);
+    scale_by_weights();
     const int part = parts_.part(), parts = parts_.count();
     if (parts > 1) {
       if (p.parts.by_unit) {
         store();
         if (!parts_.merges()) return;
-        clear();
+        forget();
       }
 #pragma unroll 1
       for (int shift = 0;; shift += core::PartTree::kShift) {
         const mma::OtherParts others = parts_.others(part, parts, shift);
         if (others.count == 0) break;
 #pragma unroll 1
-        for (int i = 0; i < others.count; ++i) take_in(others.slot + (i << others.shift));
+        for (int i = 0; i < others.count; i += kOthers) {
+          take_in({others.slot + (i << shift), shift, core::min(kOthers, others.count - i)});
+        }
       }
-      end_rows();
     }
     if (part == 0) {
       write();
@@ -67,101 +72,23 @@ class LatentResults {
   }
 
  private:
-  __device__ __forceinline__ int row_of(int c) const {
-    return 8 * c + static_cast<int>(lane_ % 4) * 2 + static_cast<int>(lane_ / 4 & 1);
-  }
-  __device__ __forceinline__ bool exists(int c) const { return row_of(c) < piece_.rows; }
-  /// The first of the i-th pair's columns.
-  __device__ __forceinline__ int column_of(int i) const {
-    return (group_ * kMine + i / 2) * 64 + warp_ * 16 + i % 2 * 8 +
-           static_cast<int>(lane_ / 4 & ~1U);
-  }
-  __device__ __forceinline__ float* pair(int c, int i) const {
-    return o_[i / 2] + 4 * c + i % 2 * 2;
-  }
-  __device__ __forceinline__ mma::DecodeRow place(int row) const {
-    mma::DecodeRow at = mma::row_of<K>(piece_, p.group, row);
-    at.member += piece_.head * p.group.value();
-    return at;
-  }
-
-  // ---- a part's own rows ----
-
-  /// O over its sums; threads of neighbouring columns exchange, so that each gets two columns of
-  /// one of the rows.
-  __device__ __forceinline__ void normalise() {
-#pragma unroll
-    for (int c = 0; c < kRows; ++c) {
-      const float factor = factors()[row_of(c)], log2 = logarithms()[row_of(c)];
-      state_[c] = {log2, log2 == -core::kInfinity ? 0.0F : 1.0F};
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        float* const x = pair(c, i);
-        std::uint32_t low = __float_as_uint(x[0]), high = __float_as_uint(x[1]);
-        swap_in_pair<4>(lane_, low, high);
-        x[0] = __uint_as_float(low) * factor;
-        x[1] = __uint_as_float(high) * factor;
-      }
-    }
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int c = 0; c < kRows; ++c) {
-      state_[c] = {};
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) pair(c, i)[0] = pair(c, i)[1] = 0.0F;
-    }
-  }
-  /// Merged rows over their sums.
-  __device__ __forceinline__ void end_rows() {
-#pragma unroll
-    for (int c = 0; c < kRows; ++c) {
-      const float factor = core::inverse_sum(state_[c]);
-      state_[c] = core::from_lse(core::lse_of(state_[c]));
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        pair(c, i)[0] *= factor;
-        pair(c, i)[1] *= factor;
-      }
-    }
-  }
-  /// The natural logarithm of a row's sum.
-  __device__ __forceinline__ float lse_of(int c) const { return core::lse_of(state_[c]); }
-
-  /// The result.
-  __device__ __forceinline__ void write() const {
-#pragma unroll
-    for (int c = 0; c < kRows; ++c) {
-      if (!exists(c)) continue;
-      const mma::DecodeRow at = place(row_of(c));
-      auto* const row = static_cast<std::uint16_t*>(p.o) +
-                        piece_.sequence.query_offset(p.o_strides, at.query, at.member);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const int column = column_of(i);
-        if (column >= p.head_dim_v) continue;
-        *reinterpret_cast<std::uint32_t*>(row + column) =
-            ptx::pack<kType>(pair(c, i)[0], pair(c, i)[1]);
-      }
-      if (column_of(0) > 0 || p.softmax_lse == nullptr) continue;
-      p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, at.member, at.query)] =
-          lse_of(c);
-    }
-  }
-
   // ---- rows ----
 
-  /// Between pieces, in place of weights. Of a row: the warps' sums of weights; what its outputs
-  /// are to be multiplied by; the base-2 logarithm of its sum.
+  /// Between pieces, in place of weights. What becomes of rows of parts that are merged, of which
+  /// the block's own is the first: [1 + kOthers][rows] factors; and the base-2 logarithms of rows'
+  /// sums. Before that: sums of weights, by warps.
   /// @{
-  __device__ __forceinline__ float* sums() const {  // [8 warps][rows]
-    static_assert(10 * kN * 4 <= sizeof shared_.weights);
+  __device__ __forceinline__ float* factors() const {
+    static_assert((2 + kOthers) * kN * 4 <= sizeof shared_.weights);
     return reinterpret_cast<float*>(shared_.weights);
   }
-  __device__ __forceinline__ float* factors() const { return sums() + 8 * kN; }
-  __device__ __forceinline__ float* logarithms() const { return sums() + 9 * kN; }
+  __device__ __forceinline__ float* logarithms() const { return factors() + (1 + kOthers) * kN; }
   /// @}
-  __device__ __forceinline__ void end_rows_of_part(const float (&sum)[kN / 4]) const {
+
+  /// What rows' sums and sinks make of them.
+  __device__ __forceinline__ void end_rows(const float (&sum)[kN / 4]) const {
+    static_assert(1 + kOthers == 8);
+    float* const sums = factors();  // [8 warps][rows]
     // Nobody reads weights any more.
     ptx::barrier_sync(kRowsReady, 256);
 #pragma unroll
@@ -170,7 +97,7 @@ class LatentResults {
 #pragma unroll
       for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0U, all, lanes);
       if (lane_ < 4) {
-        sums()[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
+        sums[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
       }
     }
     ptx::barrier_sync(kRowsReady, 256);
@@ -178,90 +105,182 @@ class LatentResults {
     if (row < kN) {
       core::Softmax<float> state = {shared_.shift[row], 0.0F};
 #pragma unroll
-      for (int w = 0; w < 8; ++w) state.sum += sums()[w * kN + row];
+      for (int w = 0; w < 8; ++w) state.sum += sums[w * kN + row];
       // A row's sink enters with its first part.
       const bool has_sink = p.sink != nullptr && piece_.units.begin == 0 && row < piece_.rows;
       const core::FinishedRow<float> end =
           core::finish(state, has_sink, has_sink ? p.sink[place(row).member] : 0.0F);
-      factors()[row] = end.factor;
-      logarithms()[row] = core::from_lse(core::lse_of(end.state)).max;
+      sums[row] = end.factor;
+      logarithms()[row] = log2_of(end.state);
     }
     ptx::barrier_sync(kRowsReady, 256);
+  }
+  /// -inf: of a row that has seen no key.
+  __device__ __forceinline__ static float log2_of(const core::Softmax<float>& row) {
+    return row.sum == 0.0F ? -core::kInfinity : row.max + core::log2(row.sum);
+  }
+  __device__ __forceinline__ static core::Softmax<float> state_of(float log2) {
+    return {log2, log2 == -core::kInfinity ? 0.0F : 1.0F};
+  }
+  __device__ __forceinline__ mma::DecodeRow place(int row) const {
+    mma::DecodeRow at = mma::row_of<K>(piece_, p.group, row);
+    at.member += piece_.head * p.group.value();
+    return at;
+  }
+
+  // ---- quads of O^T: two columns, 8 apart, of two neighbouring rows ----
+
+  __device__ __forceinline__ float* quad(int i) const { return o_[i / kRows] + i % kRows * 4; }
+  /// What becomes of a quad's rows, of the own part and of the i-th of those taken in.
+  __device__ __forceinline__ float2 factors_of(int part, int i) const {
+    return *reinterpret_cast<const float2*>(factors() + part * kN + i % kRows * 8 + lane_ % 4 * 2);
+  }
+  /// The own part's.
+  __device__ __forceinline__ void scale_by_weights() const {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float2 factor = factors_of(0, i);
+      float* const x = quad(i);
+      x[0] *= factor.x;
+      x[1] *= factor.y;
+      x[2] *= factor.x;
+      x[3] *= factor.y;
+    }
+  }
+  /// As if the block had no part.
+  __device__ __forceinline__ void forget() const {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) quad(i)[n] = 0.0F;
+    }
+    if (thread_ < kN) logarithms()[thread_] = -core::kInfinity;
+  }
+
+  /// The result. Threads of neighbouring columns exchange, so that each gets two columns of one of
+  /// the rows.
+  __device__ __forceinline__ void write() const {
+#pragma unroll
+    for (int c = 0; c < kRows; ++c) {
+      const int row = 8 * c + static_cast<int>(lane_ % 4) * 2 + static_cast<int>(lane_ / 4 & 1);
+      const mma::DecodeRow at = place(core::min(row, core::max(piece_.rows - 1, 0)));
+      auto* const to = static_cast<std::uint16_t*>(p.o) +
+                       piece_.sequence.query_offset(p.o_strides, at.query, at.member);
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) {
+        const float* const x = o_[i / 2] + 4 * c + i % 2 * 2;
+        std::uint32_t low = __float_as_uint(x[0]), high = __float_as_uint(x[1]);
+        swap_in_pair<4>(lane_, low, high);
+        const int column = (group_ * kMine + i / 2) * 64 + warp_ * 16 + i % 2 * 8 +
+                           static_cast<int>(lane_ / 4 & ~1U);
+        if (row >= piece_.rows || column >= p.head_dim_v) continue;
+        *reinterpret_cast<std::uint32_t*>(to + column) =
+            ptx::pack<kType>(__uint_as_float(low), __uint_as_float(high));
+      }
+    }
+    if (p.softmax_lse == nullptr || static_cast<int>(thread_) >= piece_.rows) return;
+    const mma::DecodeRow at = place(static_cast<int>(thread_));
+    p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, at.member, at.query)] =
+        core::lse_of(state_of(logarithms()[thread_]));
   }
 
   // ---- parts ----
 
-  /// core::PartWord's bits: the thread's first of a slot. The others are at word().
-  __device__ __forceinline__ uint4* words_of(int slot) const {
-    static_assert(sizeof(core::PartWord) == sizeof(uint4));
-    return reinterpret_cast<uint4*>(p.parts.words) +
-           (std::int64_t{slot} * kN + row_of(0)) * (K.head_dim_v / 2) + column_of(0) / 2;
+  /// A slot: [kQuads of a thread][256 threads] quads, then a word of each row: its logarithm and
+  /// the launch's ticket.
+  /// @{
+  __device__ __forceinline__ float4* quads_of(int slot) const {
+    static_assert(sizeof(core::PartWord) == sizeof(float4));
+    return reinterpret_cast<float4*>(p.parts.words) + std::int64_t{slot} * core::part_words(K) +
+           thread_;
   }
-  __device__ __forceinline__ static constexpr int word(int c, int i) {
-    return c * 8 * (K.head_dim_v / 2) + i / 2 * 32 + i % 2 * 4;
+  __device__ __forceinline__ std::uint64_t* rows_of(int slot) const {
+    return reinterpret_cast<std::uint64_t*>(
+        p.parts.words + std::int64_t{slot} * core::part_words(K) + kQuads * 256);
   }
+  /// @}
   /// For whoever takes it in.
   __device__ __forceinline__ void store() const {
-    uint4* const to = words_of(parts_.slot());
+    float4* const to = quads_of(parts_.slot());
 #pragma unroll
-    for (int c = 0; c < kRows; ++c) {
-      if (!exists(c)) continue;
-      const std::uint32_t lse = __float_as_uint(lse_of(c));
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        const float* const x = pair(c, i);
-        ptx::store_relaxed(to + word(c, i), uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), lse,
-                                                  p.parts.ticket});
-      }
+    for (int i = 0; i < kQuads; ++i) {
+      const float* const x = quad(i);
+      to[i * 256] = float4{x[0], x[1], x[2], x[3]};
+    }
+    ptx::barrier_sync(kRowsReady, 256);
+    if (thread_ < kN) {
+      ptx::store_release(
+          rows_of(parts_.slot()) + thread_,
+          std::uint64_t{p.parts.ticket} << 32 | __float_as_uint(logarithms()[thread_]));
     }
   }
-  /// Merges a part with what the thread has, as soon as it is there.
-  __device__ __forceinline__ void take_in(int slot) {
-    uint4* const from = words_of(slot);
-#pragma unroll
-    for (int first = 0; first < kRows; first += kAtOnce) {
-      uint4 words[kAtOnce][kPairs];
-      bool there;
+  /// Merges parts with what the block has, as soon as they are there: kOthers at most.
+  __device__ __forceinline__ void take_in(const mma::OtherParts& from) const {
+    // Nobody reads the factors before any more.
+    ptx::barrier_sync(kRowsReady, 256);
+#pragma unroll 1
+    for (int i = static_cast<int>(thread_); i < from.count * kN; i += 256) {
+      std::uint64_t* const at = rows_of(from.slot + (i / kN << from.shift)) + i % kN;
+      std::uint64_t word;
       do {
-        there = true;
+        word = ptx::load_acquire(at);
+      } while (word >> 32 != p.parts.ticket);
+      *at = 0;  // a replay must not find it
+      factors()[kN + i] = __uint_as_float(static_cast<std::uint32_t>(word));
+    }
+    ptx::barrier_sync(kRowsReady, 256);
+    if (thread_ < kN) merge_row(static_cast<int>(thread_), from.count);
+    ptx::barrier_sync(kRowsReady, 256);
+    scale_by_weights();
+#pragma unroll 1
+    for (int first = 0; first < from.count; first += kAsked) {
 #pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-#pragma unroll
-          for (int i = 0; i < kPairs; ++i) {
-            // A row that does not exist has seen no key.
-            words[n][i] = {0, 0, __float_as_uint(-core::kInfinity), p.parts.ticket};
-            if (exists(first + n)) words[n][i] = ptx::load_relaxed(from + word(first + n, i));
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-#pragma unroll
-          for (int i = 0; i < kPairs; ++i) there &= words[n][i].w == p.parts.ticket;
-        }
-      } while (!there);
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        add(first + n, words[n]);
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) {
-          // A replay must not find it.
-          if (exists(first + n)) from[word(first + n, i)] = uint4{};
-        }
+      for (int begin = 0; begin < kQuads; begin += kAtOnce) {
+        add(from, first, begin);
       }
     }
   }
-  /// A part's pairs of a row, which all tell the row's lse.
-  __device__ __forceinline__ void add(int c, const uint4 (&words)[kPairs]) {
-    core::Softmax<float>& mine = state_[c];
-    const float part = core::from_lse(__uint_as_float(words[0].z)).max;
-    const float top = core::max(mine.max, part), shift = core::shift_of(top);
-    const float before = ptx::ex2(mine.max - shift), weight = ptx::ex2(part - shift);
-    mine = {top, mine.sum * before + weight};
+  /// Logarithms of a row in parts, the own and `others`, become factors, and the merged one's.
+  __device__ __forceinline__ void merge_row(int row, int others) const {
+    float* const factor = factors() + row;
+    factor[0] = logarithms()[row];
+    core::Softmax<float> merged;
+#pragma unroll 1
+    for (int i = 0; i <= others; ++i) merged.max = core::max(merged.max, factor[i * kN]);
+    const float shift = core::shift_of(merged.max);
+#pragma unroll 1
+    for (int i = 0; i <= others; ++i) {
+      factor[i * kN] = ptx::ex2(factor[i * kN] - shift);
+      merged.sum += factor[i * kN];
+    }
+    const float inverse = core::inverse_sum(merged);
+#pragma unroll 1
+    for (int i = 0; i <= others; ++i) factor[i * kN] *= inverse;
+    logarithms()[row] = log2_of(merged);
+  }
+  /// Some quads of some parts.
+  __device__ __forceinline__ void add(const mma::OtherParts& from, int first, int begin) const {
+    float4 x[kAsked][kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      float* const x = pair(c, i);
-      x[0] = fmaf(__uint_as_float(words[i].x), weight, x[0] * before);
-      x[1] = fmaf(__uint_as_float(words[i].y), weight, x[1] * before);
+    for (int n = 0; n < kAsked; ++n) {
+      const float4* const quads = quads_of(from.slot + ((first + n) << from.shift)) + begin * 256;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        x[n][i] = first + n < from.count ? quads[i * 256] : float4{};
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAsked; ++n) {
+      if (first + n >= from.count) break;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float2 factor = factors_of(1 + first + n, begin + i);
+        float* const sum = quad(begin + i);
+        sum[0] = fmaf(x[n][i].x, factor.x, sum[0]);
+        sum[1] = fmaf(x[n][i].y, factor.y, sum[1]);
+        sum[2] = fmaf(x[n][i].z, factor.x, sum[2]);
+        sum[3] = fmaf(x[n][i].w, factor.y, sum[3]);
+      }
     }
   }
 
@@ -274,7 +293,6 @@ class LatentResults {
   const std::uint32_t thread_;
   const int group_, warp_;
   const std::uint32_t lane_;
-  core::Softmax<float> state_[kRows];
 };
 
 }  // namespace tessera::cuda::sm90

@@ -71,6 +71,14 @@ template <class T>
 T load_relaxed(const T* from) {
   return *from;
 }
+template <class T>
+T load_acquire(const T* from) {
+  return *from;
+}
+template <class T>
+void store_release(T* to, T x) {
+  *to = x;
+}
 inline void store_relaxed(uint4* to, const uint4& x) { *to = x; }
 inline void prefetch(const void* /*from*/, std::uint32_t /*bytes*/, std::uint64_t /*policy*/) {}
 inline void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
