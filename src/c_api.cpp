@@ -31,7 +31,7 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, qv) + sizeof(tessera_problem::qv));
+              offsetof(tessera_problem, skip_pages) + sizeof(tessera_problem::skip_pages));
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
@@ -60,13 +60,14 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   tessera::Problem p;
   tessera::BiasShape bias;
   bool has_bias = false;
-  bool leftpad = false;
+  bool leftpad = false, skips = false;
   PageIds page_ids = PageIds::i32;
   int lengths = 0;
   const Status checks[] = {
       read_enum("cache", c.cache, static_cast<int>(TESSERA_CACHE_BEFORE), lengths),
       read_enum("page_ids", c.page_ids, PageIds::i64, page_ids),
       read_enum("leftpad", c.leftpad, true, leftpad),
+      read_enum("skip_pages", c.skip_pages, true, skips),
       read_enum("tree", c.tree, true, p.tree),
       read_enum("qv", c.qv, true, p.qv),
       read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
@@ -115,13 +116,14 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
                                      c.num_pages,
                                      page_ids,
                                      c.cache_rows,
-                                     leftpad};
+                                     leftpad,
+                                     skips};
   if (lengths != TESSERA_NO_CACHE) {
     p.cache = cache;
   } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
     return Status::invalid(
-        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows and leftpad say "
-        "something of a cache; set it to a tessera_cache_lengths");
+        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad and skip_pages "
+        "say something of a cache; set it to a tessera_cache_lengths");
   }
   if (has_bias) {
     bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;
@@ -176,6 +178,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.chunk = p.chunk;
   c.sink_tokens = p.sink_tokens;
   c.leftpad = cache.leftpad ? 1 : 0;
+  c.skip_pages = cache.skips ? 1 : 0;
   c.tree = p.tree ? 1 : 0;
   c.qv = p.qv ? 1 : 0;
   c.dtype_v = p.dtype_v ? static_cast<std::int32_t>(*p.dtype_v) : -1;

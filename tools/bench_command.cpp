@@ -9,6 +9,7 @@
 #include "check/device_copy.h"
 #include "check/inputs.h"
 #include "commands.h"
+#include "core/kept_pages.h"
 #include "memory/decode_step.h"
 #include "numbers.h"
 #include "plan/plan.h"
@@ -53,6 +54,15 @@ struct Measurement {
   double best_share() const { return flops / best_seconds / peak_flops; }
 };
 
+/// A sequence without the pages that are skipped.
+core::Sequence sequence_seen(const Problem& p, const Tensors& tensors, int batch) {
+  core::Sequence sequence = given_sequence(p, tensors, batch);
+  if (skips_pages(p)) {
+    sequence.seqlen_k = core::keep_pages(given_cache(p, tensors).pages, sequence, [](auto...) {});
+  }
+  return sequence;
+}
+
 /// Visible (query, key) pairs of all sequences, heads not counted. A tree's bits count as set.
 double visible_pairs(const Problem& p, const Tensors& tensors) {
   double pairs = 0.0;
@@ -60,7 +70,7 @@ double visible_pairs(const Problem& p, const Tensors& tensors) {
   core::MaskRules rules = mask_rules_of(p, tensors);
   rules.tree = nullptr;
   for (int b = 0; b < (alike ? 1 : p.batch); ++b) {
-    const core::Sequence sequence = sequence_of(p, tensors, b);
+    const core::Sequence sequence = sequence_seen(p, tensors, b);
     const core::SequenceMask mask = rules.of(sequences_of(p, tensors), sequence);
     for (int i = 0; i < sequence.seqlen_q; ++i) pairs += mask.runs_of({i, i + 1}).size();
   }
@@ -71,7 +81,7 @@ double visible_pairs(const Problem& p, const Tensors& tensors) {
 double key_count(const Problem& p, const Tensors& tensors) {
   if (!p.cache) return static_cast<double>(p.rows_k());
   double keys = 0.0;
-  for (int b = 0; b < p.batch; ++b) keys += sequence_of(p, tensors, b).seqlen_k;
+  for (int b = 0; b < p.batch; ++b) keys += sequence_seen(p, tensors, b).seqlen_k;
   return keys;
 }
 

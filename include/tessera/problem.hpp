@@ -38,6 +38,7 @@ struct CacheShape {
   std::int64_t rows = 0;  ///< rows of k and v, or of the page table, that CacheTensors::index picks
                           ///< from; 0: sequence b has row b
   bool leftpad = false;   ///< a sequence's first slots hold none of its keys
+  bool skips = false;     ///< paged only: no query sees keys of pages with numbers below 0
 
   /// Whether keys and values lie in pages that a table names.
   bool paged() const { return page_size > 0; }

@@ -99,7 +99,7 @@ struct CacheTensors {
   /// append iff new rows are (append.hpp).
   const std::int32_t* cu_seqlens_new = nullptr;
   /// (rows or batch, at least seqlen_k / page_size rounded up) page numbers, iff paged. Those
-  /// beyond a sequence's length are never read.
+  /// beyond a sequence's length are never read. One below 0: CacheShape::skips.
   const void* page_table = nullptr;
   std::int64_t stride_page_table = 0;     ///< from one row of page_table to the next
   const std::int32_t* index = nullptr;    ///< (batch) rows of the sequences, iff CacheShape::rows

@@ -133,6 +133,7 @@ typedef struct tessera_problem {
   int32_t dtype_kv;        /**< TESSERA_E4M3 or TESSERA_I8 of k and v; 0: the problem's dtype */
   int64_t qv;              /**< 0 or 1: scores are q . k + qv . v, by default over
                                 sqrt(head_dim + head_dim_v) */
+  int64_t skip_pages;      /**< 0 or 1: no query sees keys of pages with numbers below 0 */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);

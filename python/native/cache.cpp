@@ -110,6 +110,28 @@ std::int64_t check_boundaries(const char* name, const View& view, const View& q,
   return view.shape[0] - 1;
 }
 
+/// Chosen keys have no positions: what asks for these does not go with them.
+void check_skipping(const CacheInputs& in, const CacheOptions& options) {
+  if (!options.skip_pages) return;
+  if (!in.page_table) invalid("skip_pages = True, but page_table is None: it must have the pages");
+  const struct {
+    const char* name;
+    bool given;
+  } positional[] = {
+      {"causal or window", options.window_left >= 0 || options.window_right >= 0},
+      {"chunk", options.chunk != 0},
+      {"sink_tokens", options.sink_tokens != 0},
+      {"tree_mask", static_cast<bool>(in.tree_mask)},
+      {"leftpad", static_cast<bool>(in.leftpad)},
+      {"alibi_slopes", static_cast<bool>(in.alibi_slopes)},
+  };
+  for (const auto& [name, given] : positional) {
+    if (!given) continue;
+    invalid(std::string("skip_pages = True: the keys that are left have no positions, which ") +
+            name + " asks for");
+  }
+}
+
 void read_cache_arrays(const CacheInputs& in, const CacheOptions& options, const Problem& p) {
   const bool full = options.lengths == Lengths::full;
   if (!full && !in.seqlens) invalid("seqlens is None: the lengths of the sequences are required");
@@ -276,6 +298,7 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
                       : "(batch, seqlen, heads, head_dim); with cu_seqlens_q (total, heads, "
                         "head_dim)");
   check_cache_dims(place);
+  check_skipping(in, options);
   const Axes axes(p.packed);
   p.dtype = storage_type(in.q);
   p.num_heads = in.q.shape[axes.heads];
@@ -294,6 +317,7 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   CacheShape cache;
   cache.lengths = options.lengths;
   cache.leftpad = static_cast<bool>(in.leftpad);
+  cache.skips = options.skip_pages;
   p.seqlen_k = read_cache(place, p.batch, in.q, "q", cache);
   cache.seqlen_new = in.cu_seqlens_new && options.seqlen_new >= 0
                          ? std::min(options.seqlen_new, p.seqlen_k)  // a bound

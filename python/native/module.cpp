@@ -270,7 +270,7 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
-constexpr Py_ssize_t kCacheInputs = 17, kCacheOptions = 10;
+constexpr Py_ssize_t kCacheInputs = 17, kCacheOptions = 11;
 
 /// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
 void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
@@ -305,6 +305,7 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   options.chunk = arguments.integer("chunk");
   options.sink_tokens = arguments.integer("sink_tokens");
   options.batch_invariant = arguments.flag("batch_invariant");
+  options.skip_pages = arguments.flag("skip_pages");
 }
 
 /// Where a checked call writes o: `out`, or without one a new tensor. objects: as read_cached reads

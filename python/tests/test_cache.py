@@ -255,12 +255,35 @@ def test_operators(device: str) -> None:
     tests = ("test_schema", "test_faketensor")
     forward = torch.ops.tessera.cached_forward.default
     for none in (0, None):  # bounds of what is not packed
-        more = (None, None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False)
+        more = (None, None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False, False)
         torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
     append = torch.ops.tessera.append.default
     rest = (cos, sin, None, None, None, None, "before", 0, 0, False, False)
     torch.library.opcheck(append, (k, v, k_cache, v_cache, q, *arrays, None, None, *rest), test_utils=tests)
     torch.library.opcheck(append, (k, v, k_cache, v_cache, None, *arrays, None, None, *rest), test_utils=tests)
+
+
+@pytest.mark.parametrize("seqlen_q", (1, 3))
+@pytest.mark.parametrize("ids", (torch.int32, torch.int64))
+def test_skipped_pages(seqlen_q: int, ids: torch.dtype, device: str) -> None:
+    """Bit for bit what a table without them gives, with the lengths that are left: the last page may not be full."""
+    cache, q = random_cache(device), queries(device, B, seqlen_q)
+    assert cache.page_table is not None
+    page_size, table = cache.k.shape[1], cache.page_table[:B].to(ids)
+    seqlens = int32([3 * page_size + 5, 2 * page_size, 4 * page_size - 1], device)
+    skipped = table.clone()
+    skipped[0, 1], skipped[1, :2], skipped[2, 3] = -1, -7, -1
+    kept = table.clone()
+    kept[0, 1:3], kept[2, 3] = table[0, 2:4], 0
+    left = int32([2 * page_size + 5, 0, 3 * page_size], device)
+    result = tessera.cached_attention(
+        q, cache.k, cache.v, seqlens=seqlens, page_table=skipped, skip_pages=True, return_lse=True
+    )
+    same = tessera.cached_attention(q, cache.k, cache.v, seqlens=left, page_table=kept, return_lse=True)
+    assert all(map(torch.equal, result, same))
+    assert "pages=" in (text := tessera.explain_cached(
+        q, cache.k, cache.v, seqlens=seqlens, page_table=skipped, skip_pages=True
+    )) and ":skip" in text  # fmt: skip
 
 
 def test_graphs(device: str) -> None:
@@ -307,6 +330,9 @@ def test_refusals(device: str) -> None:
         ({"out": q}, r"out has shape \(3, 2, 4, 32\): must be \(3, 2, 4, 48\)"),
         ({"q": q[..., :8]}, r"k_cache has shape \(18, 16, 2, 32\): must be \(18, 16, 2, 8\)"),
         ({"q": q.half()}, r"k_cache\.dtype = bfloat16, but q\.dtype = float16"),
+        ({"skip_pages": True, "page_table": None}, "skip_pages = True, but page_table is None"),
+        ({"skip_pages": True, "causal": True}, "skip_pages = True: .* no positions, which causal or window asks for"),
+        ({"skip_pages": True, "leftpad": seqlens}, "skip_pages = True: .* no positions, which leftpad asks for"),
     ]
     if device == "cpu":
         refused += [

@@ -84,6 +84,64 @@ def test_other_sizes_and_scale(device: str) -> None:
     caches.check_close(result, exact, plain)
 
 
+def expected_of_lists(q: Tensor, cache: Tensor, indices: Tensor, dv: int, **more: Any) -> tuple[Tensor, Tensor]:
+    """Row by row: the slots that are listed, sinks beside them."""
+    slots = cache.reshape(-1, cache.shape[-1])
+    lengths, sink, dtype = more.get("topk_length"), more.get("attn_sink"), more.get("dtype", torch.double)
+    o = torch.zeros(*q.shape[:3], dv, dtype=dtype, device=q.device)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.inf, dtype=dtype, device=q.device)
+    for b in range(q.shape[0]):
+        for i in range(q.shape[1]):
+            chosen = indices[b, i] if lengths is None else indices[b, i, : int(lengths[b])]
+            x = slots[chosen[chosen >= 0].long()].to(dtype)
+            if not len(x):
+                continue
+            s = q[b, i].to(dtype) @ x.T * q.shape[-1] ** -0.5
+            lse[b, :, i] = s.logsumexp(-1)
+            total = lse[b, :, i] if sink is None else torch.logaddexp(lse[b, :, i], sink.to(dtype))
+            o[b, i] = (s - total[:, None]).exp() @ x[:, :dv]
+    return o, lse
+
+
+@pytest.mark.parametrize("heads", (16, 128))
+@pytest.mark.parametrize("seqlen_q", (1, 2))
+@pytest.mark.parametrize("has_lengths", (False, True))
+@pytest.mark.parametrize("has_sink", (False, True))
+def test_lists(heads: int, seqlen_q: int, has_lengths: bool, has_sink: bool, device: str) -> None:
+    q, cache, _, _ = operands(device, 16, heads, seqlen_q)
+    cache = torch.randn_like(cache)
+    topk = random.choice((1, 5, 64, 129, 300))
+    indices = torch.randint(-1 - cache[:, :, 0, 0].numel() // 3, cache[:, :, 0, 0].numel(), (4, seqlen_q, topk))
+    indices = indices.clamp(min=-1).to(device, torch.int32)
+    indices[1, 0], indices[2, -1, -1] = -1, -1
+    given: dict[str, Any] = {}
+    if has_lengths:
+        given["topk_length"] = torch.tensor([0, topk, 1, topk // 2], dtype=torch.int32, device=device)
+    if has_sink:
+        given["attn_sink"] = torch.randn(heads, device=device) * 3
+    print("topk", topk)
+    metadata = flash_mla.get_mla_metadata()
+    result = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, *metadata, indices=indices, **given)
+    assert result[0].shape == (4, seqlen_q, heads, 512) and result[1].shape == (4, heads, seqlen_q)
+    exact, plain = (
+        expected_of_lists(q, cache, indices, 512, dtype=t, **given) for t in (torch.double, torch.bfloat16)
+    )
+    caches.check_close(result, exact, plain)
+
+
+def test_lists_of_a_part_of_a_cache(device: str) -> None:
+    """Slots at equal distances, some pages into another tensor; no slot is copied."""
+    q, cache, _, _ = operands(device, 4, 3, 1, columns=56)
+    layers = torch.randn(2, *cache.shape, device=device, dtype=cache.dtype)
+    indices = torch.randint(-1, cache.shape[0] * 4, (4, 1, 9)).to(device, torch.int32)
+    result = flash_mla.flash_mla_with_kvcache(q, layers[1], None, None, 40, None, indices=indices)
+    exact, plain = (expected_of_lists(q, layers[1], indices, 40, dtype=t) for t in (torch.double, torch.bfloat16))
+    caches.check_close(result, exact, plain)
+    inside = torch.randn(cache.shape[0], 2, *cache.shape[1:], device=device, dtype=cache.dtype)[:, 1]
+    with pytest.raises(ValueError, match=r"k_cache has strides .* so the first must be 224"):
+        flash_mla.flash_mla_with_kvcache(q, inside, None, None, 40, None, indices=indices)
+
+
 def test_nothing_is_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of a row reach the library as views."""
     q, cache, table, lengths = operands(device, 16, 16, 1)
@@ -169,7 +227,7 @@ def test_refusals(device: str) -> None:
         arguments = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": lengths, "head_dim_v": 512}
         return flash_mla.flash_mla_with_kvcache(**(arguments | {"tile_scheduler_metadata": None} | given))
 
-    sparse = ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache", "topk_length", "extra_topk_length")
+    sparse = ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length")
     for name, value in [("is_fp8_kvcache", True), *((name, x) for name in sparse)]:
         with pytest.raises(NotImplementedError, match=f"flash_mla_with_kvcache: {name} is given.* The same "):
             decode(**{name: value})
@@ -182,6 +240,11 @@ def test_refusals(device: str) -> None:
         ({"k_cache": cache.half()}, "k_cache.dtype = float16, but q.dtype = bfloat16"),
         ({"block_table": table[:2]}, "page_table has shape"),
         ({"cache_seqlens": lengths.long()}, "seqlens.dtype = int64: must be int32"),
+        ({"topk_length": lengths}, "topk_length is given, but indices is None"),
+        ({"attn_sink": x}, r"attn_sink has shape \(1,\): must be \(num_heads,\) = \(16,\)"),
+        ({"indices": table}, r"indices has shape .*: must be \(batch, seqlen_q, topk\) = \(4, 1, topk\)"),
+        ({"indices": table[:, None], "causal": True}, "causal = True together with indices"),
+        ({"indices": table[:, None], "topk_length": x}, r"topk_length has shape \(1,\): must be \(batch,\) = \(4,\)"),
     ]
     for given, text in wrong:
         with pytest.raises(ValueError, match=text):

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/maps.h"
+#include "plan/layout.h"
 
 namespace tessera::cuda {
 
@@ -30,7 +31,7 @@ Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, std::
   const Problem& p = plan.problem;
   if (Status s = check_aligned("v", tensors.v, p, p.stored_v(), false); !s) return s;
   Workspace memory(workspace);
-  const GpuValueLayout layout = layout_gpu_values(memory, plan);
+  const GpuValueLayout layout = tessera::layout(memory, plan).gpu_values;
   const aux::LayValuesParams params = lay_values_params(plan, tensors, layout);
   tensors.v = {layout.data, layout.batch_bytes, 0, layout.head_bytes};
   if (row_sizes(p, false).empty()) return {};

@@ -59,6 +59,9 @@ Status check_types(const AppendShape& s) {
 
 /// Where rows go: by lengths, or each to a slot of its own.
 Status check_places(const AppendShape& shape) {
+  if (shape.cache.skips) {
+    return Status::invalid("cache.skips: an append needs a page for every row; set it to false");
+  }
   const bool full = shape.cache.lengths == Lengths::full;
   if (shape.slot_mapping) {
     if (!full) return Status::invalid("cache.lengths: with slot_mapping must be full");

@@ -185,6 +185,9 @@ Status check_cache_shape(const CacheShape& cache, std::int64_t most_new) {
   if (!cache.paged() && cache.page_ids != PageIds::i32) {
     return Status::invalid("cache.page_ids = i64: there are no pages; set cache.page_size");
   }
+  if (cache.skips && !cache.paged()) {
+    return Status::invalid("cache.skips: there are no pages; set cache.page_size");
+  }
   return {};
 }
 

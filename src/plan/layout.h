@@ -4,12 +4,14 @@
 
 #include "plan/layout_cpu.h"
 #include "plan/layout_gpu.h"
+#include "plan/layout_pages.h"
 
 namespace tessera {
 
 /// The whole workspace of a plan: what is shared, then one scratch for every worker that can have
 /// work.
 struct PlanLayout {
+  KeptPagesLayout kept_pages;
   SplitLayout splits;       ///< forward
   BackwardLayout backward;  ///< backward
   GpuBackwardLayout gpu_backward;
@@ -21,6 +23,7 @@ struct PlanLayout {
 
 inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
+  result.kept_pages = layout_kept_pages(workspace, plan);
   if (is_gpu(plan.kernel.arch)) {
     // Shared memory and registers are all that the forward needs, unless it decodes or has to lay
     // out values.

@@ -39,13 +39,17 @@ struct PlanData {
 };
 
 /// Lengths and places of a problem's sequences, and their masks; what lies in memory is read where
-/// they are asked. With a cache: of the queries, and cache_of() of the keys.
+/// they are asked. With a cache: of the queries, and cache_of() of the keys, or of a cache as it is
+/// given, given_cache().
 TESSERA_HD core::Sequences sequences_of(const Problem& problem, const Tensors& tensors) {
   const std::int32_t* const keys = problem.cache ? tensors.cu_seqlens_q : tensors.cu_seqlens_k;
   return {problem.packed ? tensors.cu_seqlens_q : nullptr, problem.packed ? keys : nullptr,
           static_cast<int>(problem.seqlen_q), static_cast<int>(problem.seqlen_k)};
 }
-TESSERA_HD core::Cache cache_of(const Problem& problem, const Tensors& tensors) {
+TESSERA_HD bool skips_pages(const Problem& problem) {
+  return problem.cache && problem.cache->skips;
+}
+TESSERA_HD core::Cache given_cache(const Problem& problem, const Tensors& tensors) {
   if (!problem.cache) return {};
   const CacheShape& shape = *problem.cache;
   const CacheTensors& t = tensors.cache;
@@ -66,9 +70,26 @@ TESSERA_HD core::Cache cache_of(const Problem& problem, const Tensors& tensors) 
   }
   return cache;
 }
+/// As kernels walk over it: where pages are skipped, those of `tensors` are the others already,
+/// with lengths of their own (KeptPagesLayout).
+TESSERA_HD core::Cache cache_of(const Problem& problem, const Tensors& tensors) {
+  core::Cache cache = given_cache(problem, tensors);
+  if (!skips_pages(problem)) return cache;
+  cache.seqlens = tensors.cache.seqlens;
+  cache.cu_seqlens_new = nullptr;
+  cache.seqlen_new = 0;
+  cache.index = nullptr;
+  return cache;
+}
 TESSERA_HD core::Sequence sequence_of(const Problem& problem, const Tensors& tensors, int batch) {
   core::Sequence sequence = sequences_of(problem, tensors).at(batch);
   cache_of(problem, tensors).place(sequence);
+  return sequence;
+}
+TESSERA_HD core::Sequence given_sequence(const Problem& problem, const Tensors& tensors,
+                                         int batch) {
+  core::Sequence sequence = sequences_of(problem, tensors).at(batch);
+  given_cache(problem, tensors).place(sequence);
   return sequence;
 }
 TESSERA_HD core::Window window_of(const Problem& problem) {

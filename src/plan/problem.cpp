@@ -144,7 +144,7 @@ std::string cache_text(const CacheShape& cache) {
 
 std::string pages_text(const CacheShape& cache) {
   return std::to_string(cache.num_pages) + "x" + std::to_string(cache.page_size) +
-         (cache.page_ids == PageIds::i64 ? ":i64" : "");
+         (cache.page_ids == PageIds::i64 ? ":i64" : "") + (cache.skips ? ":skip" : "");
 }
 
 /// The cache, which every word about it makes.
@@ -165,9 +165,18 @@ bool read_cache(std::string_view text, CacheShape& cache) {
 
 bool read_pages(std::string_view text, CacheShape& cache) {
   std::string_view numbers = cut(text, ':');
-  cache.page_ids = text == "i64" ? PageIds::i64 : PageIds::i32;
-  return (text.empty() || text == "i64" || text == "i32") &&
-         read_pair(numbers, 'x', false, cache.num_pages, cache.page_size);
+  cache.page_ids = PageIds::i32;
+  cache.skips = false;
+  if (!text.empty() && text != "skip") {
+    const std::string_view ids = cut(text, ':');
+    if (ids != "i32" && ids != "i64") return false;
+    if (ids == "i64") cache.page_ids = PageIds::i64;
+  }
+  if (!text.empty()) {
+    if (text != "skip") return false;
+    cache.skips = true;
+  }
+  return read_pair(numbers, 'x', false, cache.num_pages, cache.page_size);
 }
 
 bool read_per_head(std::string_view text, PerHead& value) {
@@ -353,7 +362,8 @@ std::string to_string(const Problem& p) {
   }
   if (p.cache) {
     add("cache=" + cache_text(*p.cache));
-    if (p.cache->page_size != 0 || p.cache->num_pages != 0 || p.cache->page_ids != PageIds::i32) {
+    if (p.cache->page_size != 0 || p.cache->num_pages != 0 || p.cache->page_ids != PageIds::i32 ||
+        p.cache->skips) {
       add("pages=" + pages_text(*p.cache));
     }
     if (p.cache->rows != 0) add("rows=" + std::to_string(p.cache->rows));
@@ -474,7 +484,8 @@ std::size_t std::hash<tessera::Problem>::operator()(
   }
   if (p.bias) add(p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys, p.bias->dtype);
   if (const auto& c = p.cache) {
-    add(c->lengths, c->seqlen_new, c->page_size, c->num_pages, c->page_ids, c->rows, c->leftpad);
+    add(c->lengths, c->seqlen_new, c->page_size, c->num_pages, c->page_ids, c->rows, c->leftpad,
+        c->skips);
   }
   return static_cast<std::size_t>(state);
 }

@@ -198,6 +198,31 @@ Status check_second_query(const Problem& p) {
                          to_string(p.stored_k()));
 }
 
+/// Keys of a table that skips pages have no positions.
+Status check_skipping(const Problem& p) {
+  if (!p.cache || !p.cache->skips) return {};
+  const struct {
+    const char* name;
+    bool there;
+  } positional[] = {
+      {"causal or window", p.window_left >= 0 || p.window_right >= 0},
+      {"chunk", p.chunk > 0},
+      {"sink_tokens", p.sink_tokens > 0},
+      {"tree", p.tree},
+      {"leftpad", p.cache->leftpad},
+      {"alibi", p.alibi != PerHead::none},
+      {"bias", p.bias.has_value()},
+      {"dropout_p", p.dropout_p > 0.0F},
+  };
+  for (const auto& [name, there] : positional) {
+    if (!there) continue;
+    return Status::invalid(std::string("cache.skips: keys of pages that are listed have no "
+                                       "positions, which ") +
+                           name + " asks for");
+  }
+  return {};
+}
+
 /// Scales are there exactly where 8 bits need them (S14): without one nobody knows the values.
 Status check_scales(const Problem& p) {
   const ScaleShape& s = p.scales;
@@ -322,7 +347,7 @@ Status check_cache_tensors(const Problem& p, const CacheTensors& t) {
 Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch) {
   const CacheShape& shape = *p.cache;
   const CacheTensors& t = tensors.cache;
-  const core::Cache cache = cache_of(p, tensors);
+  const core::Cache cache = given_cache(p, tensors);
   const std::int64_t length = shape.lengths == Lengths::full ? p.seqlen_k : t.seqlens[batch];
   if (length < 0) return {};  // a no-op
   std::int64_t more = shape.seqlen_new;
@@ -348,11 +373,12 @@ Status check_cached_sequence(const Problem& p, const Tensors& tensors, int batch
         refused(element("cache.leftpad", batch).c_str(), cache.leftpad[batch], "must be >= 0"));
   }
   if (!shape.paged()) return {};
-  const core::Sequence sequence = sequence_of(p, tensors, batch);
+  const core::Sequence sequence = given_sequence(p, tensors, batch);
   if (sequence.seqlen_k == 0) return {};  // then its first slot may be anywhere
   const int first = sequence.first_k / cache.pages.size;
   const int last = core::ceil_div(sequence.first_k + sequence.seqlen_k, cache.pages.size);
   for (int column = first; column < last; ++column) {
+    if (shape.skips && cache.pages.at(sequence.entry_k, column) < 0) continue;
     if (Status s = check_page(cache.pages, sequence.entry_k, column); !s) return s;
   }
   return {};
@@ -432,6 +458,7 @@ Status validate(const Problem& problem) {
   if (Status s = check_key_types(problem); !s) return s;
   if (Status s = check_value_tiles(problem); !s) return s;
   if (Status s = check_second_query(problem); !s) return s;
+  if (Status s = check_skipping(problem); !s) return s;
   if (Status s = check_scales(problem); !s) return s;
   if (Status s = check_output_type(problem); !s) return s;
   return check_products(problem);

@@ -72,6 +72,19 @@ std::int64_t Inputs::first_slot(std::int64_t b) const {
   return problem_.cache->leftpad ? tensors_.cache.leftpad[b] : 0;
 }
 
+std::int64_t Inputs::page_of(std::int64_t b, std::int64_t slot) const {
+  const CacheShape& shape = *problem_.cache;
+  const CacheTensors& cache = tensors_.cache;
+  const std::int64_t row = shape.rows > 0 ? cache.index[b] : b;
+  const std::int64_t entry = row * cache.stride_page_table + slot / shape.page_size;
+  return shape.page_ids == PageIds::i64 ? static_cast<const std::int64_t*>(cache.page_table)[entry]
+                                        : static_cast<const std::int32_t*>(cache.page_table)[entry];
+}
+
+bool Inputs::skipped(std::int64_t b, std::int64_t key) const {
+  return problem_.cache && problem_.cache->skips && page_of(b, key) < 0;
+}
+
 std::int64_t Inputs::key_offset(const ConstTensor& tensor, std::int64_t b, std::int64_t key) const {
   if (!problem_.cache) {
     return problem_.packed ? (tensors_.cu_seqlens_k[b] + key) * tensor.stride_seqlen
@@ -81,11 +94,7 @@ std::int64_t Inputs::key_offset(const ConstTensor& tensor, std::int64_t b, std::
   const CacheTensors& cache = tensors_.cache;
   const std::int64_t row = shape.rows > 0 ? cache.index[b] : b, slot = first_slot(b) + key;
   if (shape.page_size == 0) return row * tensor.stride_batch + slot * tensor.stride_seqlen;
-  const std::int64_t entry = row * cache.stride_page_table + slot / shape.page_size;
-  const std::int64_t page = shape.page_ids == PageIds::i64
-                                ? static_cast<const std::int64_t*>(cache.page_table)[entry]
-                                : static_cast<const std::int32_t*>(cache.page_table)[entry];
-  return page * tensor.stride_batch + slot % shape.page_size * tensor.stride_seqlen;
+  return page_of(b, slot) * tensor.stride_batch + slot % shape.page_size * tensor.stride_seqlen;
 }
 
 template <class Offset>
@@ -98,6 +107,10 @@ Inputs::Rows Inputs::read(const ConstTensor& tensor, Dtype dtype, std::int64_t S
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
     for (std::int64_t i = 0; i < sequence(b).*length; ++i) {
       for (std::int64_t h = 0; h < heads; ++h) {
+        if (length == &Sequence::seqlen_k && skipped(b, i)) {
+          rows.data.resize(rows.data.size() + static_cast<std::size_t>(dim));
+          continue;
+        }
         const std::int64_t start = offset(tensor, b, i) + h * tensor.stride_head;
         for (std::int64_t x = 0; x < dim; ++x) {
           rows.data.push_back(load(dtype, tensor.data, start + x));
@@ -211,6 +224,7 @@ double Inputs::v_scale(std::int64_t b, std::int64_t head_k, std::int64_t key,
 
 double Inputs::slot_scale(const ConstScales& scales, std::int64_t b, std::int64_t head_k,
                           std::int64_t key) const {
+  if (skipped(b, key)) return 0.0;
   const ConstTensor tensor = {scales.data, scales.stride_batch, scales.stride_seqlen,
                               scales.stride_head};
   return static_cast<double>(scales.data[key_offset(tensor, b, key) + head_k * scales.stride_head]);
@@ -251,6 +265,7 @@ double Inputs::softmax_scale() const {
 }
 
 bool Inputs::visible(const Sequence& s, std::int64_t query, std::int64_t key) const {
+  if (skipped(&s - sequences_.data(), key)) return false;
   const bool bottom_right = problem_.alignment == Alignment::bottom_right;
   const std::int64_t position = bottom_right ? query + s.seqlen_k - s.seqlen_q : query;
   bool left = problem_.window_left < 0 || key >= position - problem_.window_left;

@@ -117,6 +117,10 @@ class Inputs {
   /// S13: slots of a cache that hold a sequence's keys, or come before them; below 0: a no-op.
   std::int64_t filled_slots(std::int64_t batch) const;
   std::int64_t first_slot(std::int64_t batch) const;
+  /// S13: the number of a slot's page.
+  std::int64_t page_of(std::int64_t batch, std::int64_t slot) const;
+  /// S13: whether the key's page is one that the table skips.
+  bool skipped(std::int64_t batch, std::int64_t key) const;
   /// Elements from the start of k or v to a key of head 0 (S11, S13).
   std::int64_t key_offset(const ConstTensor& tensor, std::int64_t batch, std::int64_t key) const;
 

@@ -158,6 +158,17 @@ const WrongProblem kWrongProblems[] = {
      [](Problem& p) {
        p.cache = CacheShape{.page_size = 16, .page_ids = static_cast<PageIds>(2)};
      }},
+    {"cache.skips", [](Problem& p) { p.cache = CacheShape{.skips = true}; }},
+    {"cache.skips",
+     [](Problem& p) {
+       p.cache = CacheShape{.page_size = 16, .num_pages = 4, .skips = true};
+       p.window_right = 0;
+     }},
+    {"cache.skips",
+     [](Problem& p) {
+       p.cache = CacheShape{.page_size = 16, .num_pages = 4, .skips = true};
+       p.alibi = PerHead::heads;
+     }},
     {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = -1}; }},
     {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = kMaxBatch + 1}; }},
     {"total_k",

@@ -1,6 +1,7 @@
 // CUDA's names for a kernel that runs on fibers (fibers.h). To be included before its headers.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -45,6 +46,14 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T x, int lanes) {
   return __shfl_sync(mask, x, static_cast<int>(threadIdx.x % 32) ^ lanes);
 }
+#define __shared__ static
+inline unsigned __ballot_sync(unsigned /*mask*/, bool x) {
+  const auto* const row = tessera::device::show_warp({x ? 1U : 0U});
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) votes |= static_cast<unsigned>(row[lane][0]) << lane;
+  return votes;
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline bool __any_sync(unsigned /*mask*/, bool x) {
   const auto* const row = tessera::device::show_warp({x ? 1U : 0U});
   bool any = false;

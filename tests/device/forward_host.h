@@ -5,6 +5,7 @@
 
 #include "cuda_names.h"
 // After what stands for the device.
+#include "cuda/aux/keep_pages.h"
 #include "cuda/aux/lay_values.h"
 #include "cuda/sm90/forward.h"
 #include "cuda/sm90/latent.h"

@@ -84,6 +84,11 @@ std::string launch(const std::string& symbol, unsigned blocks, const void* param
     return run(blocks, cuda::aux::kLayThreads, 0,
                [&p](char* /*shared*/) { cuda::aux::lay_values(p); });
   }
+  if (symbol == "keep_pages") {
+    const auto& p = *static_cast<const cuda::aux::KeepPagesParams*>(params);
+    return run(blocks, cuda::aux::kKeepThreads, 0,
+               [&p](char* /*shared*/) { cuda::aux::keep_pages(p); });
+  }
   return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
 }
 

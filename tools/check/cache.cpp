@@ -56,12 +56,14 @@ CacheLayout::CacheLayout(const Problem& problem, std::int64_t padding, Random& r
   used.resize(size(problem.rows_k()));
   for (const Keys& keys : sequences) {
     for (std::int64_t slot = keys.begin; slot < keys.end; ++slot) {
-      const std::int64_t page =
-          shape.paged() ? page_table[size(keys.row * stride_page_table + slot / shape.page_size)] *
-                                  shape.page_size +
-                              slot % shape.page_size
-                        : keys.row * problem.seqlen_k + slot;
-      used[size(page)] = true;
+      std::int64_t at = keys.row * problem.seqlen_k + slot;
+      if (shape.paged()) {
+        const std::int64_t page =
+            page_table[size(keys.row * stride_page_table + slot / shape.page_size)];
+        if (page < 0) continue;  // it is skipped
+        at = page * shape.page_size + slot % shape.page_size;
+      }
+      used[size(at)] = true;
     }
   }
 }
@@ -116,6 +118,7 @@ void CacheLayout::draw_pages(const Problem& problem, const std::vector<Keys>& se
       if (page != kNobody) continue;  // two sequences of one row
       const bool fresh = taken == 0 || (taken < shape.num_pages && random.next_between(0, 7) > 0);
       page = order[size(fresh ? taken++ : random.next_between(0, taken - 1))];
+      if (shape.skips && random.next_between(0, 3) == 0) page = one_of({-1, -2, kLeast}, random);
     }
   }
   for (std::int64_t& page : page_table) {

@@ -65,7 +65,7 @@ Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
   if (plan.work.count() == 0) return {};
   if (Status s = check_all(plan, tensors); !s) return s;
   Workspace memory(workspace);
-  const DecodeParams params = make_params(plan, tensors, layout_gpu_decode(memory, plan));
+  const DecodeParams params = make_params(plan, tensors, layout(memory, plan).gpu_decode);
   return queue.launch(plan.kernel, plan.spans.count, &params);
 }
 

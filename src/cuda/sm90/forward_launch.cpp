@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "cuda/keep_pages.h"
 #include "cuda/lay_values.h"
 #include "cuda/maps.h"
 #include "cuda/mma/decode_launch.h"
@@ -70,11 +71,15 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
 
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue) {
+  Tensors read = tensors;
+  if (skips_pages(plan.problem)) {
+    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::keep_pages);
+    if (Status s = keep_pages(plan, read, workspace, kKernel, queue); !s) return s;
+  }
   if (plan.kernel.form == core::Form::decode) {
-    return mma::run_decode(plan, tensors, workspace, queue);
+    return mma::run_decode(plan, read, workspace, queue);
   }
   if (plan.work.count() == 0) return {};
-  Tensors read = tensors;
   if (lays_values(plan)) {
     constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::lay_values);
     if (Status s = lay_values(plan, read, workspace, kKernel, queue); !s) return s;

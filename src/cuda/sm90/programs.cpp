@@ -36,11 +36,13 @@ std::string auxiliary_program() {
   std::string text =
       "#include \"cuda/aux/append_quantizing.h\"\n"
       "#include \"cuda/aux/combine.h\"\n"
+      "#include \"cuda/aux/keep_pages.h\"\n"
       "#include \"cuda/aux/lay_values.h\"\n"
       "#include \"cuda/aux/quantize.h\"\n"
       "#include \"cuda/sm90/backward_rows.h\"\n"
       "static_assert(tessera::cuda::aux::kAppendThreads == tessera::cuda::sm90::kRowThreads);\n"
       "static_assert(tessera::cuda::aux::kCombineThreads == tessera::cuda::sm90::kRowThreads);\n"
+      "static_assert(tessera::cuda::aux::kKeepThreads == tessera::cuda::sm90::kRowThreads);\n"
       "static_assert(tessera::cuda::aux::kLayThreads == tessera::cuda::sm90::kRowThreads);\n"
       "static_assert(tessera::cuda::aux::kQuantizeThreads == tessera::cuda::sm90::kRowThreads);\n"
       "using namespace tessera;\n"

@@ -1,0 +1,38 @@
+// Where the pages lie that a table does not skip (S13), with the lengths of sequences that have
+// these alone: made before a kernel runs, which then knows nothing of skipping. On a CPU
+// (cpu/backend.cpp) and on a GPU (cuda/keep_pages.h).
+#pragma once
+
+#include "core/kept_pages.h"
+#include "plan/plan.h"
+#include "plan/workspace.h"
+
+namespace tessera {
+
+struct KeptPagesLayout {
+  void* table = nullptr;            ///< [batch][stride] page numbers, of the table's type
+  std::int64_t stride = 0;          ///< columns
+  std::int32_t* seqlens = nullptr;  ///< [batch]
+};
+
+TESSERA_HD KeptPagesLayout layout_kept_pages(Workspace& workspace, const PlanData& plan) {
+  KeptPagesLayout layout;
+  const Problem& p = plan.problem;
+  if (!skips_pages(p)) return layout;
+  layout.stride = core::ceil_div(p.seqlen_k, p.cache->page_size);
+  const std::int64_t bytes = p.cache->page_ids == PageIds::i64 ? 8 : 4;
+  layout.table = workspace.take<std::byte>("kept_pages", p.batch * layout.stride * bytes);
+  layout.seqlens = workspace.take<std::int32_t>("kept_seqlens", p.batch);
+  return layout;
+}
+
+/// A cache whose pages and lengths are these.
+TESSERA_HD CacheTensors cache_of_kept(const KeptPagesLayout& layout) {
+  CacheTensors cache;
+  cache.seqlens = layout.seqlens;
+  cache.page_table = layout.table;
+  cache.stride_page_table = layout.stride;
+  return cache;
+}
+
+}  // namespace tessera
