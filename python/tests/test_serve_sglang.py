@@ -1,6 +1,7 @@
 """tessera.serve.sglang: steps as SGLang's model runner plays them, against attention in double."""
 
 import enum
+import importlib
 import importlib.metadata
 import inspect
 import random
@@ -531,3 +532,13 @@ def test_installed() -> None:
         parameters = inspect.signature(getattr(theirs.AttentionBackend, method)).parameters
         names = [name for name in parameters if name not in ("self", "kwargs")]
         assert names == [name for name, _ in engine_interfaces.parameters(signature)], method
+
+
+@pytest.mark.skipif(sglang._sglang is None, reason="SGLang is not installed")
+def test_chosen() -> None:
+    """SGLang's command line and its registry know the backend by its name."""
+    arguments = pytest.importorskip("sglang.srt.server_args", exc_type=ImportError)
+    registry = importlib.import_module("sglang.srt.layers.attention.attention_registry")
+    sglang.register()
+    assert registry.ATTENTION_BACKENDS["tessera"] is sglang.TesseraAttnBackend
+    assert arguments.ATTENTION_BACKEND_CHOICES.count("tessera") == 1

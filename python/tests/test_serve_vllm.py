@@ -3,7 +3,9 @@
 import importlib
 import importlib.metadata
 import inspect
+import pathlib
 import random
+import subprocess
 import sys
 import types
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.serve import engine, vllm
+from tessera import cached_attention
+from tessera.serve import engine, sglang, vllm
 
 HEADS, HEADS_K, D = 6, 2, 32
 
@@ -318,6 +321,16 @@ def test_common_prefix(device: str) -> None:
 
 
 def test_batch_invariant(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's setting reaches the library. Bits of a request are then those that it has alone."""
+    given = []
+
+    def watched(*tensors: Any, **options: Any) -> Any:
+        given.append(options["batch_invariant"])
+        return cached_attention(*tensors, **options)
+
+    monkeypatch.setattr(vllm, "cached_attention", watched)
+    x = Engine(device, torch.bfloat16)
+    x.forward(x.schedule([3], [1]))
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     x = Engine(device, torch.bfloat16)
     common = x.schedule([149, 3, 77], [1, 1, 1])
@@ -331,6 +344,7 @@ def test_batch_invariant(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone.num_reqs = alone.num_actual_tokens = 1
     x.forward(alone)
     assert engines.same_bits(x.out[:1], together)
+    assert given == [False, True, True]
 
 
 # ---- graphs
@@ -486,6 +500,17 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
         vllm.register()
 
 
+def test_entry_points() -> None:
+    """What engines load by name is there, and `import tessera` loads none of it."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for group, function in (("vllm.general_plugins", vllm.register), ("sglang.srt.plugins", sglang.register)):
+        module, name = project["entry-points"][group]["tessera"].split(":")
+        assert getattr(importlib.import_module(module), name) is function
+    check = "import sys, tessera, tessera.serve; assert not [x for x in sys.modules if 'vllm' in x or 'sglang' in x]"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
 def test_find(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine is None; an engine that lacks something of its own says so."""
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -540,3 +565,33 @@ def test_installed() -> None:
                 names = [name for name in inspect.signature(original).parameters if name != "self"]
                 # Models add sinks where they have them.
                 assert names == [name for name, _ in engine_interfaces.parameters(signature) if name != "sinks"], method
+
+
+@pytest.mark.skipif(vllm._vllm is None, reason="vLLM is not installed")
+def test_chosen() -> None:
+    """vLLM finds the backend by its name, and has nothing against it for what it says that it does."""
+    vllm.register()
+    registry = importlib.import_module("vllm.v1.attention.backends.registry")
+    backend = registry.AttentionBackendEnum["CUSTOM"].get_class()
+    assert backend is vllm.TesseraAttentionBackend
+    hopper = importlib.import_module("vllm.platforms.interface").DeviceCapability(9, 0)
+    asked = inspect.signature(backend.validate_configuration).parameters
+    given = {
+        "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8", "block_size": 16, "has_sink": True,
+        "device_capability": hopper, "attn_type": "decoder", "has_sliding_window": True, "use_non_causal": True,
+        "use_batch_invariant": True, "use_per_head_quant_scales": True,
+    }  # fmt: skip
+    given = {name: given.get(name, False) for name in asked}
+    assert backend.validate_configuration(**given) == []
+    assert len(backend.validate_configuration(**given | {"attn_type": "encoder_only", "head_size": 260})) >= 2
+
+
+@pytest.mark.skipif(vllm._vllm is None, reason="vLLM is not installed")
+def test_their_metadata(device: str) -> None:
+    """A step with vLLM's own CommonAttentionMetadata."""
+    x = Engine(device, torch.bfloat16)
+    common = x.schedule([0, 50, 149], [20, 1, 1], reqs=5, tokens=30)
+    x.remember()
+    theirs: Any = vllm._vllm
+    x.forward(theirs.CommonAttentionMetadata(**{name: getattr(common, name) for name in engine_interfaces.VLLM_COMMON}))
+    x.check()
