@@ -399,6 +399,25 @@ def test_graph(name: str, version: str, device: str) -> None:
             x.check(o)
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_graph_of_prompts(name: str, device: str) -> None:
+    """The same of a graph of prompts, also with fewer tokens than it has rows."""
+    if device == "cpu":
+        pytest.skip("CUDA graphs need a GPU; test_extend_in_graphs is what a CPU can say")
+    for x in make(device, name):
+        batch = x.schedule([0, 0, 0], [10, 10, 10], Mode.EXTEND)
+        hooks(x, "0.5.23", batch, True)
+        x.forward(batch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = x.forward(batch)
+        for context, new in (([0, 100, 16], [20, 1, 9]), ([149, 3], [1, 29]), ([0, 47], [17, 2])):
+            batch = x.schedule(context, new, Mode.EXTEND, batch=3)
+            hooks(x, "0.5.23", batch, False)
+            graph.replay()
+            x.check(o)
+
+
 # ---- errors
 
 
