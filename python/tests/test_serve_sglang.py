@@ -346,6 +346,7 @@ def test_nothing_is_read(name: str, version: str, device: str) -> None:
     for size in (4, 2):
         hooks(x, version, x.schedule([0] * size, [1] * size, Mode.DECODE), True)
         captured[size] = engines.addresses(x.backend.forward_metadata)
+    assert all(captured[4][name][0] == captured[2][name][0] for name in captured[4]), "graphs share their memory"
     for context, size in STEPS:
         batch = x.schedule(context, [1] * len(context), Mode.DECODE, batch=size, mirrors=False)
         with engines.no_reads():
