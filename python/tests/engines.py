@@ -1,10 +1,13 @@
 """What tests of engines' backends share: attention of one request in double, and a look-out for reads by the host."""
 
 import contextlib
+import importlib
 import math
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -102,3 +105,11 @@ def addresses(metadata: Any) -> dict[str, tuple[int, tuple[int, ...], tuple[int,
     return {
         name: (x.data_ptr(), tuple(x.shape), x.stride()) for name, x in vars(metadata).items() if isinstance(x, Tensor)
     }
+
+
+def entry_point(group: str) -> Any:
+    """What the package's entry point of this group stands for."""
+    tomllib = pytest.importorskip("tomllib")
+    text = (pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text()
+    module, name = tomllib.loads(text)["project"]["entry-points"][group]["tessera"].split(":")
+    return getattr(importlib.import_module(module), name)

@@ -524,6 +524,10 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
         sglang.register()
 
 
+def test_entry_point() -> None:
+    assert engines.entry_point("sglang.srt.plugins") is sglang.register
+
+
 # ---- the interface
 
 
