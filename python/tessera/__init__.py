@@ -321,9 +321,9 @@ def cached_attention(
             and packed queries only, and then it must be given; with packed `k_new`, too.
         page_table: int32 or int64 (batch, pages): slot s of a sequence is slot s % page_size of page
             page_table[b, s // page_size]. What is beyond the length is not read and may be anything.
-        skip_pages: a number below 0 in `page_table` is no page: nobody sees its keys. With pages of one key a row of the
-            table is a list of the keys that a query sees (top-k). Keys have no positions then, so nothing that asks for
-            these goes with it: causal, window, chunk, sink_tokens, tree_mask, leftpad, alibi_slopes.
+        skip_pages: a number below 0 in `page_table` is no page: nobody sees its keys. With pages of one key a row of
+            the table is a list of the keys that a query sees (top-k). Keys have no positions then, so nothing that asks
+            for these goes with it: causal, window, chunk, sink_tokens, tree_mask, leftpad, alibi_slopes.
         cache_index: int32 (batch,): sequence b has row cache_index[b] of the cache, or of `page_table`; None: row b.
         leftpad: int32 (batch,): the keys of a sequence begin at that slot. Lengths count slots, positions count keys.
         k_scale, v_scale: of caches of 8 bits, float32, what their elements are multiplied by: one number; (batch,

@@ -123,9 +123,7 @@ def test_lists(heads: int, seqlen_q: int, has_lengths: bool, has_sink: bool, dev
     metadata = flash_mla.get_mla_metadata()
     result = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, *metadata, indices=indices, **given)
     assert result[0].shape == (4, seqlen_q, heads, 512) and result[1].shape == (4, heads, seqlen_q)
-    exact, plain = (
-        expected_of_lists(q, cache, indices, 512, dtype=t, **given) for t in (torch.double, torch.bfloat16)
-    )
+    exact, plain = (expected_of_lists(q, cache, indices, 512, dtype=t, **given) for t in (torch.double, torch.bfloat16))
     caches.check_close(result, exact, plain)
 
 

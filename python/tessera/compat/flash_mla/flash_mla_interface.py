@@ -8,8 +8,8 @@ Names, order and defaults of the arguments are upstream's, those of 2025 and tho
 * No schedule is needed: what :func:`get_mla_metadata` returns is accepted and not looked at, as is any other object.
 * ``indices`` may have any number of columns, as may ``topk_length`` be given with any; ``attn_sink`` goes with dense
   attention, too. What is no index of a slot is skipped below 0, and else reads zeros.
-* Caches of 16 bits alone are there. ``is_fp8_kvcache`` and a second cache, ``extra_k_cache`` and what comes with it, raise
-  NotImplementedError, as do the functions of the package that are not about decoding.
+* Caches of 16 bits alone are there. ``is_fp8_kvcache`` and a second cache, ``extra_k_cache`` and what comes with it,
+  raise NotImplementedError, as do the functions of the package that are not about decoding.
 * Errors are those of :func:`tessera.cached_attention`, which has ``block_table`` as page_table and ``cache_seqlens`` as
   seqlens, and the latent columns of q as qv.
 """
@@ -85,14 +85,15 @@ def flash_mla_with_kvcache(
             are rotated.
         k_cache: (num_blocks, page_size, num_heads_k, head_dim), of q's type. It is read where it lies.
         block_table: int32 (batch, pages). What is beyond the lengths is not read. None with `indices`.
-        cache_seqlens: int32 (batch), on the device: the keys of each sequence, this step's among them. With `indices` it
-            is not looked at.
+        cache_seqlens: int32 (batch), on the device: the keys of each sequence, this step's among them. With `indices`
+            it is not looked at.
         head_dim_v: columns of a value, at the start of a row; less than head_dim.
         tile_scheduler_metadata, num_splits: accepted, change nothing.
         softmax_scale: None is 1 / sqrt(head_dim).
         causal: the last query sees all keys, the one before it all but the last, and so on. False with `indices`.
-        indices: int32 (batch, seqlen_q, topk): the keys that a query sees, each the number of a slot, which is its page's
-            number * page_size + its place there; below 0 is none. All slots of the cache must lie at one distance.
+        indices: int32 (batch, seqlen_q, topk): the keys that a query sees, each the number of a slot, which is its
+            page's number * page_size + its place there; below 0 is none. All slots of the cache must lie at one
+            distance.
         attn_sink: float32 (num_heads): one more logit of each head, with a value of 0. softmax_lse does not count it.
         topk_length: int32 (batch): so many of the first `indices` count; None: all.
 
@@ -106,8 +107,7 @@ def flash_mla_with_kvcache(
             extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length,
         )  # fmt: skip
     batch, seqlen_q, heads, columns = q.shape
-    lists = indices is not None
-    if lists:
+    if indices is not None:
         if causal:
             raise ValueError("causal = True together with indices, which say what each query sees: must be False")
         q, k_cache, block_table, cache_seqlens = _one_query_each(q, k_cache, indices, topk_length)
@@ -124,9 +124,10 @@ def flash_mla_with_kvcache(
     out, lse = cache.cached_attention(
         q[..., head_dim_v:], k_cache[..., head_dim_v:], k_cache[..., :head_dim_v], cache_seqlens, "after", None, None,
         block_table, None, None, None, None, causal, (-1, -1), 0, 0, None, softmax_scale, 0.0, None, None, False, None,
-        None, None, None, None, False, None, False, None, True, True, None, None, q[..., :head_dim_v], lists,
+        None, None, None, None, False, None, False, None, True, True, None, None, q[..., :head_dim_v],
+        indices is not None,
     )  # fmt: skip
-    if lists:
+    if indices is not None:
         out = out.view(batch, seqlen_q, heads, head_dim_v)
         lse = lse.view(batch, seqlen_q, heads).transpose(1, 2).contiguous()
     if attn_sink is not None:
@@ -148,8 +149,8 @@ def _one_query_each(
     pages, page_size, heads_k, _ = k_cache.shape
     if pages > 1 and k_cache.stride(0) != page_size * k_cache.stride(1):
         raise ValueError(
-            f"k_cache has strides {k_cache.stride()}: with indices slots of neighbouring pages must lie as those of one "
-            f"page do, so the first must be {page_size * k_cache.stride(1)}"
+            f"k_cache has strides {k_cache.stride()}: with indices slots of neighbouring pages must lie as those of "
+            f"one page do, so the first must be {page_size * k_cache.stride(1)}"
         )
     slots = k_cache.as_strided(
         (pages * page_size, 1, heads_k, k_cache.shape[3]),
