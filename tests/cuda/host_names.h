@@ -2,6 +2,7 @@
 // them, host_threads.h and tests/device/cuda_names.h.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -29,6 +30,7 @@ inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t
   }
   return result;
 }
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __uint_as_float(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);

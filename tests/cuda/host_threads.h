@@ -74,6 +74,13 @@ T __shfl_sync(unsigned /*mask*/, T x, int lane, int width = tessera::host::kWarp
   warp.arrive_and_wait();
   return other;
 }
+inline unsigned __ballot_sync(unsigned mask, bool x) {
+  std::uint32_t votes = std::uint32_t{x} << threadIdx.x % tessera::host::kWarp;
+  for (int lanes = 1; lanes < tessera::host::kWarp; lanes *= 2) {
+    votes |= __shfl_xor_sync(mask, votes, lanes);
+  }
+  return votes;
+}
 inline bool __any_sync(unsigned mask, bool x) {
   std::uint32_t any = x;
   for (int lanes = 1; lanes < tessera::host::kWarp; lanes *= 2) {

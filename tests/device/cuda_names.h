@@ -1,7 +1,6 @@
 // CUDA's names for a kernel that runs on fibers (fibers.h). To be included before its headers.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -53,7 +52,6 @@ inline unsigned __ballot_sync(unsigned /*mask*/, bool x) {
   for (unsigned lane = 0; lane < 32; ++lane) votes |= static_cast<unsigned>(row[lane][0]) << lane;
   return votes;
 }
-inline int __popc(unsigned x) { return std::popcount(x); }
 inline bool __any_sync(unsigned /*mask*/, bool x) {
   const auto* const row = tessera::device::show_warp({x ? 1U : 0U});
   bool any = false;
