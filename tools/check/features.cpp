@@ -281,10 +281,7 @@ class Contradictions {
     }
     for (const char* name : kOfCaches) forbid(name, "cache", "none");
     for (const char* name : {"page numbers", "skips"}) forbid(name, "page size", "0");
-    for (const char* name : {"window", "chunk", "sink_tokens", "tree", "leftpad", "alibi", "bias",
-                             "bias dtype", "dropout"}) {
-      forbid(name, "skips", "on");
-    }
+    for (const char* name : kPositional) forbid(name, "skips", "on");
     for (const std::int64_t seqlen_q : kSeqlensQ) {
       if (seqlen_q > 64) forbid("tree", "seqlen_q", std::to_string(seqlen_q).c_str());
     }

@@ -60,6 +60,10 @@ extern const std::vector<std::string> kScales;
 inline constexpr const char* kOfScales[] = {"v dtype",     "kv dtype", "scales",
                                             "score shift", "v shift",  "v tiles"};
 
+/// What asks for positions of keys, which those of a table that skips pages have not.
+inline constexpr const char* kPositional[] = {"window", "chunk", "sink_tokens", "tree",   "leftpad",
+                                              "alibi",  "bias",  "bias dtype",  "dropout"};
+
 /// Lengths around every power of two that a tile may have, and around the splits.
 /// @{
 extern const std::vector<std::int64_t> kSeqlensQ;

@@ -52,7 +52,22 @@ bool is_mask(const std::string& feature) {
 
 bool is_of_cache(const std::string& feature) {
   return feature == "cache" || feature == "page size" || feature == "page numbers" ||
-         feature == "rows" || feature == "leftpad";
+         feature == "rows" || feature == "leftpad" || feature == "skips";
+}
+
+bool asks_for_positions(const std::string& feature) {
+  return std::find(std::begin(kPositional), std::end(kPositional), feature) !=
+         std::end(kPositional);
+}
+
+/// Pages are skipped now and then, and then nothing that need not stay asks for positions.
+void fit_skipping(Draft& draft, Random& random) {
+  const std::size_t skips = index_of("skips");
+  if (!draft.kept(skips) && random.next_between(0, 3) > 0) draft.value[skips] = 0;
+  if (draft.value[skips] == 0) return;
+  for (std::size_t f = 0; f < draft.value.size(); ++f) {
+    if (asks_for_positions(features()[f].name) && !draft.kept(f)) draft.value[f] = 0;
+  }
 }
 
 bool is_of_scales(const std::string& feature) {
@@ -118,6 +133,7 @@ Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, b
       draft.value[f] = forward.fitting(name, draft.value[f], draft);
       if ((plain && is_extra(name)) || forward.leaves_out(name)) draft.value[f] = 0;
     }
+    fit_skipping(draft, random);
   } while (!consistent(draft));
   Case item = build(draft);
   while (work_of(item) > most_work) {
