@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 import engine_interfaces
-import engines
+import engine_steps
 import pytest
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Pool:
 
     def __init__(self, slots: int, page_size: int, dtype: torch.dtype, device: str, heads_first: bool):
         self.dtype, self.page_size, self.heads_first = dtype, page_size, heads_first
-        self.bits = torch.uint8 if dtype is engines.FP8 else dtype
+        self.bits = torch.uint8 if dtype is engine_steps.FP8 else dtype
         self.k, self.v = (self.buffer(slots, d, device) for d in (D, DV))
 
     def buffer(self, slots: int, d: int, device: str) -> Tensor:
@@ -73,7 +73,7 @@ class Pool:
         assert layer.layer_id == 5
         for x, rows, scale in ((self.k, cache_k, k_scale), (self.v, cache_v, v_scale)):
             if self.bits is torch.uint8:
-                rows = engines.quantised(rows, 1.0 if scale is None else scale.view(-1, 1)).view(torch.uint8)
+                rows = engine_steps.quantised(rows, 1.0 if scale is None else scale.view(-1, 1)).view(torch.uint8)
             self.write(x, loc, rows)
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,9 @@ class Engine:
         for row in range(1, reqs):
             of = order[(row - 1) * pages : row * pages, None] * page_size + torch.arange(page_size)
             self.table[row] = of.flatten()[:CONTEXT]
-        self.pool = Pool((len(order) + 1) * page_size, page_size, engines.FP8 if fp8 else dtype, device, heads_first)
+        self.pool = Pool(
+            (len(order) + 1) * page_size, page_size, engine_steps.FP8 if fp8 else dtype, device, heads_first
+        )
         self.runner = types.SimpleNamespace(
             model_config=types.SimpleNamespace(
                 attention_arch=types.SimpleNamespace(name="MHA"), is_encoder_decoder=False
@@ -202,18 +204,18 @@ class Engine:
         ):
             # Padding rows write to the first page.
             a, b = pool.by_slot(x)[self.size :], pool.by_slot(expected)[self.size :]
-            assert engines.same_bits(a, b), "the pool holds something else"
+            assert engine_steps.same_bits(a, b), "the pool holds something else"
             values = pool.by_slot(expected).view(pool.dtype).double()
             caches.append(values if scale is None else values * scale.double().view(-1, 1))
         starts = torch.tensor([0, *self.new]).cumsum(0).tolist()
         for b in sorted(range(len(self.new)), key=lambda b: (-self.context[b], self.new[b])):
             first, rows = starts[b], self.new[b]
             slots = self.table[self.at[b], : self.context[b] + rows].long()
-            exact = engines.attend(
+            exact = engine_steps.attend(
                 self.q[first : first + rows].view(rows, HEADS, D), caches[0][slots], caches[1][slots], scale=0.2,
                 before=None if self.window < 0 else self.window, softcap=self.cap, sink=self.sinks,
             )  # fmt: skip
-            engines.assert_close(
+            engine_steps.assert_close(
                 f"request {b}, {self.context[b]} keys before {rows} new",
                 o[first : first + rows].view(rows, HEADS, DV),
                 exact,
@@ -345,14 +347,14 @@ def test_nothing_is_read(name: str, version: str, device: str) -> None:
     captured: dict[int, Any] = {}
     for size in (4, 2):
         hooks(x, version, x.schedule([0] * size, [1] * size, Mode.DECODE), True)
-        captured[size] = engines.addresses(x.backend.forward_metadata)
+        captured[size] = engine_steps.addresses(x.backend.forward_metadata)
     assert all(captured[4][name][0] == captured[2][name][0] for name in captured[4]), "graphs share their memory"
     for context, size in STEPS:
         batch = x.schedule(context, [1] * len(context), Mode.DECODE, batch=size, mirrors=False)
-        with engines.no_reads():
+        with engine_steps.no_reads():
             hooks(x, version, batch, False)
-        assert engines.addresses(x.backend.forward_metadata) == captured[size]
-        with engines.no_reads():
+        assert engine_steps.addresses(x.backend.forward_metadata) == captured[size]
+        with engine_steps.no_reads():
             o = x.forward(batch)
         x.check(o)
         batch.seq_lens_cpu = x.lens[:size].cpu()
@@ -365,14 +367,14 @@ def test_extend_in_graphs(device: str) -> None:
     for name in ("plain", "pages of 16"):
         x = make(device, name)[0]
         hooks(x, "0.5.23", x.schedule([0, 0, 0], [10, 10, 10], Mode.EXTEND), True)
-        captured = engines.addresses(x.backend.forward_metadata)
+        captured = engine_steps.addresses(x.backend.forward_metadata)
         for context, new in (([0, 100, 16], [20, 1, 9]), ([149, 3], [1, 29])):
             batch = x.schedule(context, new, Mode.EXTEND, batch=3, mirrors=False)
-            with engines.no_reads():
+            with engine_steps.no_reads():
                 hooks(x, "0.5.23", batch, False)
                 o = x.forward(batch)
             x.check(o)
-            assert engines.addresses(x.backend.forward_metadata) == captured
+            assert engine_steps.addresses(x.backend.forward_metadata) == captured
 
 
 @pytest.mark.parametrize("version", engine_interfaces.SGLANG)
@@ -525,7 +527,7 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_entry_point() -> None:
-    assert engines.entry_point("sglang.srt.plugins") is sglang.register
+    assert engine_steps.entry_point("sglang.srt.plugins") is sglang.register
 
 
 # ---- the interface

@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 import engine_interfaces
-import engines
+import engine_steps
 import pytest
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ class Engine:
 
     def put(self, cache: Tensor, block: Tensor, slot: Tensor, x: Tensor, scale: Tensor) -> None:
         if self.fp8:
-            x = engines.quantised(x, scale.view(-1, 1)).view(torch.uint8)
+            x = engine_steps.quantised(x, scale.view(-1, 1)).view(torch.uint8)
         cache[block, slot] = x
 
     @staticmethod
@@ -168,12 +168,12 @@ class Engine:
         return metadata
 
     def check(self) -> None:
-        assert engines.same_bits(self.cache, self.expected), "the cache holds something else"
+        assert engine_steps.same_bits(self.cache, self.expected), "the cache holds something else"
         k_cache, v_cache = self.views(self.expected)
         if self.fp8:
             k_scale, v_scale = (x.view(-1, 1) for x in (self.layer._k_scale, self.layer._v_scale))
-            k_cache = k_cache.view(engines.FP8).double() * k_scale.double()
-            v_cache = v_cache.view(engines.FP8).double() * v_scale.double()
+            k_cache = k_cache.view(engine_steps.FP8).double() * k_scale.double()
+            v_cache = v_cache.view(engine_steps.FP8).double() * v_scale.double()
         options = self.options
         window = options.get("sliding_window")
         before = None if window is None else window - 1
@@ -185,13 +185,13 @@ class Engine:
             first, rows, length = firsts[b], self.new[b], self.context[b] + self.new[b]
             p = torch.arange(length, device=self.device)
             block, slot = self.table[b].long()[p // self.size], p % self.size
-            exact = engines.attend(
+            exact = engine_steps.attend(
                 self.q[first : first + rows], k_cache[block, slot], v_cache[block, slot], scale=0.2, before=before,
                 after=0 if self.causal else before, softcap=options.get("logits_soft_cap") or 0.0,
                 slopes=None if options.get("alibi_slopes") is None else torch.tensor(options["alibi_slopes"]),
                 sink=options.get("sinks"),
             )  # fmt: skip
-            engines.assert_close(
+            engine_steps.assert_close(
                 f"request {b}, {self.context[b]} keys before {rows} new", self.out[first : first + rows], exact
             )
         assert bool((self.out[sum(self.new) :] == 7).all()), "padding rows were written"
@@ -300,13 +300,13 @@ def test_other_blocks(device: str) -> None:
     """Metadata for a group of layers whose keys lie elsewhere; the first group's stays as it is."""
     x = Engine(device, torch.bfloat16)
     metadata = x.builder.build(0, x.schedule([12, 40], [3, 1]))
-    before = engines.addresses(metadata)
+    before = engine_steps.addresses(metadata)
     x.table, x.slots = x.table.flip(0).contiguous(), x.slots.clone()
     common = x.schedule([12, 40], [3, 1])
     x.remember()
     x.forward(common, x.builder.update_block_table(metadata, x.table[:2], x.slots[:4]))
     x.check()
-    assert engines.addresses(metadata) == before
+    assert engine_steps.addresses(metadata) == before
 
 
 def test_common_prefix(device: str) -> None:
@@ -342,7 +342,7 @@ def test_batch_invariant(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone.block_table_tensor, alone.slot_mapping = x.table[:1], x.slots[:1]
     alone.num_reqs = alone.num_actual_tokens = 1
     x.forward(alone)
-    assert engines.same_bits(x.out[:1], together)
+    assert engine_steps.same_bits(x.out[:1], together)
     assert given == [False, True, True]
 
 
@@ -363,9 +363,9 @@ def test_nothing_is_read(name: str, device: str) -> None:
         common = x.schedule(context, new, reqs=4, tokens=4)
         x.remember()
         metadata = x.builder.build(0, common)
-        captured = captured or engines.addresses(metadata)
-        assert engines.addresses(metadata) == captured
-        with engines.no_reads():
+        captured = captured or engine_steps.addresses(metadata)
+        assert engine_steps.addresses(metadata) == captured
+        with engine_steps.no_reads():
             x.forward(common, metadata)
         x.check()
 
@@ -501,7 +501,7 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_entry_point() -> None:
     """What vLLM loads by name is there, and `import tessera` loads none of it."""
-    assert engines.entry_point("vllm.general_plugins") is vllm.register
+    assert engine_steps.entry_point("vllm.general_plugins") is vllm.register
     check = "import sys, tessera, tessera.serve; assert not [x for x in sys.modules if 'vllm' in x or 'sglang' in x]"
     subprocess.run([sys.executable, "-c", check], check=True)
 
