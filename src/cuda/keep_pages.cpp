@@ -14,7 +14,7 @@ Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, std::
   const KeptPagesLayout layout = layout_kept_pages(memory, plan);
   const aux::KeepPagesParams params = keep_pages_params(plan.problem, tensors, layout);
   tensors.cache = cache_of_kept(layout);
-  if (plan.problem.batch == 0 || plan.problem.seqlen_k == 0) return {};
+  if (plan.problem.batch == 0) return {};
   return queue.launch_auxiliary(kernel, plan.problem.batch, &params);
 }
 

@@ -6,8 +6,8 @@ Names, order and defaults of the arguments are upstream's, those of 2025 and tho
   where upstream has 576 and 512. So may there be any number of heads, and pages of any size.
 * float32, and tensors on the CPU, are accepted.
 * No schedule is needed: what :func:`get_mla_metadata` returns is accepted and not looked at, as is any other object.
-* ``indices`` may have any number of columns, as may ``topk_length`` be given with any; ``attn_sink`` goes with dense
-  attention, too. What is no index of a slot is skipped below 0, and else reads zeros.
+* ``indices`` may have any number of columns; ``attn_sink`` goes with dense attention, too. An index below 0 is skipped.
+  One beyond the cache reads zeros on a GPU, and is a ValueError on a CPU.
 * Caches of 16 bits alone are there. ``is_fp8_kvcache`` and a second cache, ``extra_k_cache`` and what comes with it,
   raise NotImplementedError, as do the functions of the package that are not about decoding.
 * Errors are those of :func:`tessera.cached_attention`, which has ``block_table`` as page_table and ``cache_seqlens`` as
