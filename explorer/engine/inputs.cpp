@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "plan/checks.h"
+#include "plan/layout_pages.h"
 #include "plan/plan.h"
 
 namespace tessera::explorer {
@@ -17,6 +18,13 @@ Status check_count(const char* name, std::size_t count, std::int64_t wanted, con
   if (static_cast<std::int64_t>(count) == wanted) return {};
   return Status::invalid(std::string(name) + ": has " + std::to_string(count) +
                          " numbers; must have " + why + " = " + std::to_string(wanted));
+}
+
+Status check_pages(std::int64_t rows, std::int64_t columns) {
+  if (columns == 0 || rows <= kMostPages / columns) return {};
+  return Status::invalid("cache.page_table: has " + std::to_string(rows) + " rows of " +
+                         std::to_string(columns) + "; pages are laid out for at most " +
+                         std::to_string(kMostPages));
 }
 
 /// The field's numbers, one a sequence; make(b) where it is not there.
@@ -107,7 +115,26 @@ Status Inputs::fill(const Problem& problem, const Request& request) {
     if (Status s = fill_cache(p, request); !s) return s;
   }
   if (Status s = fill_tree(p, request); !s) return s;
-  return tessera::validate(p, tensors_, Memory::host);
+  if (Status s = tessera::validate(p, tensors_, Memory::host); !s) return s;
+  return skips_pages(p) ? keep_pages(p) : Status();
+}
+
+/// Kernels are told of the pages that are not skipped.
+Status Inputs::keep_pages(const Problem& p) {
+  const std::int64_t columns = kept_page_columns(p);
+  if (Status s = check_pages(p.batch, columns); !s) return s;
+  const auto size = static_cast<std::size_t>(p.batch * columns);
+  kept_seqlens_.resize(static_cast<std::size_t>(p.batch));
+  KeptPagesLayout kept = {nullptr, columns, kept_seqlens_.data()};
+  if (p.cache->page_ids == PageIds::i32) {
+    kept_pages_.resize(size);
+    kept.table = kept_pages_.data();
+  } else {
+    kept_wide_pages_.resize(size);
+    kept.table = kept_wide_pages_.data();
+  }
+  tensors_.cache = tessera::keep_pages(p, tensors_, kept);
+  return {};
 }
 
 Status Inputs::fill_packed(const Problem& p, const Request& request) {
@@ -171,12 +198,8 @@ Status Inputs::fill_cache(const Problem& p, const Request& request) {
 Status Inputs::fill_pages(const Problem& p, const Request& request) {
   const CacheShape& shape = *p.cache;
   const std::int64_t rows = shape.rows > 0 ? shape.rows : p.batch;
-  const std::int64_t columns = core::ceil_div(p.seqlen_k, shape.page_size);
-  if (columns > 0 && rows > kMostPages / columns) {
-    return Status::invalid("cache.page_table: has " + std::to_string(rows) + " rows of " +
-                           std::to_string(columns) + "; pages are laid out for at most " +
-                           std::to_string(kMostPages));
-  }
+  const std::int64_t columns = kept_page_columns(p);
+  if (Status s = check_pages(rows, columns); !s) return s;
   Result<std::vector<std::int64_t>> given = request.numbers("page_table", INT32_MIN, INT32_MAX);
   if (!given) return given.status();
   if (request.has("page_table")) {
@@ -184,12 +207,13 @@ Status Inputs::fill_pages(const Problem& p, const Request& request) {
     if (Status s = check_count("page_table", given->size(), rows * columns, why); !s) return s;
     wide_pages_ = *std::move(given);
   } else {
-    // In steps that meet each page once.
+    // In steps that meet each page once; a table that may skip skips one of four.
     const std::int64_t count = core::min<std::int64_t>(shape.num_pages, INT32_MAX);
     std::int64_t step = core::max<std::int64_t>(1, count * 633 / 1024);
     while (std::gcd(step, count) > 1) ++step;
     for (std::int64_t i = 0; i < rows * columns; ++i) {
-      wide_pages_.push_back(count > 0 ? i % count * step % count : -1);
+      const bool skipped = count == 0 || (shape.skips && i % 4 == 3);
+      wide_pages_.push_back(skipped ? -1 : i % count * step % count);
     }
   }
   tensors_.cache.stride_page_table = columns;

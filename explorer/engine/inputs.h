@@ -24,7 +24,8 @@ class Inputs {
   /// Errors: invalid: the problem, or what validate() finds wrong with them.
   static Result<Inputs> make(const Problem& problem, const Request& request);
 
-  /// Sizes and strides are there, elements are not.
+  /// As kernels walk over them: pages that are skipped are left out already. Sizes and strides are
+  /// there, elements are not.
   const Tensors& tensors() const { return tensors_; }
 
  private:
@@ -33,10 +34,11 @@ class Inputs {
   Status fill_cache(const Problem& problem, const Request& request);
   Status fill_pages(const Problem& problem, const Request& request);
   Status fill_tree(const Problem& problem, const Request& request);
+  Status keep_pages(const Problem& problem);
 
   std::vector<std::int32_t> cu_seqlens_q_, cu_seqlens_k_, seqlens_, cu_seqlens_new_, index_,
-      leftpad_, pages_;
-  std::vector<std::int64_t> wide_pages_;
+      leftpad_, pages_, kept_pages_, kept_seqlens_;
+  std::vector<std::int64_t> wide_pages_, kept_wide_pages_;
   std::vector<std::uint64_t> tree_;
   Tensors tensors_;
 };

@@ -15,11 +15,16 @@ struct KeptPagesLayout {
   std::int32_t* seqlens = nullptr;  ///< [batch]
 };
 
+/// Columns of the table.
+TESSERA_HD std::int64_t kept_page_columns(const Problem& p) {
+  return core::ceil_div(p.seqlen_k, p.cache->page_size);
+}
+
 TESSERA_HD KeptPagesLayout layout_kept_pages(Workspace& workspace, const PlanData& plan) {
   KeptPagesLayout layout;
   const Problem& p = plan.problem;
   if (!skips_pages(p)) return layout;
-  layout.stride = core::ceil_div(p.seqlen_k, p.cache->page_size);
+  layout.stride = kept_page_columns(p);
   const std::int64_t bytes = p.cache->page_ids == PageIds::i64 ? 8 : 4;
   layout.table = workspace.take<std::byte>("kept_pages", p.batch * layout.stride * bytes);
   layout.seqlens = workspace.take<std::int32_t>("kept_seqlens", p.batch);
@@ -34,5 +39,9 @@ TESSERA_HD CacheTensors cache_of_kept(const KeptPagesLayout& layout) {
   cache.stride_page_table = layout.stride;
   return cache;
 }
+
+/// Lists them, on the host; returns the cache that has these alone.
+CacheTensors keep_pages(const Problem& problem, const Tensors& tensors,
+                        const KeptPagesLayout& kept);
 
 }  // namespace tessera

@@ -144,6 +144,19 @@ TEST(Tiles, AgreeWithTheMaskAndLeaveNothingOut) {
   for (int cover = 0; cover < 3; ++cover) EXPECT_GT(kinds[cover], 0) << cover;
 }
 
+// Of pages 5, none, 3 the middle one is skipped; all sequences have row 0 of the table.
+TEST(Tiles, KnowOnlyThePagesThatAreNotSkipped) {
+  const std::string of = "\tfwd bf16 b=3 h=2 q=1 k=40 d=64 cache=full pages=8x16:skip rows=1";
+  const std::string given = "\tpage_table=5,-1,3\tindex=0,0,0\tbatch=2";
+  const json tiles = ask("tiles" + of + "\th200" + given);
+  ASSERT_FALSE(tiles.contains("error")) << tiles.dump();
+  EXPECT_EQ(tiles["seqlen_k"], 16 + 8);
+  EXPECT_EQ(tiles["pages"], (std::vector<int>{5, 3}));
+  const json elements = ask("elements" + of + "\t" + given + "\tkey=15\tkeys=2");
+  ASSERT_FALSE(elements.contains("error")) << elements.dump();
+  EXPECT_EQ(elements["rows_of_k"], (std::vector<int>{5 * 16 + 15, 3 * 16}));
+}
+
 /// One piece of an order's list by the names of its columns.
 class Piece {
  public:
