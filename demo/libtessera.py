@@ -32,7 +32,8 @@ class _Problem(ctypes.Structure):
         + [(name, _int64) for name in ("seqlen_new", "page_size", "num_pages", "cache_rows", "chunk", "sink_tokens")]
         + [(name, _int32) for name in ("leftpad", "tree", "dtype_v", "scale_q", "scale_k", "scale_v")]
         + [("scale_block_k", _int64), ("scale_block_v", _int64), ("score_shift", _int32), ("v_shift", _int32),
-           ("v_tiles", _int32), ("dtype_kv", _int32), ("qv", _int64), ("skip_pages", _int64)]
+           ("v_tiles", _int32), ("dtype_kv", _int32), ("qv", _int64), ("skip_pages", _int64),
+           ("prefix_levels", _int64)]
     )
 
 

@@ -31,7 +31,7 @@ static_assert(static_cast<int>(tessera::PageIds::i64) == TESSERA_PAGE_I64);
 static_assert(static_cast<int>(tessera::Alignment::top_left) == TESSERA_TOP_LEFT);
 // read_struct() tells an older caller by the size, which a field added in padding would not change.
 static_assert(sizeof(tessera_problem) ==
-              offsetof(tessera_problem, skip_pages) + sizeof(tessera_problem::skip_pages));
+              offsetof(tessera_problem, prefix_levels) + sizeof(tessera_problem::prefix_levels));
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
@@ -117,13 +117,15 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
                                      page_ids,
                                      c.cache_rows,
                                      leftpad,
-                                     skips};
+                                     skips,
+                                     c.prefix_levels};
   if (lengths != TESSERA_NO_CACHE) {
     p.cache = cache;
   } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
     return Status::invalid(
-        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad and skip_pages "
-        "say something of a cache; set it to a tessera_cache_lengths");
+        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad, skip_pages "
+        "and "
+        "prefix_levels say something of a cache; set it to a tessera_cache_lengths");
   }
   if (has_bias) {
     bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;
@@ -179,6 +181,7 @@ void to_c(const tessera::Problem& p, tessera_problem& c) {
   c.sink_tokens = p.sink_tokens;
   c.leftpad = cache.leftpad ? 1 : 0;
   c.skip_pages = cache.skips ? 1 : 0;
+  c.prefix_levels = cache.prefix_levels;
   c.tree = p.tree ? 1 : 0;
   c.qv = p.qv ? 1 : 0;
   c.dtype_v = p.dtype_v ? static_cast<std::int32_t>(*p.dtype_v) : -1;

@@ -39,6 +39,10 @@ struct CacheShape {
                           ///< from; 0: sequence b has row b
   bool leftpad = false;   ///< a sequence's first slots hold none of its keys
   bool skips = false;     ///< paged only: no query sees keys of pages with numbers below 0
+  /// Paged only: prefixes of prefixes, at most, that neighbouring sequences of the batch may have
+  /// in the same pages, 0 to 4. Changes no result but its rounding: a GPU reads what they share
+  /// once, where that pays; it finds that out from the page table where the kernel runs (S13).
+  std::int64_t prefix_levels = 0;
 
   /// Whether keys and values lie in pages that a table names.
   bool paged() const { return page_size > 0; }

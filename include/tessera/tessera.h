@@ -134,6 +134,8 @@ typedef struct tessera_problem {
   int64_t qv;              /**< 0 or 1: scores are q . k + qv . v, by default over
                                 sqrt(head_dim + head_dim_v) */
   int64_t skip_pages;      /**< 0 or 1: no query sees keys of pages with numbers below 0 */
+  int64_t prefix_levels;   /**< 0 to 4: prefixes of prefixes in pages that neighbouring sequences
+                                share, which a GPU may read once */
 } tessera_problem;
 
 /** A (batch, seqlen, heads, head_dim) tensor that is only read, packed (total, heads, head_dim);

@@ -110,6 +110,13 @@ std::int64_t check_boundaries(const char* name, const View& view, const View& q,
   return view.shape[0] - 1;
 }
 
+/// What is shared is found in a page table.
+void check_prefixes(const CacheInputs& in, const CacheOptions& options) {
+  if (options.prefix_levels == 0 || in.page_table) return;
+  invalid("prefix_levels = " + std::to_string(options.prefix_levels) +
+          ", but page_table is None: it must have the pages, or prefix_levels must be 0");
+}
+
 /// Chosen keys have no positions: what asks for these does not go with them.
 void check_skipping(const CacheInputs& in, const CacheOptions& options) {
   if (!options.skip_pages) return;
@@ -299,6 +306,7 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
                         "head_dim)");
   check_cache_dims(place);
   check_skipping(in, options);
+  check_prefixes(in, options);
   const Axes axes(p.packed);
   p.dtype = storage_type(in.q);
   p.num_heads = in.q.shape[axes.heads];
@@ -318,6 +326,7 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   cache.lengths = options.lengths;
   cache.leftpad = static_cast<bool>(in.leftpad);
   cache.skips = options.skip_pages;
+  cache.prefix_levels = options.prefix_levels;
   p.seqlen_k = read_cache(place, p.batch, in.q, "q", cache);
   cache.seqlen_new = in.cu_seqlens_new && options.seqlen_new >= 0
                          ? std::min(options.seqlen_new, p.seqlen_k)  // a bound

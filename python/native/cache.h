@@ -25,6 +25,7 @@ struct CacheOptions {
   float softcap = 0.0F;
   std::int64_t window_left = -1, window_right = -1, chunk = 0, sink_tokens = 0;
   bool batch_invariant = false, skip_pages = false;
+  std::int64_t prefix_levels = 0;
 };
 
 /// Throws Raise(ValueError, NotImplementedError) if shapes, types or devices do not go together.

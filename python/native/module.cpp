@@ -270,7 +270,7 @@ Lengths lengths_of(PyObject* object) {
   wrong_type("lengths", object, "'after', 'before' or 'full'", PyExc_ValueError);
 }
 
-constexpr Py_ssize_t kCacheInputs = 17, kCacheOptions = 11;
+constexpr Py_ssize_t kCacheInputs = 17, kCacheOptions = 12;
 
 /// q, k_cache, v_cache, out, lse and the other tensors of CacheInputs, and CacheOptions.
 void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptions& options) {
@@ -306,6 +306,7 @@ void read_cached(Arguments& arguments, Views& views, CacheInputs& in, CacheOptio
   options.sink_tokens = arguments.integer("sink_tokens");
   options.batch_invariant = arguments.flag("batch_invariant");
   options.skip_pages = arguments.flag("skip_pages");
+  options.prefix_levels = arguments.integer("prefix_levels");
 }
 
 /// Where a checked call writes o: `out`, or without one a new tensor. objects: as read_cached reads

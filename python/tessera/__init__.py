@@ -271,6 +271,7 @@ def cached_attention(
     cu_seqlens_new: _ArrayT | None = None,
     page_table: _ArrayT | None = None,
     skip_pages: bool = False,
+    prefix_levels: int = 0,
     cache_index: _ArrayT | None = None,
     leftpad: _ArrayT | None = None,
     k_scale: _ArrayT | None = None,
@@ -324,6 +325,9 @@ def cached_attention(
         skip_pages: a number below 0 in `page_table` is no page: nobody sees its keys. With pages of one key a row of
             the table is a list of the keys that a query sees (top-k). Keys have no positions then, so nothing that asks
             for these goes with it: causal, window, chunk, sink_tokens, tree_mask, leftpad, alibi_slopes.
+        prefix_levels: 1 to 4: neighbouring sequences of the batch may have the same pages first in their rows of
+            `page_table`, and some of these further ones in common, so many levels at most. A GPU finds out on the
+            device, and reads what is shared once where that pays. It changes the result by rounding only.
         cache_index: int32 (batch,): sequence b has row cache_index[b] of the cache, or of `page_table`; None: row b.
         leftpad: int32 (batch,): the keys of a sequence begin at that slot. Lengths count slots, positions count keys.
         k_scale, v_scale: of caches of 8 bits, float32, what their elements are multiplied by: one number; (batch,
@@ -356,7 +360,7 @@ def cached_attention(
         q, k_cache, v_cache, seqlens, lengths, seqlen_new, cu_seqlens_new, page_table, cache_index, leftpad,
         cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens, tree_mask, softmax_scale, softcap, alibi_slopes,
         sink, batch_invariant, k_new, v_new, max_seqlen_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
-        rotary_constant_q, out, return_lse, False, k_scale, v_scale, qv, skip_pages,
+        rotary_constant_q, out, return_lse, False, k_scale, v_scale, qv, skip_pages, prefix_levels,
     )  # fmt: skip
 
 
@@ -372,6 +376,7 @@ def explain_cached(
     cu_seqlens_new: _ArrayT | None = None,
     page_table: _ArrayT | None = None,
     skip_pages: bool = False,
+    prefix_levels: int = 0,
     cache_index: _ArrayT | None = None,
     leftpad: _ArrayT | None = None,
     k_scale: _ArrayT | None = None,
@@ -411,6 +416,7 @@ def explain_cached(
             "lengths": lengths, "seqlen_new": seqlen_new, "max_seqlen_q": max_seqlen_q, "causal": causal,
             "window": window, "chunk": chunk, "sink_tokens": sink_tokens, "softmax_scale": softmax_scale,
             "softcap": softcap, "batch_invariant": batch_invariant, "skip_pages": skip_pages,
+            "prefix_levels": prefix_levels,
         },
     )  # fmt: skip
     return text

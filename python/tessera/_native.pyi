@@ -21,13 +21,14 @@ the class does not offer the same to C (DLPack's table of functions), and never 
 
     cached_forward(q, k_cache, v_cache, o, lse, alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table,
         cache_index, leftpad, tree_mask, k_scale, v_scale, qv, max_seqlen_q, lengths, seqlen_new, softmax_scale,
-        softcap, window_left, window_right, chunk, sink_tokens, batch_invariant, skip_pages, framework)
+        softcap, window_left, window_right, chunk, sink_tokens, batch_invariant, skip_pages, prefix_levels,
+        framework)
     cached_step(k_new, v_new, q_out, rotary_cos, rotary_sin, rotary_seqlens, max_seqlen_new, rotary_interleaved,
         rotary_constant_q, and all of cached_forward)
     append(k_new, v_new, k_cache, v_cache, q, q_out, seqlens, cu_seqlens_new, page_table, cache_index, cu_seqlens_q,
         slot_mapping, rotary_cos, rotary_sin, rotary_seqlens, rotary_positions, k_scale, v_scale, lengths, max_seqlen_q,
         max_seqlen_new, rotary_interleaved, rotary_constant_q, framework)
-    explain_cached(as cached_forward up to skip_pages, o and lse None, device: str | None)
+    explain_cached(as cached_forward up to prefix_levels, o and lse None, device: str | None)
 
 They mean what `tessera.cached_attention`, `append` and `explain_cached` say. `cached_step` is an append and the
 attention after it, of q_out where that is given. Both return o, a new tensor where o is None; for that their

@@ -255,7 +255,7 @@ def test_operators(device: str) -> None:
     tests = ("test_schema", "test_faketensor")
     forward = torch.ops.tessera.cached_forward.default
     for none in (0, None):  # bounds of what is not packed
-        more = (None, None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False, False)
+        more = (None, None, None, None, None, none, "after", none, None, 0.0, -1, 0, 0, 0, False, False, 0)
         torch.library.opcheck(forward, (q, k_cache, v_cache, None, None, None, *arrays, *more), test_utils=tests)
     append = torch.ops.tessera.append.default
     rest = (cos, sin, None, None, None, None, "before", 0, 0, False, False)
@@ -284,6 +284,31 @@ def test_skipped_pages(seqlen_q: int, ids: torch.dtype, device: str) -> None:
     assert "pages=" in (text := tessera.explain_cached(
         q, cache.k, cache.v, seqlens=seqlens, page_table=skipped, skip_pages=True
     )) and ":skip" in text  # fmt: skip
+
+
+@pytest.mark.parametrize("seqlen_q", (1, 2))
+@pytest.mark.parametrize("ids", (torch.int32, torch.int64))
+def test_shared_prefixes(seqlen_q: int, ids: torch.dtype, device: str) -> None:
+    """Sequences with the same pages first: prefix_levels changes nothing but how a GPU reads them."""
+    batch, page_size = 12, 16
+    cache = random_cache(device, page_size, batch)
+    assert cache.page_table is not None
+    table = cache.page_table.to(ids)
+    table[:, :2] = table[0, :2]  # all of them
+    table[5:9, 2:4] = table[5, 2:4]  # and some of these further ones
+    q = queries(device, batch, seqlen_q)
+    seqlens = torch.randint(3 * page_size, 80, (batch,), dtype=torch.int32, device=device)
+    shared: dict[str, Any] = {"seqlens": seqlens, "page_table": table, "causal": True, "return_lse": True}
+    plain = tessera.cached_attention(q, cache.k, cache.v, **shared)
+    for levels in (1, 2, 4):
+        result = tessera.cached_attention(q, cache.k, cache.v, prefix_levels=levels, **shared)
+        if device == "cpu":
+            assert all(map(torch.equal, result, plain))
+        else:
+            torch.testing.assert_close(result[0].float(), plain[0].float(), rtol=0.02, atol=0.02)
+            torch.testing.assert_close(result[1], plain[1], rtol=1e-4, atol=1e-4)
+    del shared["return_lse"]
+    assert " prefixes=2 " in tessera.explain_cached(q, cache.k, cache.v, prefix_levels=2, **shared)
 
 
 def test_graphs(device: str) -> None:
@@ -331,6 +356,8 @@ def test_refusals(device: str) -> None:
         ({"q": q[..., :8]}, r"k_cache has shape \(18, 16, 2, 32\): must be \(18, 16, 2, 8\)"),
         ({"q": q.half()}, r"k_cache\.dtype = bfloat16, but q\.dtype = float16"),
         ({"skip_pages": True, "page_table": None}, "skip_pages = True, but page_table is None"),
+        ({"prefix_levels": 1, "page_table": None}, "prefix_levels = 1, but page_table is None"),
+        ({"prefix_levels": 5}, r"prefix_levels = 5: must lie in \[0, 4\]"),
         ({"skip_pages": True, "causal": True}, "skip_pages = True: .* no positions, which causal or window asks for"),
         ({"skip_pages": True, "leftpad": seqlens}, "skip_pages = True: .* no positions, which leftpad asks for"),
     ]

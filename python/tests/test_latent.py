@@ -173,7 +173,7 @@ def test_operators(device: str) -> None:
     numbers = (0, 0, None, 0.0, -1, 0, False, False)
     torch.library.opcheck(op, (q, k, v, *(None,) * 5, qv, *numbers), test_utils=tests)
     cached = torch.ops.tessera.cached_forward.default
-    more = (None, "full", None, None, 0.0, -1, 0, 0, 0, False, False)
+    more = (None, "full", None, None, 0.0, -1, 0, 0, 0, False, False, 0)
     torch.library.opcheck(cached, (q, k, v, *(None,) * 11, qv, *more), test_utils=tests)
 
 

@@ -58,6 +58,7 @@ struct Kernel {
   Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
                               ///< the operand, exactly; else f32
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
+  bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };

@@ -12,7 +12,7 @@ std::span<const Architecture* const> architectures() {
 std::string value_text(const core::Kernel& row) {
   // As many names as a row has members: a new one does not compile until it is written here.
   const auto& [arch, pass, form, operand, block_m, tile_m, block_n, split_n, lanes, head_dim,
-               head_dim_v, q_rows, q_stages, extra, any_layout, cached, qv] = row;
+               head_dim_v, q_rows, q_stages, extra, any_layout, cached, qv, prefixes] = row;
   const auto value = [](auto enumerator) { return std::to_string(static_cast<int>(enumerator)); };
   std::string text = "tessera::core::Kernel{tessera::Arch{" + value(arch) + "}, tessera::Pass{" +
                      value(pass) + "}, tessera::core::Form{" + value(form) +
@@ -22,7 +22,8 @@ std::string value_text(const core::Kernel& row) {
     text += ", " + std::to_string(number);
   }
   return text + ", tessera::core::Extra{" + value(extra) + "}, " + (any_layout ? "true" : "false") +
-         ", tessera::Dtype{" + value(cached) + "}, " + (qv ? "true" : "false") + "}";
+         ", tessera::Dtype{" + value(cached) + "}, " + (qv ? "true" : "false") + ", " +
+         (prefixes ? "true" : "false") + "}";
 }
 
 }  // namespace tessera::cuda

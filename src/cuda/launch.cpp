@@ -73,7 +73,7 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
 }
 
 Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
-  constexpr std::size_t kMost = 24;  // of an architecture
+  constexpr std::size_t kMost = 32;  // of an architecture
   static std::array<std::array<std::array<Loaded, kMost>, kMostDevices>, kArchs> all;
   if (number >= architecture->auxiliary.size() || number >= kMost) {
     return Status::device("auxiliary kernel = " + std::to_string(number) + ": there is none");

@@ -106,6 +106,14 @@ inline constexpr core::Kernel kLatentRows[] = {
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::f32, true},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::f32, true},
 };
+// Decoding over pages that neighbouring sequences share; up to 64 of their rows side by side, where registers hold the
+// queries. Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kPrefixRows[] = {
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra          any_layout cached   qv     prefixes
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
+};
 // clang-format on
 
 /// All rows, in the order of the tables.
@@ -118,8 +126,10 @@ struct Catalog {
 
   static constexpr unsigned kCache = sizeof kCacheRows / sizeof kCacheRows[0];
   static constexpr unsigned kLatent = sizeof kLatentRows / sizeof kLatentRows[0];
+  static constexpr unsigned kPrefix = sizeof kPrefixRows / sizeof kPrefixRows[0];
 
-  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache + 2 * kLatent] = {};
+  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache + 2 * kLatent +
+                    2 * kPrefix] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -144,6 +154,12 @@ struct Catalog {
       }
     }
     for (const core::Kernel& one : kLatentRows) {
+      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
+        *row = one;
+        row++->operand = operand;
+      }
+    }
+    for (const core::Kernel& one : kPrefixRows) {
       for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
         *row = one;
         row++->operand = operand;

@@ -1,6 +1,7 @@
 #include "plan/checks.h"
 
 #include "core/hd.h"
+#include "core/prefixes.h"
 #include "plan/text.h"
 
 namespace tessera {
@@ -178,6 +179,7 @@ Status check_cache_shape(const CacheShape& cache, std::int64_t most_new) {
       {"cache.num_pages", cache.num_pages, 0,
        cache.paged() ? (std::int64_t{1} << 48) / cache.page_size : 0},
       {"cache.rows", cache.rows, 0, kMaxBatch},
+      {"cache.prefix_levels", cache.prefix_levels, 0, cache.paged() ? core::kMostPrefixLevels : 0},
   };
   for (const auto& range : ranges) {
     if (Status s = check_range(range.name, range.value, range.low, range.high); !s) return s;

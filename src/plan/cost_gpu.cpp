@@ -91,12 +91,16 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   if (p.window_left >= 0 || p.window_right >= 0) {
     // Half a block; and of rows half a warpgroup's, more where the tile's others wait for it.
     const double waiting = crowded(row, costs) ? 1.0 : 0.5;
-    keys += 0.5 * (waiting * row.block_m / plan.row_heads + row.block_n);
+    // Where a block of rows may be those of several sequences, as many as a warp has.
+    const int rows = row.prefixes ? row.tile_m : row.block_m;
+    keys += 0.5 * (waiting * rows / plan.row_heads + row.block_n);
   } else {
     keys = static_cast<double>(core::round_up<std::int64_t>(p.seqlen_k, row.block_n));
   }
   const double tiles = blocks / plan.row_heads;
-  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * idle(plan, blocks) +
+  // How many keys are shared is not known here; a row that finds out is taken to save half.
+  const double read = row.prefixes ? 0.5 : 1.0;
+  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * read * idle(plan, blocks) +
          lay_cost(plan, p, costs) + 1000.0;
 }
 

@@ -1,6 +1,7 @@
 // What memory a GPU's kernels need besides shared memory and registers.
 #pragma once
 
+#include "core/prefixes.h"
 #include "plan/plan.h"
 #include "plan/workspace.h"
 
@@ -17,11 +18,23 @@ struct GpuBackwardLayout {
   std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
 };
 
+/// What a GPU's row that reads shared prefixes once knows of them (core/prefixes.h), and where it
+/// leaves what rows see of each.
+struct GpuPrefixLayout {
+  std::uint64_t* common = nullptr;    ///< [batch] keys in common with the sequence before
+  core::CommonKeys* list = nullptr;   ///< [batch]
+  core::OwnKeys* own = nullptr;       ///< [batch]
+  core::Segment* segments = nullptr;  ///< [2 batch] every sequence's own keys, then prefixes
+  std::int32_t* count = nullptr;      ///< of segments
+  core::PartWord* rows = nullptr;     ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
+};
+
 /// Where the blocks of a GPU's decoding row leave parts for each other: see
 /// cuda/mma/decode_params.h.
 struct GpuDecodeLayout {
   std::int64_t slots = 0;           ///< none: an item has one part
   core::PartWord* words = nullptr;  ///< [slots][core::part_words]
+  GpuPrefixLayout prefixes;
 };
 
 /// Units of the longest item of a decoding row at most; sink tokens begin a unit of their own.
@@ -50,6 +63,20 @@ TESSERA_HD GpuValueLayout layout_gpu_values(Workspace& workspace, const PlanData
   return layout;
 }
 
+TESSERA_HD GpuPrefixLayout layout_gpu_prefixes(Workspace& workspace, const PlanData& plan) {
+  const Problem& p = plan.problem;
+  GpuPrefixLayout layout;
+  layout.common = workspace.take<std::uint64_t>("common_keys", p.batch);
+  layout.list = workspace.take<core::CommonKeys>("common_key_list", p.batch);
+  layout.own = workspace.take<core::OwnKeys>("own_keys", p.batch);
+  layout.segments = workspace.take<core::Segment>("segments", 2 * p.batch);
+  layout.count = workspace.take<std::int32_t>("segment_count", 1);
+  layout.rows = workspace.take<core::PartWord>(
+      "prefix_words",
+      (p.cache->prefix_levels + 1) * p.rows_q() * p.num_heads * (plan.kernel.head_dim_v / 2));
+  return layout;
+}
+
 TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanData& plan) {
   const std::int64_t units = units_of_item(plan);
   GpuDecodeLayout layout;
@@ -59,6 +86,7 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
   }
   layout.words =
       workspace.take<core::PartWord>("part_words", layout.slots * core::part_words(plan.kernel));
+  if (plan.kernel.prefixes) layout.prefixes = layout_gpu_prefixes(workspace, plan);
   return layout;
 }
 

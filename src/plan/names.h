@@ -39,6 +39,7 @@ inline std::string name_of(const core::Kernel& kernel) {
   if (kernel.head_dim_v != kernel.head_dim) name += "v" + std::to_string(kernel.head_dim_v);
   name += "." + std::to_string(kernel.block_m) + "x" + std::to_string(kernel.block_n);
   if (kernel.qv) return name + ".qv";
+  if (kernel.prefixes) return name + ".prefixes";
   if (kernel.form == core::Form::decode) return name;
   if (kernel.pass == Pass::forward && kernel.q_stages == 1) name += ".q1";
   if (kernel.any_layout) return name + ".any";

@@ -285,6 +285,8 @@ constexpr Word kValues[] = {
      [](Problem& p, std::string_view v) { return read_pages(v, cache_of(p)); }},
     {"rows", "rows=ROWS",
      [](Problem& p, std::string_view v) { return read_int(v, cache_of(p).rows); }},
+    {"prefixes", "prefixes=LEVELS",
+     [](Problem& p, std::string_view v) { return read_int(v, cache_of(p).prefix_levels); }},
     {"chunk", "chunk=KEYS", set_int<&Problem::chunk>},
     {"sink_tokens", "sink_tokens=KEYS", set_int<&Problem::sink_tokens>},
     {"scale", "scale=SOFTMAX_SCALE",
@@ -367,6 +369,7 @@ std::string to_string(const Problem& p) {
       add("pages=" + pages_text(*p.cache));
     }
     if (p.cache->rows != 0) add("rows=" + std::to_string(p.cache->rows));
+    if (p.cache->prefix_levels != 0) add("prefixes=" + std::to_string(p.cache->prefix_levels));
     if (p.cache->leftpad) add("leftpad");
   }
   if (p.window_left == -1 && p.window_right == 0) {
@@ -485,7 +488,7 @@ std::size_t std::hash<tessera::Problem>::operator()(
   if (p.bias) add(p.bias->batch, p.bias->heads, p.bias->queries, p.bias->keys, p.bias->dtype);
   if (const auto& c = p.cache) {
     add(c->lengths, c->seqlen_new, c->page_size, c->num_pages, c->page_ids, c->rows, c->leftpad,
-        c->skips);
+        c->skips, c->prefix_levels);
   }
   return static_cast<std::size_t>(state);
 }

@@ -13,10 +13,10 @@ namespace tessera {
 namespace {
 
 /// A row that decodes: few query rows.
-std::string refused_rows(const core::Kernel& row, const Problem& problem) {
+std::string refused_rows(const Problem& problem, std::int64_t most) {
   const std::int64_t rows = rows_per_head_k(problem);
-  if (rows > row.block_m) {
-    return "takes at most " + std::to_string(row.block_m) +
+  if (rows > most) {
+    return "takes at most " + std::to_string(most) +
            " query rows per key/value head; seqlen_q * num_heads / num_heads_k = " +
            std::to_string(rows);
   }
@@ -149,11 +149,41 @@ std::string refused_cached(const Problem& problem) {
   return refused_cache_scales(problem);
 }
 
+/// A GPU's row that reads shared prefixes once. Where it is not taken, another reads them for every
+/// sequence.
+std::string refused_prefixes(const core::Kernel& row, const Problem& problem) {
+  if (!row.prefixes) return {};
+  if (!problem.cache || problem.cache->prefix_levels == 0) {
+    return "looks for prefixes that sequences share; prefix_levels = 0";
+  }
+  const bool top_left = problem.alignment == Alignment::top_left &&
+                        (problem.window_left >= 0 || problem.window_right >= 0);
+  const struct {
+    const char* name;
+    bool there;
+  } others[] = {
+      {"cache.skips", problem.cache->skips},
+      {"chunk", problem.chunk > 0},
+      {"sink_tokens", problem.sink_tokens > 0},
+      {"alibi", problem.alibi != PerHead::none},
+      {"bias", problem.bias.has_value()},
+      {"causal or window from the top left", top_left},
+      {"batch_invariant", problem.batch_invariant},
+  };
+  for (const auto& [name, there] : others) {
+    if (there) return std::string("takes no ") + name;
+  }
+  // A sequence with more rows reads its keys for so many that sharing them saves little.
+  constexpr std::int64_t kMostRows = 64;
+  return refused_rows(problem, kMostRows);
+}
+
 std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   if (problem.dropout_p > 0.0F) return "takes no dropout";
+  if (std::string other = refused_prefixes(row, problem); !other.empty()) return other;
   // What no other row does it does for any number of rows, block by block.
   if (!problem.cache && !core::widens(row) && !row.qv && refused_mask(problem).empty()) {
-    if (std::string other = refused_rows(row, problem); !other.empty()) return other;
+    if (std::string other = refused_rows(problem, row.block_m); !other.empty()) return other;
   }
   const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
   const std::int64_t keys =
@@ -266,7 +296,7 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
   }
   if (row.form == core::Form::decode) {
     std::string other = refused_cached(problem);
-    return other.empty() ? refused_rows(row, problem) : other;
+    return other.empty() ? refused_rows(problem, row.block_m) : other;
   }
   return {};
 }

@@ -293,7 +293,10 @@ class Noise {
   void add_forward_row(const Place& at, const Row& row, const std::vector<Parts>& keys,
                        double largest) {
     const std::int64_t n = at.s.seqlen_k, columns = p_.head_dim_v;
-    const bool split = p_.seqlen_k > kWhole;  // of the longest sequence, of a cache's capacity
+    // Of the longest sequence, of a cache's capacity; and where a prefix ends, keys are split
+    // again.
+    const int splits =
+        (p_.seqlen_k > kWhole ? 1 : 0) + (p_.cache && p_.cache->prefix_levels > 0 ? 1 : 0);
     const auto first = size((at.row * p_.num_heads + at.h) * columns);
     const double slack = std::min(2.0 * largest, kSlack);
     std::vector<double> together(size(columns));  // if all exponents err alike
@@ -314,7 +317,7 @@ class Noise {
       const double p = row.p[size(j)], weight = p * row.keep[size(j)];
       if (p == 0.0) continue;
       Exponent e = exponent(keys[size(j)], row.slope[size(j)], slack - std::log(p), 0.0);
-      if (split) e.own.round(row.lse, 4);  // lse of a part of the keys and its way back
+      if (splits > 0) e.own.round(row.lse, 4 * splits);  // lse of a part and its way back
       enter(p, e);
       const double* v = in_.v(at.s.first_k + j, at.hk);
       Error rounding;
@@ -350,7 +353,7 @@ class Noise {
       o_.variance[i] += square(together[size(c)]) + o_.order(i, n);
     }
     lse.add(sums);
-    lse.round(row.lse, split ? 6 : 2);
+    lse.round(row.lse, 2 + 4 * splits);
     lse.add(kLog2 * (slack + std::log(count)));
     lse.worst += exp2_;
     lse_[size(in_.lse_index(at.b, at.h, at.i))] =

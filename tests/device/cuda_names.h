@@ -1,6 +1,7 @@
 // CUDA's names for a kernel that runs on fibers (fibers.h). To be included before its headers.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -81,5 +82,6 @@ inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) {
   const unsigned d = a < b ? b : a;
   return c < d ? d : c;
 }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int min(int a, int b) { return b < a ? b : a; }
 // NOLINTEND

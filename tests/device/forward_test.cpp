@@ -96,9 +96,38 @@ std::string latent_problem(const core::Kernel& row, std::mt19937& random) {
          one_of(random, {"", "scale=0.02 ", "scale=1 "});
 }
 
+/// The same for a row that decodes, over pages that neighbours share.
+std::string decode_problem(const core::Kernel& row, std::mt19937& random) {
+  const auto up_to = [&random](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  const int batch = up_to(1, 12), q = up_to(1, 4), k = up_to(q, 400), heads_k = up_to(1, 2);
+  const int group = up_to(1, row.prefixes ? 64 / q : 16);
+  const int size = up_to(1, 40), pages = (k + size - 1) / size * batch;
+  std::string text = std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
+                     " b=" + std::to_string(batch) + " h=" + std::to_string(heads_k * group) + "/" +
+                     std::to_string(heads_k) + " q=" + std::to_string(q) +
+                     " k=" + std::to_string(k) + " d=" + std::to_string(row.head_dim) + "/" +
+                     std::to_string(row.head_dim_v - (random() % 4 == 0 ? 8 : 0)) + " ";
+  if (core::widens(row)) {
+    text += std::string("kv=") + to_string(row.cached) + " scales=none/" +
+            one_of(random, {"tensor/tensor ", "head/token ", "token/head "});
+  }
+  if (random() % 3 == 0) text += "packed=" + std::to_string(up_to(0, batch * q)) + " ";
+  text += one_of(random, {"cache=full ", "cache=after ", "cache=after ", "cache=before:1 "});
+  text += "pages=" + std::to_string(pages + 1) + "x" + std::to_string(size) +
+          one_of(random, {" ", ":i64 "}) + one_of(random, {"", "", "rows=4 "});
+  if (row.prefixes) text += one_of(random, {"prefixes=1 ", "prefixes=2 ", "prefixes=4 "});
+  text += one_of(random, {"", "causal ", "causal ", "window=50,0 ", "window=-1,2 "});
+  if (random() % 4 == 0) text += "tree ";
+  return text + one_of(random, {"", "sink "}) + one_of(random, {"", "", "leftpad "}) +
+         one_of(random, {"", "softcap=20 "}) + one_of(random, {"", "scale=0.02 ", "scale=1 "});
+}
+
 /// A problem for the row, of any kind that it takes.
 std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   if (row.qv) return latent_problem(row, random);
+  if (row.form == core::Form::decode) return decode_problem(row, random);
   const auto up_to = [&random](int low, int high) {
     return std::to_string(low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
   };
@@ -154,6 +183,8 @@ std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ForwardOnFibers, testing::ValuesIn(rows().begin(), rows().end()),
                          row_name);
+INSTANTIATE_TEST_SUITE_P(DecodeRows, ForwardOnFibers,
+                         testing::ValuesIn(decode_rows().begin(), decode_rows().end()), row_name);
 
 }  // namespace
 }  // namespace tessera::device

@@ -2,12 +2,9 @@
 
 // What stands for the device comes before its code.
 #include "forward_host.h"
-
-#include <array>
-#include <utility>
+#include "rows.h"
 
 #include "cuda/symbol.h"
-#include "plan/catalog.h"
 
 namespace tessera::device {
 namespace {
@@ -34,20 +31,7 @@ constexpr bool chosen(const core::Kernel& row) {
          is(row, i8_bf16, 192, 192, 128, kNone) || is(row, i8_bf16, 128, 128, 128, kSoftcap);
 }
 
-constexpr std::size_t count_chosen() {
-  std::size_t count = 0;
-  for (const core::Kernel& row : kCatalog) count += chosen(row) ? 1 : 0;
-  return count;
-}
-
-constexpr auto kRows = [] {
-  std::array<core::Kernel, count_chosen()> rows = {};
-  std::size_t i = 0;
-  for (const core::Kernel& row : kCatalog) {
-    if (chosen(row)) rows[i++] = row;
-  }
-  return rows;
-}();
+constexpr auto kRows = rows_of<count_of(chosen)>(chosen);
 
 template <std::size_t kRow>
 bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
@@ -89,6 +73,8 @@ std::string launch(const std::string& symbol, unsigned blocks, const void* param
     return run(blocks, cuda::aux::kKeepThreads, 0,
                [&p](char* /*shared*/) { cuda::aux::keep_pages(p); });
   }
+  std::string wrong;
+  if (launch_decode(symbol, blocks, params, wrong)) return wrong;
   return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
 }
 

@@ -9,11 +9,17 @@
 
 namespace tessera::device {
 
-/// The rows that are compiled for it.
+/// The rows that are compiled for it; those that decode without qv.
+/// @{
 std::span<const core::Kernel> rows();
+std::span<const core::Kernel> decode_rows();
+/// @}
 
-/// Runs a launch of one of them, or of the kernel that lays out their values: its symbol, and what
-/// it is given. Returns what went wrong.
+/// Runs a launch of one of them, or of a kernel that comes before them: its symbol, and what it is
+/// given. Returns what went wrong.
 std::string launch(const std::string& symbol, unsigned blocks, const void* params);
+/// The same of those that decode; false: it is none of them.
+bool launch_decode(const std::string& symbol, unsigned blocks, const void* params,
+                   std::string& wrong);
 
 }  // namespace tessera::device

@@ -109,6 +109,12 @@ void CacheLayout::draw_pages(const Problem& problem, const std::vector<Keys>& se
   }
   constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::min();
   page_table.assign(size(rows * stride_page_table), kNobody);
+  // How many columns begin a row as they do the row above it: as in radix trees of prompts.
+  std::vector<std::int64_t> shared(size(rows));
+  for (std::int64_t& count : shared) {
+    if (shape.prefix_levels == 0) break;
+    count = one_of({0, columns / 4, columns / 2, columns - 1, columns}, random);
+  }
   std::int64_t taken = 0;
   for (const Keys& keys : sequences) {
     for (std::int64_t slot = keys.begin; slot < keys.end;) {
@@ -116,6 +122,11 @@ void CacheLayout::draw_pages(const Problem& problem, const std::vector<Keys>& se
       slot = (column + 1) * shape.page_size;
       std::int64_t& page = page_table[size(keys.row * stride_page_table + column)];
       if (page != kNobody) continue;  // two sequences of one row
+      const std::int64_t* const above = keys.row > 0 ? &page - stride_page_table : nullptr;
+      if (above != nullptr && column < shared[size(keys.row)] && *above != kNobody) {
+        page = *above;
+        continue;
+      }
       const bool fresh = taken == 0 || (taken < shape.num_pages && random.next_between(0, 7) > 0);
       page = order[size(fresh ? taken++ : random.next_between(0, taken - 1))];
       if (shape.skips && random.next_between(0, 3) == 0) page = one_of({-1, -2, kLeast}, random);

@@ -216,6 +216,7 @@ std::vector<Feature> make_features() {
       cache_field<std::int64_t>("rows", &CacheShape::rows, {0, 1, 4}, {"b", "1", "4"}),
       cache_field<bool>("leftpad", &CacheShape::leftpad, {false, true}, {"off", "on"}),
       cache_field<bool>("skips", &CacheShape::skips, {false, true}, {"off", "on"}),
+      cache_field<std::int64_t>("prefixes", &CacheShape::prefix_levels, {0, 1, 4}, {"0", "1", "4"}),
       flag("deterministic", &P::deterministic),
       flag("batch_invariant", &P::batch_invariant),
       feature<Values>(
@@ -275,12 +276,12 @@ class Contradictions {
 
   void add_caches() {
     for (const char* name : {"chunk", "sink_tokens", "tree", "cache", "page size", "page numbers",
-                             "rows", "leftpad", "skips"}) {
+                             "rows", "leftpad", "skips", "prefixes"}) {
       forbid(name, "pass", "bwd");
       forbid(name, "dlse", "on");
     }
     for (const char* name : kOfCaches) forbid(name, "cache", "none");
-    for (const char* name : {"page numbers", "skips"}) forbid(name, "page size", "0");
+    for (const char* name : {"page numbers", "skips", "prefixes"}) forbid(name, "page size", "0");
     for (const char* name : kPositional) forbid(name, "skips", "on");
     for (const std::int64_t seqlen_q : kSeqlensQ) {
       if (seqlen_q > 64) forbid("tree", "seqlen_q", std::to_string(seqlen_q).c_str());
@@ -360,7 +361,8 @@ class Contradictions {
   const std::vector<Contradiction>& found() const { return found_; }
 
  private:
-  static constexpr std::array kOfCaches = {"page size", "page numbers", "rows", "leftpad", "skips"};
+  static constexpr std::array kOfCaches = {"page size", "page numbers", "rows",
+                                           "leftpad",   "skips",        "prefixes"};
 
   static int value_of(std::size_t f, const char* name) {
     const std::vector<std::string>& values = features()[f].values;

@@ -52,7 +52,7 @@ bool is_mask(const std::string& feature) {
 
 bool is_of_cache(const std::string& feature) {
   return feature == "cache" || feature == "page size" || feature == "page numbers" ||
-         feature == "rows" || feature == "leftpad" || feature == "skips";
+         feature == "rows" || feature == "leftpad" || feature == "skips" || feature == "prefixes";
 }
 
 bool asks_for_positions(const std::string& feature) {
@@ -67,6 +67,18 @@ void fit_skipping(Draft& draft, Random& random) {
   if (draft.value[skips] == 0) return;
   for (std::size_t f = 0; f < draft.value.size(); ++f) {
     if (asks_for_positions(features()[f].name) && !draft.kept(f)) draft.value[f] = 0;
+  }
+}
+
+/// Prefixes are shared now and then, and then by what a GPU's row for them mostly takes.
+void fit_prefixes(Draft& draft, Random& random) {
+  const std::size_t prefixes = index_of("prefixes");
+  if (!draft.kept(prefixes) && random.next_between(0, 1) > 0) draft.value[prefixes] = 0;
+  if (draft.value[prefixes] == 0 || random.next_between(0, 3) == 0) return;
+  for (std::size_t f = 0; f < draft.value.size(); ++f) {
+    const std::string& name = features()[f].name;
+    const bool hidden = asks_for_positions(name) && name != "window" && name != "tree";
+    if ((hidden || name == "skips") && !draft.kept(f)) draft.value[f] = 0;
   }
 }
 
@@ -134,6 +146,7 @@ Case draw_case(Draft draft, Random& random, Arch best, std::int64_t most_work, b
       if ((plain && is_extra(name)) || forward.leaves_out(name)) draft.value[f] = 0;
     }
     fit_skipping(draft, random);
+    fit_prefixes(draft, random);
   } while (!consistent(draft));
   Case item = build(draft);
   while (work_of(item) > most_work) {

@@ -30,7 +30,7 @@ _library.define(
     "Tensor? cu_seqlens_q, Tensor? seqlens, Tensor? cu_seqlens_new, Tensor? page_table, Tensor? cache_index, "
     "Tensor? leftpad, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, Tensor? qv, SymInt? max_seqlen_q, "
     "str lengths, SymInt? seqlen_new, float? softmax_scale, float softcap, SymInt window_left, SymInt window_right, "
-    "SymInt chunk, SymInt sink_tokens, bool batch_invariant, bool skip_pages) "
+    "SymInt chunk, SymInt sink_tokens, bool batch_invariant, bool skip_pages, SymInt prefix_levels) "
     "-> (Tensor, Tensor)",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
@@ -113,6 +113,7 @@ def cached_attention(
     v_scale: Tensor | None = None,
     qv: Tensor | None = None,
     skip_pages: bool = False,
+    prefix_levels: int = 0,
 ) -> Any:
     """`tessera.cached_attention`. A few microseconds are all it may take: docs/python.md has them.
 
@@ -168,7 +169,7 @@ def cached_attention(
     more = (
         alibi_slopes, sink, cu_seqlens_q, seqlens, cu_seqlens_new, page_table, cache_index, leftpad, tree_mask,
         k_scale, v_scale, qv, max_seqlen_q, lengths, seqlen_new, softmax_scale, softcap, left, right, chunk,
-        sink_tokens, batch_invariant, skip_pages,
+        sink_tokens, batch_invariant, skip_pages, prefix_levels,
     )  # fmt: skip
     if is_traced:
         q, k_cache, v_cache = rows(q.resolve_neg()), k_cache.resolve_neg(), v_cache.resolve_neg()
@@ -203,7 +204,7 @@ def explain_cached(
     names = ("alibi_slopes", "sink", "cu_seqlens_q", "seqlens", "cu_seqlens_new", "page_table", "cache_index",
              "leftpad", "tree_mask", "k_scale", "v_scale", "qv", "max_seqlen_q", "lengths", "seqlen_new",
              "softmax_scale", "softcap", "window_left", "window_right", "chunk", "sink_tokens",
-             "batch_invariant", "skip_pages")  # fmt: skip
+             "batch_invariant", "skip_pages", "prefix_levels")  # fmt: skip
     given = tensors | numbers
     return _native.explain_cached(q, k_cache, v_cache, None, None, *(given[name] for name in names), device)
 

@@ -320,6 +320,7 @@ class KVCache:
         return_lse: bool = False,
         qv: Tensor | None = None,
         skip_pages: bool = False,
+        prefix_levels: int = 0,
     ) -> Any:
         """Attention of queries over what the cache holds of their sequences, new keys among it: append first, or give
         them here, which is one call for both.
@@ -333,7 +334,7 @@ class KVCache:
             cu_seqlens_new: with lengths "before" and packed q, int32 (batch + 1,), where each sequence's new keys
                 begin; None: `cu_seqlens_q`, as many as there are queries.
             k_new, v_new: keys and values that are appended first, as `append` takes them.
-            cu_seqlens_q, causal, qv, skip_pages, ...: as `tessera.cached_attention` takes them.
+            cu_seqlens_q, causal, qv, prefix_levels, ...: as `tessera.cached_attention` takes them.
 
         Returns:
             o, like q with head_dim_v; with `return_lse` (o, lse), as `tessera.attention`.
@@ -355,7 +356,7 @@ class KVCache:
             sequences.cache_index, sequences.leftpad, cu_seqlens_q, max_seqlen_q, causal, window, chunk, sink_tokens,
             tree_mask, softmax_scale, softcap, alibi_slopes, sink, batch_invariant, k_new, v_new, max_seqlen_new,
             rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, rotary_constant_q, out, return_lse, False,
-            self.k_scale, self.v_scale, qv, skip_pages,
+            self.k_scale, self.v_scale, qv, skip_pages, prefix_levels,
         )  # fmt: skip
 
     def copy_pages(self, copies: Tensor) -> None:

@@ -20,7 +20,7 @@ namespace tessera::cuda::mma {
 template <core::Kernel K>
 class Decoder {
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kStages = decode_stages(K);
+  static constexpr int kWarps = decode_warps(K), kStages = decode_stages(K);
   static constexpr int kAhead = DecodeLoads<K>::kAhead;
   /// Whether keys and values are of 8 bits (decode_widened.h).
   static constexpr bool kWidens = core::widens(K);
@@ -28,7 +28,7 @@ class Decoder {
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
   static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
-  static_assert(kRows == 16);
+  static_assert(K.block_m == kWarpRows || (K.prefixes && K.block_m == kWarps * kWarpRows));
 
  public:
   __device__ __forceinline__ Decoder(const DecodeParams& params, char* memory)
@@ -54,7 +54,7 @@ class Decoder {
       while (tile_ < tiles_end_) {
         ptx::copy_wait<kAhead - 1>();
         __syncwarp();
-        attend();
+        attend_step();
         __syncwarp();
         tile_ += kWarps;
         loads_.release();
@@ -65,6 +65,7 @@ class Decoder {
       if (tile_ < tiles_end_ || !loads_.ahead()) continue;
       const DecodeResults<K> results(p, loads_.walk(), piece(), shared_.exchange);
       if (attending_) {
+        if (spreads_) __syncthreads();  // nobody reads tiles where outputs go
         // Of the stages that hold no tile, the last ones before the next.
         results.leave(w_, o_, value_factor(), [this](int i) {
           const int stage = stage_ - 1 - i;
@@ -73,19 +74,22 @@ class Decoder {
         loads_.meet_queries();  // and all outputs
         results.finish();
       }
-      if (!loads_.more()) return;
+      if (!loads_.more()) break;
       turn();
       owed = loads_.owed();
     }
+    if constexpr (K.prefixes) join();
   }
 
  private:
-  __device__ __forceinline__ const DecodePiece& piece() const { return loads_.piece(); }
+  __device__ __forceinline__ const DecodePiece<K>& piece() const { return loads_.piece(); }
   __device__ __forceinline__ core::SequenceMask mask() const {
-    return p.mask.of(p.sequences, piece().sequence);
+    return mask_of<K>(p, piece().sequence, piece());
   }
   /// Of the block, the lane's half-th row (of two).
-  __device__ __forceinline__ int row_of(int half) const { return lane_ / 4 + 8 * half; }
+  __device__ __forceinline__ int row_of(int half) const {
+    return lane_ / 4 + 8 * half + (spreads_ ? warp_ * kWarpRows : 0);
+  }
   /// Where the i-th two units after those at `first` are, a multiple of two units from a row's
   /// start.
   __device__ __forceinline__ static std::uint32_t columns(std::uint32_t first, int i) {
@@ -97,7 +101,8 @@ class Decoder {
   /// The next piece becomes the piece; nothing of it has been multiplied yet.
   __device__ __forceinline__ void turn() {
     loads_.turn();
-    tile_ = piece().tiles.begin + warp_;
+    spreads_ = spreads_rows<K>(piece());
+    tile_ = piece().tiles.begin + (K.prefixes ? 0 : warp_);
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
@@ -141,8 +146,29 @@ class Decoder {
 
   __device__ __forceinline__ void hold_queries() {
     if constexpr (kHolds) {
+      if (spreads_) {
+        fetch_queries();
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < K.head_dim / 16; ++i) read_queries(i, held_ + 4 * i);
+    }
+  }
+  /// The warp's own rows, from global memory: in shared memory there is room for one warp's.
+  __device__ __forceinline__ void fetch_queries() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      const bool exists = row < piece().rows;
+      const std::uint16_t* const from =
+          loads_.query(piece(), mma::row_of<K>(piece(), p.group, exists ? row : 0));
+#pragma unroll
+      for (int i = 0; i < K.head_dim / 8; ++i) {
+        const int column = i * 8 + lane_ % 4 * 2;
+        const bool there = column < p.head_dim;
+        const auto* const at = reinterpret_cast<const std::uint32_t*>(from + (there ? column : 0));
+        held_[i / 2 * 4 + i % 2 * 2 + half] = exists && there ? *at : 0;
+      }
     }
   }
   /// The i-th 16 columns of all rows as the A operand.
@@ -151,11 +177,24 @@ class Decoder {
         words, columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16), i));
   }
 
-  __device__ __forceinline__ void attend() {
-    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp_][stage_]);
+  /// The warp's tile; or, where it has rows of its own, all warps'.
+  __device__ __forceinline__ void attend_step() {
+    if constexpr (!K.prefixes) {
+      attend(tile_, warp_);
+    } else {
+      if (spreads_) __syncthreads();  // tiles are there; one syncs a step, a free stage is between
+      const int first = spreads_ ? 0 : warp_;
+      const int last = !spreads_ ? warp_ + 1 : warp_ * kWarpRows < piece().rows ? kWarps : 0;
+      const int end = core::min(last, tiles_end_ - tile_);
+#pragma unroll 1
+      for (int w = first; w < end; ++w) attend(tile_ + w, w);
+    }
+  }
+  __device__ __forceinline__ void attend(int tile, int warp) {
+    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp][stage_]);
     const std::uint32_t values = keys + kKeyBytes;
     multiply_keys(keys);
-    transform(tile_);
+    transform(tile);
     const auto raise = [this] {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
@@ -322,7 +361,25 @@ class Decoder {
     }
   }
 
+  // ---- prefixes ----
+
+  /// Rows that have some, in the block's span: what each left is merged.
+  __device__ __forceinline__ void join() {
+    if (!attending_) return;
+    __syncthreads();
+    DecodePiece<K>& mine = shared_.pieces[warp_][0];
+    DecodeWalk<K> walk(p, shared_.search, loads_.walk().spans().length);
+    walk.put(shared_.first, mine);
+#pragma unroll 1
+    for (bool exists = true; exists && mine.prefix == 0; exists = walk.advance(mine)) {
+      if (mine.level > 0 && mine.units.begin == 0) {
+        DecodeResults<K>(p, walk, mine, shared_.exchange).join();
+      }
+    }
+  }
+
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
+  static_assert(kHolds || K.block_m == kWarpRows);
 
   const DecodeParams& p;
   const int warp_, lane_;
@@ -330,6 +387,7 @@ class Decoder {
   DecodeLoads<K> loads_;
   const bool has_extras_;
   bool attending_ = false;        ///< there is a piece: the span has been found
+  bool spreads_ = false;          ///< its rows over the warps
   int tile_ = 0, tiles_end_ = 0;  ///< to be multiplied
   int stage_ = 0;                 ///< of the ring: of the first of them
   core::Range plain_;             ///< tiles whose keys all rows see

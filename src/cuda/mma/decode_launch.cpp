@@ -4,6 +4,7 @@
 #include <atomic>
 #include <random>
 
+#include "cuda/find_prefixes.h"
 #include "cuda/maps.h"
 #include "cuda/mma/decode_params.h"
 #include "plan/alignment.h"
@@ -21,7 +22,8 @@ std::uint32_t next_ticket() {
   return ticket;
 }
 
-DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecodeLayout& layout) {
+DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecodeLayout& layout,
+                         std::uint32_t ticket) {
   const Problem& p = plan.problem;
   DecodeParams params;
   params.q = source_of(t.q);
@@ -36,15 +38,21 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.span_count = core::Divisor(plan.spans.count);
   params.unit_tiles = core::Divisor(plan.unit_n / core::decode_tile_keys(plan.kernel));
   params.parts = {layout.words, p.batch_invariant, plan.work.blocks,
-                  static_cast<int>(units_of_item(plan)), next_ticket()};
+                  static_cast<int>(units_of_item(plan)), ticket};
   // Whatever lengths and tables say before they are written, no key lies outside of a cache; packed
   // queries could.
-  params.looks_ahead = p.cache && !p.packed && !p.qv;
+  params.looks_ahead = p.cache && !p.packed && !p.qv && !plan.kernel.prefixes;
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.num_heads = static_cast<int>(p.num_heads);
   params.group = core::Divisor(static_cast<int>(p.group()));
   params.page_size = core::Divisor(params.cache.pages.size);
+  if (plan.kernel.prefixes) {
+    const GpuPrefixLayout& prefixes = layout.prefixes;
+    params.prefixes = {prefixes.segments, prefixes.count, prefixes.rows,
+                       p.rows_q() * p.num_heads * (plan.kernel.head_dim_v / 2),
+                       core::Divisor(static_cast<int>(p.seqlen_q))};
+  }
   return params;
 }
 
@@ -60,12 +68,21 @@ Status check_all(const PlanData& plan, const Tensors& t) {
 
 }  // namespace
 
-Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
-                  const Queue& queue) {
+Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace, const Queue& queue,
+                  std::size_t find_prefixes) {
   if (plan.work.count() == 0) return {};
   if (Status s = check_all(plan, tensors); !s) return s;
+  const std::uint32_t ticket = next_ticket();
   Workspace memory(workspace);
-  const DecodeParams params = make_params(plan, tensors, layout(memory, plan).gpu_decode);
+  const GpuDecodeLayout decode = layout(memory, plan).gpu_decode;
+  if (plan.kernel.prefixes) {
+    const aux::FindPrefixesParams find =
+        find_prefixes_params(plan, tensors, decode.prefixes, ticket);
+    if (Status s = queue.launch_auxiliary(find_prefixes, plan.problem.batch, &find); !s) {
+      return s;
+    }
+  }
+  const DecodeParams params = make_params(plan, tensors, decode, ticket);
   return queue.launch(plan.kernel, plan.spans.count, &params);
 }
 

@@ -14,7 +14,8 @@ template <core::Kernel K>
 struct DecodeShared {
   char queries[2][chunk_bytes(K.head_dim * 2)];  ///< of a piece and the next
   char ring[decode_warps(K)][decode_stages(K)][stage_bytes(K)];
-  DecodePiece pieces[decode_warps(K)][2];
+  DecodePiece<K> pieces[decode_warps(K)][2];
+  DecodePiece<K> first;  ///< of the span, where prefixes are read once
   /// What products of queries are multiplied by, as these lie here.
   float query_factors[core::widens(K) ? K.block_m : 1];
   DecodeExchange<K> exchange;
@@ -52,17 +53,25 @@ class DecodeLoads {
         lane_(static_cast<int>(threadIdx.x) % 32),
         shared_(shared),
         walk_(params, shared.search),
-        policy_(ptx::cache_policy(params.parts.blocks == 1)),
+        policy_(ptx::cache_policy(!K.prefixes && params.parts.blocks == 1)),
         paged_(params.cache.pages.table != nullptr),
         whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
 
   __device__ __forceinline__ const DecodeWalk<K>& walk() const { return walk_; }
   /// What is multiplied.
-  __device__ __forceinline__ DecodePiece& piece() const { return shared_.pieces[warp_][now_]; }
+  __device__ __forceinline__ DecodePiece<K>& piece() const { return shared_.pieces[warp_][now_]; }
   /// Its queries.
   __device__ __forceinline__ char* queries() const { return shared_.queries[now_]; }
   /// Of keys and values where loads are.
   __device__ __forceinline__ const float (&scales() const)[2] { return scales_; }
+
+  /// A row of q.
+  __device__ __forceinline__ const std::uint16_t* query(const DecodePiece<K>& of,
+                                                        const DecodeRow& row) const {
+    const DecodeQuery at = query_of<K>(p, of, row.query);
+    return static_cast<const std::uint16_t*>(p.q.data) +
+           at.sequence.query_offset(p.q.strides, at.query, of.head * p.group.value() + row.member);
+  }
 
   /// Are loads in the next piece? Is there one?
   /// @{
@@ -96,12 +105,12 @@ class DecodeLoads {
   /// A group of copies: the next tile's, if there is one and a stage for it.
   __device__ __forceinline__ void next() {
     if (loading_ && under_way_ < kAhead) {
-      const DecodePiece& from = loaded_piece();
+      const DecodePiece<K>& from = loaded_piece();
       load(from, shared_.ring[warp_][to_]);
       to_ = to_ + 1 == kStages ? 0 : to_ + 1;
       ++under_way_;
       next_ += kWarps;
-      loading_ = next_ < from.tiles.end;
+      loading_ = in_step(next_) < from.tiles.end;
       half_ = kTileKeys - half_;
       if (loading_ && half_ == 0) look_up(from);
     }
@@ -110,9 +119,13 @@ class DecodeLoads {
   /// Loads go on with the next piece, if there is one.
   __device__ __forceinline__ void advance() {
     ahead_ = true;
-    more_ = walk_.next(piece(), next_piece(), [this](const DecodePiece& of) { prefetch(of); });
+    more_ = walk_.next(piece(), next_piece(), [this](const DecodePiece<K>& of) { prefetch(of); });
     if (!more_) return;
-    const DecodePiece& of = next_piece();
+    const DecodePiece<K>& of = next_piece();
+    if constexpr (K.prefixes) {
+      if (!begun_ && warp_ == 0) walk_.put(of, shared_.first);
+      begun_ = true;
+    }
     load_queries(of);
     if constexpr (kWidens) {
       scales_[0] = scale_of(p.k_scale, of);
@@ -121,9 +134,15 @@ class DecodeLoads {
     keys_ = rows_of<kUnits>(p.k, of);
     values_ = rows_of<kUnitsV>(p.v, of);
     next_ = of.tiles.begin + warp_;
-    loading_ = next_ < of.tiles.end;
+    loading_ = in_step(next_) < of.tiles.end;
     half_ = 0;
     if (loading_) look_up(of);
+  }
+
+  /// Of a step's tiles, one a warp, the first: where warps may read each other's, all of them load
+  /// alike, tiles beyond the last one, too, of zeros. Elsewhere the warp's own is all it knows of.
+  __device__ __forceinline__ int in_step(int tile) const {
+    return K.prefixes ? tile - warp_ : tile;
   }
 
  private:
@@ -133,24 +152,25 @@ class DecodeLoads {
     std::int64_t wide = 0;  ///< instead of number
   };
 
-  __device__ __forceinline__ DecodePiece& next_piece() const {
+  __device__ __forceinline__ DecodePiece<K>& next_piece() const {
     return shared_.pieces[warp_][1 - now_];
   }
   /// Of the tile next_.
-  __device__ __forceinline__ const DecodePiece& loaded_piece() const {
+  __device__ __forceinline__ const DecodePiece<K>& loaded_piece() const {
     return shared_.pieces[warp_][ahead_ ? 1 - now_ : now_];
   }
 
   /// What all of a piece's keys or values are multiplied by; 1 where each has a scale of its own.
   __device__ __forceinline__ float scale_of(const core::Scales& scales,
-                                            const DecodePiece& of) const {
+                                            const DecodePiece<K>& of) const {
     return scales.of_slots() ? 1.0F : *scales.of(of.sequence, of.head);
   }
 
   /// Queries of all rows, and zeros: the warp's share of the next piece's.
-  __device__ __forceinline__ void load_queries(const DecodePiece& of) const {
+  __device__ __forceinline__ void load_queries(const DecodePiece<K>& of) const {
+    if (spreads_rows<K>(of)) return;  // every warp reads its own
     const std::uint32_t to = ptx::shared_address(shared_.queries[1 - now_]);
-    for (int i = static_cast<int>(threadIdx.x); i < K.block_m * kUnitsQ; i += kWarps * 32) {
+    for (int i = static_cast<int>(threadIdx.x); i < kWarpRows * kUnitsQ; i += kWarps * 32) {
       const int row = i / kUnitsQ, unit = i % kUnitsQ;
       const bool exists = row < of.rows && unit * 8 < p.head_dim;
       const DecodeRow at = mma::row_of<K>(of, p.group, row);
@@ -158,16 +178,10 @@ class DecodeLoads {
       ptx::copy_async(to + place(row, unit), exists ? from : p.q.data, exists);
     }
   }
-  /// A row of q.
-  __device__ __forceinline__ const std::uint16_t* query(const DecodePiece& of,
-                                                        const DecodeRow& row) const {
-    return static_cast<const std::uint16_t*>(p.q.data) +
-           of.sequence.query_offset(p.q.strides, row.query, of.head * p.group.value() + row.member);
-  }
 
   /// With pages: in which one lies the lane's key of the next two tiles. It takes as long to come
   /// as keys do, so nothing is made of it before they are asked for.
-  __device__ __forceinline__ void look_up(const DecodePiece& from) {
+  __device__ __forceinline__ void look_up(const DecodePiece<K>& from) {
     if (!paged_) return;
     static_assert(kTileKeys == 16);
     const core::Range keys = from.keys.from(next_ + lane_ / kTileKeys * kWarps);
@@ -185,7 +199,7 @@ class DecodeLoads {
   }
 
   /// Asks the second-level cache for what may become the warp's first tiles, and for the queries.
-  __device__ __forceinline__ void prefetch(const DecodePiece& of) const {
+  __device__ __forceinline__ void prefetch(const DecodePiece<K>& of) const {
     if (warp_ == 0 && lane_ < of.rows) {
       const DecodeRow at = mma::row_of<K>(of, p.group, lane_);
       ptx::prefetch(query(of, at), static_cast<std::uint32_t>(p.head_dim) * 2, policy_);
@@ -222,7 +236,7 @@ class DecodeLoads {
   /// pages at the sequence's first slot.
   template <int kRowUnits>
   __device__ __forceinline__ const Element* rows_of(const Source& source,
-                                                    const DecodePiece& of) const {
+                                                    const DecodePiece<K>& of) const {
     const core::Strides& strides = source.strides;
     std::int64_t slot = lane_ / kRowUnits;
     std::int64_t offset = of.head * strides.head + lane_ % kRowUnits * kUnit;
@@ -234,7 +248,7 @@ class DecodeLoads {
   }
 
   /// Keys and values of the next tile.
-  __device__ __forceinline__ void load(const DecodePiece& from, char* stage) const {
+  __device__ __forceinline__ void load(const DecodePiece<K>& from, char* stage) const {
     const std::uint32_t to = ptx::shared_address(stage);
     const core::Range keys = from.keys.from(next_);
     int left = keys.end - keys.begin, slot = keys.begin;
@@ -277,7 +291,7 @@ class DecodeLoads {
     }
   }
   /// By token: lanes 0 to 15 load the scales of a tile's keys, the others those of its values.
-  __device__ __forceinline__ void load_scale(std::uint32_t to, const DecodePiece& from,
+  __device__ __forceinline__ void load_scale(std::uint32_t to, const DecodePiece<K>& from,
                                              std::int64_t entry, int slot, bool exists) const {
     const core::Scales& scales = lane_ < kTileKeys ? p.k_scale : p.v_scale;
     if (!scales.of_slots()) return;
@@ -343,6 +357,7 @@ class DecodeLoads {
   const ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
   const bool paged_;
   const bool whole_rows_;            ///< they have as many columns as there is room for
+  bool begun_ = false;               ///< the span's first piece is known
   int now_ = 0;                      ///< of the warp's two pieces
   bool ahead_ = false;               ///< loads are in the next piece
   bool more_ = true;                 ///< there is one, where they are

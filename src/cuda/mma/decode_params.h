@@ -4,6 +4,7 @@
 
 #include "core/divisor.h"
 #include "core/kernel.h"
+#include "core/prefixes.h"
 #include "core/scales.h"
 #include "core/score.h"
 #include "core/spans.h"
@@ -20,6 +21,16 @@ struct DecodeParts {
   int blocks = 0;            ///< by_unit: of rows, of a head at most
   int units = 0;             ///< by_unit: of an item at most
   std::uint32_t ticket = 0;  ///< what no other run that may have left something there has; not 0
+};
+
+/// Of a row that reads shared prefixes once (core/prefixes.h), what a kernel before it has found,
+/// and where blocks leave what rows see of a prefix: every row's own keys come last.
+struct DecodePrefixes {
+  const core::Segment* segments = nullptr;  ///< [count]
+  const std::int32_t* count = nullptr;
+  core::PartWord* rows = nullptr;  ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
+  std::int64_t level_words = 0;    ///< from one level to the next
+  core::Divisor seqlen_q;          ///< of dense queries
 };
 
 struct DecodeParams {
@@ -42,6 +53,7 @@ struct DecodeParams {
   core::Divisor span_count;  ///< spans.count
   core::Divisor unit_tiles;  ///< of core::decode_tile_keys, of a unit
   DecodeParts parts;
+  DecodePrefixes prefixes;
   bool looks_ahead = false;  ///< while grids before this one are not done
 
   int batch = 0, heads = 0;  ///< key/value heads

@@ -17,7 +17,7 @@ template <core::Kernel K>
 class ItemParts {
  public:
   __device__ __forceinline__ ItemParts(const DecodeParams& params, const DecodeWalk<K>& walk,
-                                       const DecodePiece& piece)
+                                       const DecodePiece<K>& piece)
       : p(params), walk_(walk), piece_(piece) {}
 
   __device__ __forceinline__ int count() const {
@@ -54,7 +54,7 @@ class ItemParts {
 
   const DecodeParams& p;
   const DecodeWalk<K>& walk_;
-  const DecodePiece& piece_;
+  const DecodePiece<K>& piece_;
 };
 
 }  // namespace tessera::cuda::mma

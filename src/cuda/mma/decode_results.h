@@ -16,29 +16,37 @@
 
 namespace tessera::cuda::mma {
 
+inline constexpr int kWarpRows = 16;  ///< that a warp multiplies
+/// Whether the rows of a piece are more than a warp has: then every warp has rows of its own, and
+/// all tiles; else all rows, and tiles of its own.
+template <core::Kernel K>
+__device__ __forceinline__ constexpr bool spreads_rows(const DecodePiece<K>& piece) {
+  return K.block_m > kWarpRows && piece.rows > kWarpRows;
+}
+
 /// What a block's warps tell each other of a piece.
 template <core::Kernel K>
 struct DecodeExchange {
   /// [rows][swizzled columns], a warp's; its rows are cut into as many parts as they need stages.
   const float* outputs[decode_warps(K)][output_stages(K)];
-  core::Softmax<float> state[decode_warps(K)][K.block_m];
+  core::Softmax<float> state[decode_warps(K)][kWarpRows];
 };
 
 template <core::Kernel K>
 class DecodeResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr int kRows = K.block_m, kWarps = decode_warps(K), kThreads = decode_threads(K);
+  static constexpr int kWarps = decode_warps(K), kThreads = decode_threads(K);
   static constexpr int kColumns = 4;  ///< of a row, a thread's at a time
   static constexpr int kWords = 2;    ///< of them
   static constexpr bool kWidens = core::widens(K);
-  static constexpr int kPartRows = kRows / output_stages(K);  ///< of a warp's output in a stage
+  static constexpr int kPartRows = kWarpRows / output_stages(K);  ///< of a warp's output in a stage
   static constexpr int kAsked = core::PartTree::kOthers;  ///< parts that a thread asks for at once
   static_assert((kThreads & (kThreads - 1)) == 0);
 
  public:
   /// piece: of this warp; its numbers are all warps'.
   __device__ __forceinline__ DecodeResults(const DecodeParams& params, const DecodeWalk<K>& walk,
-                                           const DecodePiece& piece, DecodeExchange<K>& exchange)
+                                           const DecodePiece<K>& piece, DecodeExchange<K>& exchange)
       : p(params),
         piece_(piece),
         exchange_(exchange),
@@ -52,6 +60,7 @@ class DecodeResults {
     const DecodeRow row = row_of<K>(piece, p.group, row_);
     query_ = row.query;
     head_ = piece.head * p.group.value() + row.member;
+    spreads_ = spreads_rows<K>(piece);
   }
 
   /// The warp's output, times `scale`, and state. stage(i): its i-th free stage of the ring.
@@ -60,6 +69,7 @@ class DecodeResults {
                                         const float (&o)[K.head_dim_v / 2], float scale,
                                         const Stage& stage) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int count = count_ - (spreads_ ? warp * kWarpRows : 0);  // rows of the warp
 #pragma unroll
     for (int i = 0; i < output_stages(K); ++i) {
       if (lane == 0) exchange_.outputs[warp][i] = stage(i);
@@ -70,7 +80,7 @@ class DecodeResults {
       sum += __shfl_xor_sync(~0U, sum, 1);
       sum += __shfl_xor_sync(~0U, sum, 2);
       const int row = lane / 4 + 8 * half;
-      if (row >= count_) continue;
+      if (row >= count) continue;
       float* const outputs = stage(half * output_stages(K) / 2);
       if constexpr (kWidens) {
         if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half] - kWidenedOffset, sum};
@@ -98,33 +108,41 @@ class DecodeResults {
     if (row_ >= count_) return;
     float scale[kWarps];
     core::Softmax<float> merged;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w)
-      merged.max = core::max(merged.max, exchange_.state[w][row_].max);
+    // One of the warps has the row, or each has some of its keys.
+    const auto has = [this](int w) { return !spreads_ || w == row_ / kWarpRows; };
+    const int row = row_ % kWarpRows;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const core::Softmax<float> state = exchange_.state[w][row_];
+      if (has(w)) merged.max = core::max(merged.max, exchange_.state[w][row].max);
+    }
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (!has(w)) continue;
+      const core::Softmax<float> state = exchange_.state[w][row];
       scale[w] = ptx::ex2(state.max - core::shift_of(merged.max));
       merged.sum += state.sum * scale[w];
     }
-    // A row's sink enters with its first part.
-    const bool has_sink = p.sink != nullptr && piece_.units.begin == 0;
+    // A row's sink enters with its first part, and not with a prefix.
+    const bool has_sink = p.sink != nullptr && piece_.units.begin == 0 && !is_prefix();
     const core::FinishedRow<float> end =
         core::finish(merged, has_sink, has_sink ? p.sink[head_] : 0.0F);
     const float lse = core::lse_of(end.state);
 #pragma unroll
-    for (float& x : scale) x *= end.factor;
+    for (int w = 0; w < kWarps; ++w) {
+      if (has(w)) scale[w] *= end.factor;
+    }
     const int part = parts_.part(), parts = parts_.count();
 #pragma unroll 1
     for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
       Columns mine = {core::from_lse(lse), {}};
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        const float* const outputs = exchange_.outputs[w][row_ / kPartRows];
-        add(mine.x, *reinterpret_cast<const float4*>(outputs + place(row_, column)), scale[w]);
+        if (!has(w)) continue;
+        const float* const outputs = exchange_.outputs[w][row / kPartRows];
+        add(mine.x, *reinterpret_cast<const float4*>(outputs + place(row, column)), scale[w]);
       }
       if (parts == 1) {
-        write(column, mine.x, lse);
+        give(column, mine, lse);
         continue;
       }
       if (p.parts.by_unit) {
@@ -142,14 +160,35 @@ class DecodeResults {
 #pragma unroll
       for (float& x : mine.x) x *= factor;
       if (part == 0) {
-        write(column, mine.x, core::lse_of(mine.state));
+        give(column, mine, core::lse_of(mine.state));
       } else {
         store(mine, column);
       }
     }
   }
 
+  /// Of an item of a sequence's own keys whose first part the block has: its rows with all that
+  /// they see of prefixes, too. The block has left what it has of them, and so have, or will,
+  /// others that began before it.
+  __device__ __forceinline__ void join() const {
+    if (row_ >= count_) return;
+#pragma unroll 1
+    for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
+      Columns mine;
+      take_in(mine, row_words(0, column), p.prefixes.level_words, piece_.level + 1);
+      const float factor = core::inverse_sum(mine.state);
+#pragma unroll
+      for (float& x : mine.x) x *= factor;
+      write(column, mine.x, core::lse_of(mine.state));
+    }
+  }
+
  private:
+  __device__ __forceinline__ bool is_prefix() const {
+    if constexpr (K.prefixes) return piece_.prefix != 0;
+    return false;
+  }
+
   // ---- parts ----
 
   /// Some columns of a row, over the sum of its state.
@@ -162,16 +201,37 @@ class DecodeResults {
   __device__ __forceinline__ uint4* words_at(int slot, int column) const {
     static_assert(sizeof(core::PartWord) == sizeof(uint4));
     return reinterpret_cast<uint4*>(p.parts.words) +
-           (std::int64_t{slot} * kRows + row_) * (K.head_dim_v / 2) + column / 2;
+           (std::int64_t{slot} * K.block_m + row_) * (K.head_dim_v / 2) + column / 2;
+  }
+  /// Of what the row sees of a prefix of that level, or of its own keys, which come after them.
+  __device__ __forceinline__ uint4* row_words(int level, int column) const {
+    const DecodeQuery at = query_of<K>(p, piece_, query_);
+    const std::int64_t row = p.sequences.row_of(at.sequence, at.query) * p.num_heads + head_;
+    return reinterpret_cast<uint4*>(p.prefixes.rows) + level * p.prefixes.level_words +
+           row * (K.head_dim_v / 2) + column / 2;
+  }
+  /// What the item's rows see of its keys is the result, unless there are prefixes.
+  __device__ __forceinline__ void give(int column, const Columns& mine, float lse) const {
+    if constexpr (K.prefixes) {
+      if (piece_.prefix != 0 || piece_.level > 0) {
+        store(mine, lse, row_words(piece_.level, column));
+        return;
+      }
+    }
+    write(column, mine.x, lse);
   }
 
-  /// Merges parts in their order, as soon as they are there.
   __device__ __forceinline__ void take_in(Columns& mine, int column, const OtherParts& from) const {
+    const std::int64_t step = std::int64_t{K.block_m * K.head_dim_v / 2} << from.shift;
+    take_in(mine, words_at(from.slot, column), step, from.count);
+  }
+  /// Merges parts in their order, as soon as they are there.
+  __device__ __forceinline__ void take_in(Columns& mine, uint4* first_at, std::int64_t step,
+                                          int all) const {
 #pragma unroll 1
-    for (int first = 0; first < from.count; first += kAsked) {
-      uint4* const at = words_at(from.slot + (first << from.shift), column);
-      const std::int64_t step = std::int64_t{kRows * K.head_dim_v / 2} << from.shift;
-      const int count = from.count - first;
+    for (int first = 0; first < all; first += kAsked) {
+      uint4* const at = first_at + first * step;
+      const int count = all - first;
       uint4 words[kAsked][kWords];
       bool there;
       do {
@@ -219,13 +279,14 @@ class DecodeResults {
   }
   /// For whoever takes it in.
   __device__ __forceinline__ void store(const Columns& mine, int column) const {
-    uint4* const to = words_at(parts_.slot(), column);
-    const std::uint32_t lse = __float_as_uint(core::lse_of(mine.state));
+    store(mine, core::lse_of(mine.state), words_at(parts_.slot(), column));
+  }
+  __device__ __forceinline__ void store(const Columns& mine, float lse, uint4* to) const {
 #pragma unroll
     for (int n = 0; n < kWords; ++n) {
       const float* const x = mine.x + 2 * n;
-      ptx::store_relaxed(to + n,
-                         uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), lse, p.parts.ticket});
+      ptx::store_relaxed(to + n, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                       __float_as_uint(lse), p.parts.ticket});
     }
   }
 
@@ -244,25 +305,27 @@ class DecodeResults {
   }
   /// The result.
   __device__ __forceinline__ void write(int column, const float (&x)[kColumns], float lse) const {
+    const DecodeQuery at = query_of<K>(p, piece_, query_);
     auto* const to = static_cast<std::uint16_t*>(p.o) +
-                     piece_.sequence.query_offset(p.o_strides, query_, head_) + column;
+                     at.sequence.query_offset(p.o_strides, at.query, head_) + column;
     const auto pack = [this](float a, float b) {
       if (kWidens && p.dtype == Dtype::bf16) return ptx::pack<Dtype::bf16>(a, b);
       return ptx::pack<kType>(a, b);
     };
     ptx::store_if(true, to, pack(x[0], x[1]), pack(x[2], x[3]));
     if (column > 0 || p.softmax_lse == nullptr) return;
-    p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, head_, query_)] = lse;
+    p.softmax_lse[at.sequence.lse_index(p.lse_head, p.num_heads, head_, at.query)] = lse;
   }
 
   const DecodeParams& p;
-  const DecodePiece& piece_;
+  const DecodePiece<K>& piece_;
   DecodeExchange<K>& exchange_;
   const ItemParts<K> parts_;
   const int count_;   ///< rows that exist
   int threads_;       ///< of a row: neighbours
   int row_, thread_;  ///< the thread's row, and which of the row's it is
   int query_, head_;  ///< of the row
+  bool spreads_;      ///< the piece's rows over the warps
 };
 
 }  // namespace tessera::cuda::mma

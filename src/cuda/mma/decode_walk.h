@@ -11,8 +11,19 @@
 
 namespace tessera::cuda::mma {
 
+/// Whose keys a piece has, where prefixes are read once (core::Segment).
+template <bool kPrefixes>
+struct DecodeSegment {};
+template <>
+struct DecodeSegment<true> {
+  int number = 0;  ///< of the segment
+  int prefix = 0;  ///< 1: of a prefix, with the queries of all its sequences
+  int level = 0;   ///< of it, or how many prefixes its sequence has besides
+};
+
 /// Some of the keys that a block of rows of a key/value head of a sequence sees.
-struct DecodePiece {
+template <core::Kernel K>
+struct DecodePiece : DecodeSegment<K.prefixes> {
   core::Sequence sequence;
   core::KeyTiles keys;
   int head = 0;
@@ -28,17 +39,47 @@ struct DecodeRow {
   int query = 0, member = 0;  ///< of its group
 };
 template <core::Kernel K>
-__device__ __forceinline__ DecodeRow row_of(const DecodePiece& piece, const core::Divisor& group,
+__device__ __forceinline__ DecodeRow row_of(const DecodePiece<K>& piece, const core::Divisor& group,
                                             int row) {
   const int at = piece.block * K.block_m + row, query = group.quotient(at);
   return {query, at - query * group.value()};
+}
+
+/// A query of a piece, as its sequence has it.
+struct DecodeQuery {
+  core::Sequence sequence;
+  int query = 0;
+};
+template <core::Kernel K>
+__device__ __forceinline__ DecodeQuery query_of(const DecodeParams& p, const DecodePiece<K>& piece,
+                                                int query) {
+  DecodeQuery at = {piece.sequence, query};
+  if constexpr (K.prefixes) {
+    if (piece.prefix != 0 && !piece.sequence.packed) {
+      const core::Divisor& each = p.prefixes.seqlen_q;
+      const int others = each.quotient(query);
+      at.sequence.batch += others;
+      at.query -= others * each.value();
+    }
+  }
+  return at;
+}
+/// The mask of a sequence that has these keys.
+template <core::Kernel K>
+__device__ __forceinline__ core::SequenceMask mask_of(const DecodeParams& p,
+                                                      const core::Sequence& sequence,
+                                                      const DecodeSegment<K.prefixes>& segment) {
+  if constexpr (K.prefixes) {
+    if (segment.prefix != 0) return core::MaskRules().of(p.sequences, sequence);
+  }
+  return p.mask.of(p.sequences, sequence);
 }
 
 /// By which a block's warps find their span together.
 template <core::Kernel K>
 struct DecodeSearch {
   int sums[2][decode_warps(K)];  ///< of the sequences that a warp has looked at, in turns
-  DecodePiece found;
+  DecodePiece<K> found;
 };
 
 /// The warps find the span together; then every one walks by itself, and its lanes do and write the
@@ -69,7 +110,7 @@ class DecodeWalk {
   /// there is none. The first is what memory says once the grids before are done. While they are
   /// not, `expect` may be told which one it would be by what memory says now.
   template <class Expect>
-  __device__ __forceinline__ bool next(const DecodePiece& from, DecodePiece& piece,
+  __device__ __forceinline__ bool next(const DecodePiece<K>& from, DecodePiece<K>& piece,
                                        const Expect& expect) {
     const bool first = !begun_;
     bool early = first && p.looks_ahead, exists = false;
@@ -90,28 +131,39 @@ class DecodeWalk {
   /// The same in two, for whoever looks not ahead: the first, for which all warps come at once, and
   /// the one after a piece, in its place.
   /// @{
-  __device__ __forceinline__ bool begin(DecodePiece& piece) {
+  __device__ __forceinline__ bool begin(DecodePiece<K>& piece) {
     ptx::wait_for_grids();
     ptx::launch_dependents();
     Extent seen;
     return step(piece, piece, true, seen);
   }
-  __device__ __forceinline__ bool advance(DecodePiece& piece) {
+  __device__ __forceinline__ bool advance(DecodePiece<K>& piece) {
     Extent seen;
     return step(piece, piece, false, seen);
   }
   /// @}
   /// Does the span have no further units of its item?
-  __device__ __forceinline__ bool last_of_item(const DecodePiece& piece) const {
+  __device__ __forceinline__ bool last_of_item(const DecodePiece<K>& piece) const {
     return piece.units.end == spans_.units_of(piece.item, span_).end;
+  }
+
+  /// Copies a piece, a word a lane.
+  __device__ __forceinline__ void put(const DecodePiece<K>& from, DecodePiece<K>& to) const {
+    static_assert(sizeof(DecodePiece<K>) % 4 == 0 && sizeof(DecodePiece<K>) <= 32 * 4);
+    __syncwarp();
+    if (&from != &to && lane_ < static_cast<int>(sizeof(DecodePiece<K>) / 4)) {
+      memcpy(reinterpret_cast<char*>(&to) + lane_ * 4,
+             reinterpret_cast<const char*>(&from) + lane_ * 4, 4);
+    }
+    __syncwarp();
   }
 
  private:
   struct Extent;
 
   /// seen: of the last sequence that the thread has looked at to find the first piece.
-  __device__ __forceinline__ bool step(const DecodePiece& from, DecodePiece& piece, bool first,
-                                       Extent& seen) {
+  __device__ __forceinline__ bool step(const DecodePiece<K>& from, DecodePiece<K>& piece,
+                                       bool first, Extent& seen) {
     if (first) {
       if (!find(piece, seen)) return false;
     } else {
@@ -124,14 +176,14 @@ class DecodeWalk {
       }
       const int start = from.item.start + spans_.cost(from.item.units);
       if (start >= end()) return false;
-      int batch = from.sequence.batch, head = from.head, block = from.block + 1;
+      int batch = number_of(from), head = from.head, block = from.block + 1;
       if (block == from.blocks) {
         block = 0;
         ++head;
       }
       if (head == p.heads) {
         head = 0;
-        if (++batch == p.batch) return false;
+        if (++batch == sequences()) return false;
       }
       put(from, piece);
       if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
@@ -150,18 +202,8 @@ class DecodeWalk {
 
   __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
 
-  /// A word a lane.
-  __device__ __forceinline__ void put(const DecodePiece& from, DecodePiece& to) const {
-    static_assert(sizeof(DecodePiece) % 4 == 0 && sizeof(DecodePiece) <= 32 * 4);
-    __syncwarp();
-    if (&from != &to && lane_ < static_cast<int>(sizeof(DecodePiece) / 4)) {
-      memcpy(reinterpret_cast<char*>(&to) + lane_ * 4,
-             reinterpret_cast<const char*>(&from) + lane_ * 4, 4);
-    }
-    __syncwarp();
-  }
   /// All units of the piece, or the one that is a part.
-  __device__ __forceinline__ void take(DecodePiece& piece, int unit) const {
+  __device__ __forceinline__ void take(DecodePiece<K>& piece, int unit) const {
     if (p.parts.by_unit) piece.units = {unit, unit + 1};
     const int unit_tiles = p.unit_tiles.value();
     piece.tiles = {piece.units.begin * unit_tiles,
@@ -173,6 +215,7 @@ class DecodeWalk {
   struct Extent {
     core::Sequence sequence;
     int blocks = 0, units = 1;
+    DecodeSegment<K.prefixes> segment;
   };
   __device__ __forceinline__ core::Sequence sequence_at(int batch) const {
     core::Sequence sequence = p.sequences.at(batch);
@@ -180,28 +223,48 @@ class DecodeWalk {
     p.cache.place(sequence, [](const std::int32_t* from) { return ptx::load_relaxed(from); });
     return sequence;
   }
-  __device__ __forceinline__ Extent look_at(int batch) const {
-    Extent extent = {sequence_at(batch)};
+  /// number: of a sequence, or of a segment where prefixes are read once.
+  __device__ __forceinline__ Extent look_at(int number) const {
+    Extent extent;
+    if constexpr (K.prefixes) {
+      const core::Segment segment = p.prefixes.segments[number];
+      extent.sequence = core::sequence_of(segment, sequence_at(segment.sequence), p.sequences);
+      extent.segment = {number, segment.prefix ? 1 : 0, segment.level};
+    } else {
+      extent.sequence = sequence_at(number);
+    }
     const core::Sequence& sequence = extent.sequence;
     extent.blocks = core::max(core::ceil_div(sequence.seqlen_q * p.group.value(), K.block_m), 1);
-    const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
+    const core::SequenceMask mask = mask_of<K>(p, sequence, extent.segment);
     const core::KeyTiles keys = {mask.runs_of({0, sequence.seqlen_q}), core::decode_tile_keys(K)};
     extent.units = keys.units(p.unit_tiles, extent.blocks > 1, mask);
     return extent;
   }
-  __device__ __forceinline__ static void set_sequence(DecodePiece& piece, const Extent& extent) {
+  __device__ __forceinline__ static void set_sequence(DecodePiece<K>& piece, const Extent& extent) {
     piece.sequence = extent.sequence;
     piece.blocks = extent.blocks;
     piece.item.units = extent.units;
+    static_cast<DecodeSegment<K.prefixes>&>(piece) = extent.segment;
   }
+  /// How many sequences there are, or segments, and which one a piece has.
+  /// @{
+  __device__ __forceinline__ int sequences() const {
+    if constexpr (K.prefixes) return *p.prefixes.count;
+    return p.batch;
+  }
+  __device__ __forceinline__ static int number_of(const DecodePiece<K>& piece) {
+    if constexpr (K.prefixes) return piece.number;
+    return piece.sequence.batch;
+  }
+  /// @}
   /// The rows of the piece's block, and what they see.
-  __device__ __forceinline__ void set_rows(DecodePiece& piece) const {
+  __device__ __forceinline__ void set_rows(DecodePiece<K>& piece) const {
     const core::Sequence sequence = piece.sequence;
     const int first = piece.block * K.block_m;
     const int rows =
         core::max(core::min(K.block_m, sequence.seqlen_q * p.group.value() - first), 0);
     const int end = rows > 0 ? p.group.quotient(first + rows - 1) + 1 : 0;
-    const core::SequenceMask mask = p.mask.of(p.sequences, sequence);
+    const core::SequenceMask mask = mask_of<K>(p, sequence, piece);
     piece.rows = rows;
     piece.keys = {mask.runs_of({p.group.quotient(first), end}), core::decode_tile_keys(K)};
   }
@@ -231,14 +294,15 @@ class DecodeWalk {
 
   /// The item at the span's start, but for its rows: twice over all sequences, of which a thread
   /// looks at one, first for how long the line is, then for what lies there.
-  __device__ __forceinline__ bool find(DecodePiece& piece, Extent& mine) {
+  __device__ __forceinline__ bool find(DecodePiece<K>& piece, Extent& mine) {
     constexpr int kWarps = decode_warps(K), kThreads = decode_threads(K);
     const int thread = static_cast<int>(threadIdx.x);
+    const int all_sequences = sequences();
     int position = -1, of_item = 0, cost = 0, end = 0, all = 0;
 #pragma unroll 1
     for (int first = 0, passed = 0, round = 0;; ++round) {
-      if (position < 0 || p.batch > kThreads) {
-        const bool exists = first + thread < p.batch;
+      if (position < 0 || all_sequences > kThreads) {
+        const bool exists = first + thread < all_sequences;
         if (exists) mine = look_at(first + thread);
         of_item = spans_.cost(mine.units);
         cost = exists ? of_item * mine.blocks * p.heads : 0;
@@ -259,7 +323,7 @@ class DecodeWalk {
           const int start = end - cost;
           const int item = static_cast<int>(static_cast<unsigned>(position - start) /
                                             static_cast<unsigned>(of_item));
-          DecodePiece& found = search_.found;
+          DecodePiece<K>& found = search_.found;
           set_sequence(found, mine);
           found.head = mine.blocks > 1 ? item / mine.blocks : item;
           found.block = item - found.head * mine.blocks;
@@ -272,7 +336,7 @@ class DecodeWalk {
       }
       passed += all;
       first += kThreads;
-      if (first < p.batch) continue;
+      if (first < all_sequences) continue;
       if (position >= 0) return false;
       spans_.cut(passed, p.span_count);
       position = span_ * spans_.length;

@@ -138,6 +138,9 @@ __device__ __forceinline__ void store_relaxed(uint4* to, const uint4& x) {
       "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
       : "memory");
 }
+__device__ __forceinline__ void store_relaxed(std::uint64_t* to, std::uint64_t x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
 /// Asks the second-level cache for `bytes`, a multiple of 16, as is the address. Changes nothing
 /// that anybody could read.
 __device__ __forceinline__ void prefetch(const void* from, std::uint32_t bytes,

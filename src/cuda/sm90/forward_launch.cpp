@@ -77,7 +77,8 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
     if (Status s = keep_pages(plan, read, workspace, kKernel, queue); !s) return s;
   }
   if (plan.kernel.form == core::Form::decode) {
-    return mma::run_decode(plan, read, workspace, queue);
+    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::find_prefixes);
+    return mma::run_decode(plan, read, workspace, queue, kKernel);
   }
   if (plan.work.count() == 0) return {};
   if (lays_values(plan)) {

@@ -283,7 +283,7 @@ class LatentConsumer {
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
   mma::DecodeWalk<K> walk_;
-  mma::DecodePiece& piece_;
+  mma::DecodePiece<K>& piece_;
   const std::uint32_t group_;
   const int warp_;
   const std::uint32_t lane_;

@@ -20,7 +20,7 @@ struct LatentShared {
   char weights[K.block_n * 128];
 
   std::uint64_t barriers[2 * (K.q_stages + kLatentStages)];
-  mma::DecodePiece pieces[mma::decode_warps(K)];
+  mma::DecodePiece<K> pieces[mma::decode_warps(K)];
   /// What a consuming warp remembers where it has no registers.
   struct {
     core::Range plain;     ///< tiles of the piece whose keys all rows see
@@ -183,7 +183,7 @@ class LatentLoads {
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
   mma::DecodeWalk<K> walk_;
-  mma::DecodePiece& piece_;
+  mma::DecodePiece<K>& piece_;
   const ptx::CachePolicy policy_;
   std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
 };

@@ -31,8 +31,8 @@ class LatentResults {
   /// o: of the warpgroup's columns, as wgmma has left them.
   __device__ __forceinline__ LatentResults(const mma::DecodeParams& params,
                                            const mma::DecodeWalk<K>& walk,
-                                           const mma::DecodePiece& piece, LatentShared<K>& shared,
-                                           float (&o)[kMine][kN / 2])
+                                           const mma::DecodePiece<K>& piece,
+                                           LatentShared<K>& shared, float (&o)[kMine][kN / 2])
       : p(params),
         piece_(piece),
         shared_(shared),
@@ -285,7 +285,7 @@ class LatentResults {
   }
 
   const mma::DecodeParams& p;
-  const mma::DecodePiece& piece_;
+  const mma::DecodePiece<K>& piece_;
   LatentShared<K>& shared_;
   const mma::ItemParts<K> parts_;
   float (&o_)[kMine][kN / 2];

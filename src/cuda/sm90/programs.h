@@ -7,8 +7,9 @@ namespace tessera::cuda::sm90 {
 
 /// What the backward pass does before and after its main kernel (backward_rows.h), the merge of
 /// partial results (aux/combine.h), the append to a cache (aux/append.h, aux/append_quantizing.h),
-/// quantising (aux/quantize.h), tiles of values that came in rows (aux/lay_values.h) and pages that
-/// are not skipped (aux/keep_pages.h), by its place in kAuxiliary.
+/// quantising (aux/quantize.h), tiles of values that came in rows (aux/lay_values.h), pages that
+/// are not skipped (aux/keep_pages.h) and prefixes that are shared (aux/find_prefixes.h), by its
+/// place in kAuxiliary.
 enum class AuxiliaryKernel : std::uint8_t {
   prepare_bf16,
   finish_bf16,
@@ -34,6 +35,7 @@ enum class AuxiliaryKernel : std::uint8_t {
   quantize_usual_f16,
   lay_values,
   keep_pages,
+  find_prefixes,
 };
 
 inline constexpr Auxiliary kAuxiliary[] = {
@@ -61,6 +63,7 @@ inline constexpr Auxiliary kAuxiliary[] = {
     {"quantize_usual_f16", "aux::quantize<Dtype::f16, true>", "aux::QuantizeParams", 3, true},
     {"lay_values", "aux::lay_values", "aux::LayValuesParams", 8, true},
     {"keep_pages", "aux::keep_pages", "aux::KeepPagesParams", 8, true},
+    {"find_prefixes", "aux::find_prefixes", "aux::FindPrefixesParams", 8, true},
 };
 
 extern const Architecture kArchitecture;

@@ -32,6 +32,24 @@ std::uint32_t pack(float low, float high) {
   reference::store(kType, pair, 1, static_cast<double>(high));
   return pair[0] | std::uint32_t{pair[1]} << 16;
 }
+template <std::uint32_t kSelector>
+std::uint32_t permute(std::uint32_t a, std::uint32_t b) {
+  const std::uint64_t bytes = a | std::uint64_t{b} << 32;
+  std::uint32_t y = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned from = kSelector >> (4 * i) & 7;
+    y |= static_cast<std::uint32_t>(bytes >> (8 * from) & 0xFF) << (8 * i);
+  }
+  return y;
+}
+/// Four elements of 8 bits as two pairs of fp16.
+template <Dtype kType>
+void widen_four(std::uint32_t four, std::uint32_t& low, std::uint32_t& high) {
+  float x[4];
+  for (int i = 0; i < 4; ++i) x[i] = static_cast<float>(reference::load(kType, &four, i));
+  low = pack<Dtype::f16>(x[0], x[1]);
+  high = pack<Dtype::f16>(x[2], x[3]);
+}
 inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   std::uint32_t four = 0;
   int i = 0;

@@ -79,7 +79,10 @@ template <class T>
 void store_release(T* to, T x) {
   *to = x;
 }
-inline void store_relaxed(uint4* to, const uint4& x) { *to = x; }
+template <class T>
+void store_relaxed(T* to, const T& x) {
+  *to = x;
+}
 inline void prefetch(const void* /*from*/, std::uint32_t /*bytes*/, std::uint64_t /*policy*/) {}
 inline void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
   std::memcpy(shared_memory(to), words, 16);

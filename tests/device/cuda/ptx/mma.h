@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/ptx/barrier.h"
+#include "cuda/ptx/math.h"
 
 namespace tessera::cuda::ptx {
 
@@ -20,9 +21,53 @@ inline void copy_async(std::uint32_t to, const void* from, bool exists) {
 inline void copy_async(std::uint32_t to, const void* from, bool exists, CachePolicy /*policy*/) {
   copy_async(to, from, exists);
 }
+inline void copy_async(std::uint32_t to, const void* from, CachePolicy /*policy*/) {
+  copy_async(to, from, true);
+}
+inline void copy_async_word(std::uint32_t to, const void* from, bool exists) {
+  const std::uint32_t nothing = 0;
+  std::memcpy(shared_memory(to), exists ? from : &nothing, sizeof nothing);
+}
 inline void copy_arrive(std::uint32_t barrier) { mbarrier_arrive(barrier); }
 inline void copy_commit() {}
 template <int kPending>
 void copy_wait() {}
+
+/// Exactly, and rounded once.
+template <Dtype kType>
+void mma(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
+  const auto* const row =
+      device::show_warp({a[0] | std::uint64_t{a[1]} << 32, a[2] | std::uint64_t{a[3]} << 32,
+                         b0 | std::uint64_t{b1} << 32});
+  const auto element = [&](unsigned lane, unsigned word, unsigned half) {
+    const std::uint64_t both = row[lane][word / 2] >> (word % 2 * 32);
+    return static_cast<double>(widen<kType>(static_cast<std::uint16_t>(both >> (half * 16))));
+  };
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned m = lane / 4 + i / 2 * 8, n = lane % 4 * 2 + i % 2;
+    double sum = static_cast<double>(d[i]);
+    for (unsigned k = 0; k < 16; ++k) {
+      // Of A, words are (row half, column half); of B, halves of the columns.
+      const unsigned pair = k % 8 / 2;
+      const double x = element(m % 8 * 4 + pair, m / 8 + k / 8 * 2, k % 2);
+      const double y = element(n * 4 + pair, 4 + k / 8, k % 2);
+      sum += x * y;
+    }
+    d[i] = static_cast<float>(sum);
+  }
+}
+inline void load_matrices_across(std::uint32_t* words, std::uint32_t from) {
+  const auto* const row = device::show_warp({from});
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned i = 0; i < 4; ++i) {
+    std::uint16_t pair[2];
+    for (unsigned j = 0; j < 2; ++j) {
+      const auto line = static_cast<std::uint32_t>(row[8 * i + lane % 4 * 2 + j][0]);
+      std::memcpy(pair + j, shared_memory(line + lane / 4 * 2), 2);
+    }
+    std::memcpy(words + i, pair, 4);
+  }
+}
 
 }  // namespace tessera::cuda::ptx

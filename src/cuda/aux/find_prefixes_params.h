@@ -1,0 +1,30 @@
+// What the kernel that finds shared prefixes is given: values filled in by cuda/find_prefixes.cpp.
+#pragma once
+
+#include "core/divisor.h"
+#include "core/prefixes.h"
+
+namespace tessera::cuda::aux {
+
+inline constexpr int kFindThreads =
+    128;  ///< of a block, which compares a sequence with the one before
+
+struct FindPrefixesParams {
+  core::Sequences sequences;
+  core::Cache cache;
+  core::MaskRules mask;
+  int batch = 0;
+  int group = 1;    ///< query heads of a key/value head
+  int block_m = 0;  ///< rows that read keys together
+  int levels = 0;   ///< at most
+  /// [batch] keys in common with the sequence before, and above them `ticket`: the block that
+  /// chooses waits for the others', and leaves zeros.
+  std::uint64_t* common = nullptr;
+  std::uint32_t ticket = 0;
+  core::CommonKeys* list = nullptr;   ///< [batch], as the next: where they do not fit shared memory
+  core::OwnKeys* own = nullptr;       ///< [batch]
+  core::Segment* segments = nullptr;  ///< [2 batch] what is left of every sequence, then prefixes
+  std::int32_t* count = nullptr;      ///< of segments
+};
+
+}  // namespace tessera::cuda::aux
