@@ -88,6 +88,7 @@ TESSERA_HD constexpr int part_words(const Kernel& row) {
 /// more: there is less to a tile, so latencies of its instructions count.
 TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {
   if (kernel.qv) return 1;
+  if (kernel.block_m > kernel.tile_m) return 2;  // sums of more keys: registers for no third one
   return kernel.head_dim <= 64 ? 3 : kernel.head_dim <= 128 ? 2 : 1;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/pages.h"
+#include "core/spans.h"
 
 namespace tessera::core {
 
@@ -14,8 +15,12 @@ struct Segment {
   int sequence = 0;  ///< the first
   int count = 1;
   int begin = 0, end = 0;
-  int level = 0;        ///< a prefix: how many lie before it; else how many the sequence has
+  int level = 0;        ///< how many prefixes lie before it
+  int parent = -1;      ///< the last of these, a segment's number; -1: none
   bool prefix = false;  ///< no mask hides any of its keys
+  // A prefix's items on the line of spans:
+  int blocks = 0, units = 0;  ///< of rows, of a key/value head; of keys, of each
+  int before = 0;             ///< what those of the prefixes before it cost
   friend constexpr bool operator==(const Segment&, const Segment&) = default;
 };
 
@@ -69,38 +74,93 @@ TESSERA_HD constexpr bool pays(std::int64_t keys, std::int64_t separate, std::in
 
 /// Of a sequence, beside its prefixes.
 struct OwnKeys {
-  int begin = 0;   ///< its prefixes' keys
-  int levels = 0;  ///< how many prefixes it has
+  int begin = 0;    ///< its prefixes' keys
+  int levels = 0;   ///< how many prefixes it has
+  int prefix = -1;  ///< the last of them, a segment's number
+};
+
+/// Query rows of sequences, of a key/value head, in blocks of block_m.
+struct PrefixRows {
+  const std::int32_t* cu_seqlens_q = nullptr;  ///< null: dense
+  int seqlen_q = 1;                            ///< of dense ones
+  int group = 1;                               ///< query heads of a key/value head
+  int block_m = 1;
+
+  TESSERA_HD constexpr int queries(int first, int end) const {
+    return cu_seqlens_q == nullptr ? (end - first) * seqlen_q
+                                   : cu_seqlens_q[end] - cu_seqlens_q[first];
+  }
+  /// Blocks that all rows of sequences [first, end) fill together; or those of each its own, one
+  /// where it has no rows.
+  /// @{
+  TESSERA_HD constexpr int together(int first, int end) const {
+    return ceil_div(queries(first, end) * group, block_m);
+  }
+  TESSERA_HD constexpr int separate(int first, int end) const {
+    if (cu_seqlens_q == nullptr) return (end - first) * max(together(first, first + 1), 1);
+    int sum = 0;
+    for (int b = first; b < end; ++b) sum += max(together(b, b + 1), 1);
+    return sum;
+  }
+  /// @}
+};
+
+/// What prefixes are made of, and how their items lie on the line.
+struct PrefixRules {
+  int batch = 0;   ///< sequences
+  int levels = 0;  ///< prefixes of prefixes at most
+  int heads = 1;   ///< key/value heads
+  int unit_n = 1;  ///< keys of a unit
+  Spans spans;
+  PrefixRows rows;
+};
+
+/// What has been chosen.
+struct ChosenPrefixes {
+  int count = 0;
+  int cost = 0;  ///< of their items
+};
+
+/// Of all segments.
+struct SegmentCount {
+  std::int32_t count = 0;
+  std::int32_t prefix_cost = 0;  ///< of prefixes' items
 };
 
 /// Chooses prefixes among the common keys, outer ones first. own: [batch], of zeros; list: as
-/// list_common_keys() leaves it, of which the chosen ones replace the last; rows(first, end): query
-/// rows of those sequences, of a key/value head. Returns how many.
-template <class Rows, class Take>
-TESSERA_HD constexpr int choose_prefixes(const CommonKeys* list, int count, int most_levels,
-                                         int block_m, const Rows& rows, OwnKeys* own,
-                                         const Take& take) {
-  int chosen = 0;
+/// list_common_keys() leaves it; take(i, prefix): the i-th, which is segment batch + i.
+template <class Take>
+TESSERA_HD constexpr ChosenPrefixes choose_prefixes(const CommonKeys* list, int count,
+                                                    const PrefixRules& rules, OwnKeys* own,
+                                                    const Take& take) {
+  ChosenPrefixes chosen;
   for (int i = count - 1; i >= 0; --i) {
     const CommonKeys run = list[i];
-    const OwnKeys before = own[run.first];
-    if (before.levels == most_levels) continue;
-    std::int64_t separate = 0;
-    for (int b = run.first; b < run.end; ++b) {
-      separate += max<std::int64_t>(ceil_div<std::int64_t>(rows(b, b + 1), block_m), 1);
-    }
-    const std::int64_t together = ceil_div<std::int64_t>(rows(run.first, run.end), block_m);
-    const int sequences = run.end - run.first;
-    if (!pays(run.keys - before.begin, separate, together, sequences)) continue;
-    take(chosen++, Segment{run.first, sequences, before.begin, run.keys, before.levels, true});
-    for (int b = run.first; b < run.end; ++b) own[b] = {run.keys, before.levels + 1};
+    const OwnKeys outer = own[run.first];
+    if (outer.levels == rules.levels) continue;
+    const int together = rules.rows.together(run.first, run.end);
+    const int keys = run.keys - outer.begin, sequences = run.end - run.first;
+    if (!pays(keys, rules.rows.separate(run.first, run.end), together, sequences)) continue;
+    const int number = rules.batch + chosen.count, units = ceil_div(keys, rules.unit_n);
+    take(chosen.count, Segment{run.first, sequences, outer.begin, run.keys, outer.levels,
+                               outer.prefix, true, together, units, chosen.cost});
+    chosen = {chosen.count + 1, chosen.cost + rules.heads * together * rules.spans.cost(units)};
+    for (int b = run.first; b < run.end; ++b) own[b] = {run.keys, outer.levels + 1, number};
   }
   return chosen;
 }
 
 /// What is left of a sequence.
 TESSERA_HD constexpr Segment rest_of(int batch, int seqlen_k, const OwnKeys& own) {
-  return {batch, 1, own.begin, max(seqlen_k, own.begin), own.levels, false};
+  return {batch, 1, own.begin, max(seqlen_k, own.begin), own.levels, own.prefix};
+}
+
+/// A block's item of a prefix. line: what all items cost; prefixes are the last ones, and cost so
+/// much together.
+TESSERA_HD constexpr SpanItem item_of(const Segment& prefix, const Spans& spans, int head,
+                                      int block, int line, int prefixes) {
+  const int number = head * prefix.blocks + block;
+  return {line - prefixes + prefix.before + number * spans.cost(prefix.units), prefix.units};
 }
 
 /// A sequence as a segment has it: its first, with all queries of the segment. Dense queries of

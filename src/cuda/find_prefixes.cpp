@@ -9,10 +9,13 @@ aux::FindPrefixesParams find_prefixes_params(const PlanData& plan, const Tensors
   params.sequences = sequences_of(p, tensors);
   params.cache = cache_of(p, tensors);
   params.mask = mask_rules_of(p, tensors);
-  params.batch = static_cast<int>(p.batch);
-  params.group = static_cast<int>(p.group());
-  params.block_m = plan.kernel.block_m;
-  params.levels = static_cast<int>(p.cache->prefix_levels);
+  params.rules = {.batch = static_cast<int>(p.batch),
+                  .levels = static_cast<int>(p.cache->prefix_levels),
+                  .heads = plan.work.heads,
+                  .unit_n = plan.unit_n,
+                  .spans = plan.spans,
+                  .rows = {params.sequences.cu_seqlens_q, static_cast<int>(p.seqlen_q),
+                           static_cast<int>(p.group()), plan.kernel.block_m}};
   params.common = layout.common;
   params.ticket = ticket;
   params.list = layout.list;

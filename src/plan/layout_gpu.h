@@ -25,7 +25,7 @@ struct GpuPrefixLayout {
   core::CommonKeys* list = nullptr;   ///< [batch]
   core::OwnKeys* own = nullptr;       ///< [batch]
   core::Segment* segments = nullptr;  ///< [2 batch] every sequence's own keys, then prefixes
-  std::int32_t* count = nullptr;      ///< of segments
+  core::SegmentCount* count = nullptr;
   core::PartWord* rows = nullptr;     ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
 };
 
@@ -70,7 +70,7 @@ TESSERA_HD GpuPrefixLayout layout_gpu_prefixes(Workspace& workspace, const PlanD
   layout.list = workspace.take<core::CommonKeys>("common_key_list", p.batch);
   layout.own = workspace.take<core::OwnKeys>("own_keys", p.batch);
   layout.segments = workspace.take<core::Segment>("segments", 2 * p.batch);
-  layout.count = workspace.take<std::int32_t>("segment_count", 1);
+  layout.count = workspace.take<core::SegmentCount>("segment_count", 1);
   layout.rows = workspace.take<core::PartWord>(
       "prefix_words",
       (p.cache->prefix_levels + 1) * p.rows_q() * p.num_heads * (plan.kernel.head_dim_v / 2));

@@ -55,6 +55,7 @@ constexpr double kExp2 = 1.9e-7, kExp2Short = 3.0e-6, kLog2 = 2.2e-7, kTanh = 2.
 constexpr double kSlack = 30.0 * 0.6931471805599453;  // of the forward's shift
 constexpr double kLost = 0x1p-96;      // a weight this small may be 0 beside a shift 2^30 too low
 constexpr std::int64_t kWhole = 1024;  // keys that are never split (S7)
+constexpr std::int64_t kDecoded = 16;  // query rows of a key/value head that a GPU decodes, at most
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 double square(double x) { return x * x; }
@@ -195,6 +196,8 @@ class Noise {
         u_ = unit_roundoff(weights);
         tanh_ = 0x1p-21;
       }
+    } else if (u_ > 0.0 && (p_.cache || p_.seqlen_q * p_.group() <= kDecoded)) {
+      tanh_ = 0x1p-22;
     }
     if (p_.stored_o() != Dtype::f32) u_o_ = unit_roundoff(p_.stored_o());
     if (p_.dtype == Dtype::bf16) exp2_ = kExp2Short;
@@ -521,7 +524,8 @@ class Noise {
   double u_o_ = 0.0;       ///< of o; 0 for fp32
   double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
   double exp2_ = kExp2;
-  double tanh_ = 0.0;  ///< 1 - 2 / (1 + e^2x), where a GPU caps products of 8 bits: errs by so much
+  /// 1 - 2 / (1 + e^2x), where a GPU caps products of 8 bits, or decodes: errs by so much.
+  double tanh_ = 0.0;
 };
 
 }  // namespace

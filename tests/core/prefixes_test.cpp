@@ -114,24 +114,39 @@ struct Choice {
   int levels, block_m;
 };
 
-/// All segments, those of sequences first.
+/// All segments, those of sequences first. Rows are packed.
 std::vector<Segment> segments_of(const Tables& tables, const Choice& choice) {
   const std::vector<CommonKeys> list = list_of(tables);
   std::vector<OwnKeys> own(tables.at(tables.batch()));
   std::vector<Segment> prefixes, all;
-  const int count = choose_prefixes(
-      list.data(), static_cast<int>(list.size()), choice.levels, choice.block_m,
-      [&tables](int first, int end) {
-        std::int64_t rows = 0;
-        for (int b = first; b < end; ++b) rows += tables.rows[tables.at(b)];
-        return rows;
-      },
-      own.data(),
-      [&prefixes](int i, const Segment& prefix) {
-        EXPECT_EQ(prefixes.size(), static_cast<std::size_t>(i));
-        prefixes.push_back(prefix);
-      });
-  EXPECT_EQ(prefixes.size(), static_cast<std::size_t>(count));
+  std::vector<std::int32_t> cu_seqlens = {0};
+  for (const int rows : tables.rows) cu_seqlens.push_back(cu_seqlens.back() + rows);
+  const PrefixRules rules = {.batch = tables.batch(),
+                             .levels = choice.levels,
+                             .heads = 3,
+                             .unit_n = 48,
+                             .spans = {.fixed = 2},
+                             .rows = {cu_seqlens.data(), 0, 1, choice.block_m}};
+  const ChosenPrefixes chosen =
+      choose_prefixes(list.data(), static_cast<int>(list.size()), rules, own.data(),
+                      [&prefixes](int i, const Segment& prefix) {
+                        EXPECT_EQ(prefixes.size(), static_cast<std::size_t>(i));
+                        prefixes.push_back(prefix);
+                      });
+  EXPECT_EQ(prefixes.size(), static_cast<std::size_t>(chosen.count));
+  // Its items lie behind those of the prefixes before it.
+  int cost = 0;
+  for (const Segment& prefix : prefixes) {
+    EXPECT_EQ(prefix.before, cost);
+    for (int item = 0; item < 3 * prefix.blocks; ++item) {
+      const SpanItem at = item_of(prefix, rules.spans, item / prefix.blocks, item % prefix.blocks,
+                                  1000000, chosen.cost);
+      EXPECT_EQ(at.start, 1000000 - chosen.cost + cost);
+      EXPECT_EQ(at.units, (prefix.end - prefix.begin + 47) / 48);
+      cost += rules.spans.cost(at.units);
+    }
+  }
+  EXPECT_EQ(cost, chosen.cost);
   for (int b = 0; b < tables.batch(); ++b) {
     all.push_back(rest_of(b, tables.seqlens[tables.at(b)], own[tables.at(b)]));
   }
@@ -158,17 +173,19 @@ TEST(Prefixes, EveryKeyOfASequenceLiesInOneSegmentAndAPrefixsPagesAreAllMembers)
                   static_cast<std::ptrdiff_t>(covered.size()));
         EXPECT_LE(levels, choice.levels);
         EXPECT_EQ(segments[tables.at(b)].level, levels);
+        // From its own keys outwards, one prefix begins where the next one ends.
+        int begin = segments[tables.at(b)].begin;
+        for (int i = segments[tables.at(b)].parent; i >= 0; i = segments[tables.at(i)].parent) {
+          EXPECT_EQ(segments[tables.at(i)].end, begin);
+          begin = segments[tables.at(i)].begin;
+          --levels;
+        }
+        EXPECT_EQ(begin, 0);
+        EXPECT_EQ(levels, 0);
       }
       for (const Segment& segment : segments) {
         if (!segment.prefix) continue;
         EXPECT_GE(tables.common(segment.sequence, segment.sequence + segment.count), segment.end);
-        int before = 0;  // prefixes that its own prefix is made of
-        for (const Segment& other : segments) {
-          const bool holds = other.sequence <= segment.sequence &&
-                             segment.sequence + segment.count <= other.sequence + other.count;
-          before += other.prefix && holds && other.end <= segment.begin ? 1 : 0;
-        }
-        EXPECT_EQ(segment.level, before);
       }
     }
   });

@@ -62,12 +62,12 @@ __device__ __forceinline__ void choose(const FindPrefixesParams& p) {
   __shared__ int common[kMost];
   alignas(core::CommonKeys) __shared__ char near_list[kMost * sizeof(core::CommonKeys)];
   alignas(core::OwnKeys) __shared__ char near_own[kMost * sizeof(core::OwnKeys)];
-  const bool fits = p.batch <= kMost;
+  const bool fits = p.rules.batch <= kMost;
   core::CommonKeys* const list = fits ? reinterpret_cast<core::CommonKeys*>(near_list) : p.list;
   core::OwnKeys* const own = fits ? reinterpret_cast<core::OwnKeys*>(near_own) : p.own;
   const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-  for (int b = thread; b < p.batch; b += kFindThreads) {
+  for (int b = thread; b < p.rules.batch; b += kFindThreads) {
     std::uint64_t word;
     do {
       word = ptx::load_relaxed(p.common + b);
@@ -81,26 +81,19 @@ __device__ __forceinline__ void choose(const FindPrefixesParams& p) {
   __syncthreads();
   if (thread == 0) {
     const int runs = core::list_common_keys(
-        p.batch,
+        p.rules.batch,
         [&](int b) {
           return fits ? common[b] : static_cast<int>(static_cast<std::uint32_t>(p.common[b]));
         },
         list);
-    const int prefixes = core::choose_prefixes(
-        list, runs, p.levels, p.block_m,
-        [&p](int first, int end) {
-          const core::Sequences& all = p.sequences;
-          const std::int64_t queries = all.packed()
-                                           ? all.cu_seqlens_q[end] - all.cu_seqlens_q[first]
-                                           : std::int64_t{end - first} * all.seqlen_q;
-          return queries * p.group;
-        },
-        own, [&p](int i, const core::Segment& prefix) { p.segments[p.batch + i] = prefix; });
-    *p.count = p.batch + prefixes;
+    const core::ChosenPrefixes chosen = core::choose_prefixes(
+        list, runs, p.rules, own,
+        [&p](int i, const core::Segment& prefix) { p.segments[p.rules.batch + i] = prefix; });
+    *p.count = {p.rules.batch + chosen.count, chosen.cost};
   }
   __syncthreads();
 #pragma unroll 1
-  for (int b = thread; b < p.batch; b += kFindThreads) {
+  for (int b = thread; b < p.rules.batch; b += kFindThreads) {
     core::Sequence sequence = p.sequences.at(b);
     p.cache.place(sequence);
     p.segments[b] = core::rest_of(b, sequence.seqlen_k, own[b]);
@@ -118,7 +111,7 @@ __device__ __forceinline__ void find_prefixes(const FindPrefixesParams& p) {
     ptx::store_relaxed(p.common + batch,
                        std::uint64_t{p.ticket} << 32 | static_cast<std::uint32_t>(keys));
   }
-  if (batch == p.batch - 1) choose(p);
+  if (batch == p.rules.batch - 1) choose(p);
 }
 
 }  // namespace tessera::cuda::aux

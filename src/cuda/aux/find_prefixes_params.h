@@ -13,10 +13,7 @@ struct FindPrefixesParams {
   core::Sequences sequences;
   core::Cache cache;
   core::MaskRules mask;
-  int batch = 0;
-  int group = 1;    ///< query heads of a key/value head
-  int block_m = 0;  ///< rows that read keys together
-  int levels = 0;   ///< at most
+  core::PrefixRules rules;
   /// [batch] keys in common with the sequence before, and above them `ticket`: the block that
   /// chooses waits for the others', and leaves zeros.
   std::uint64_t* common = nullptr;
@@ -24,7 +21,7 @@ struct FindPrefixesParams {
   core::CommonKeys* list = nullptr;   ///< [batch], as the next: where they do not fit shared memory
   core::OwnKeys* own = nullptr;       ///< [batch]
   core::Segment* segments = nullptr;  ///< [2 batch] what is left of every sequence, then prefixes
-  std::int32_t* count = nullptr;      ///< of segments
+  core::SegmentCount* count = nullptr;
 };
 
 }  // namespace tessera::cuda::aux

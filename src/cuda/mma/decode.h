@@ -13,6 +13,7 @@
 #include "cuda/mma/decode_loads.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/mma.h"
+#include "cuda/ptx/wgmma.h"
 #include "cuda/tile/extras.h"
 
 namespace tessera::cuda::mma {
@@ -27,7 +28,8 @@ class Decoder {
   static constexpr int kUnit = 16 / cached_size(K);  ///< elements of 16 bytes
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
-  static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
+  static constexpr int kAlignment = ring_alignment(K);
+  static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
   static_assert(K.block_m == kWarpRows || (K.prefixes && K.block_m == kWarps * kWarpRows));
 
  public:
@@ -35,8 +37,8 @@ class Decoder {
       : p(params),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        shared_(*reinterpret_cast<DecodeShared<K>*>(memory +
-                                                    (128 - ptx::shared_address(memory) % 128))),
+        shared_(*reinterpret_cast<DecodeShared<K>*>(
+            memory + (kAlignment - ptx::shared_address(memory) % kAlignment))),
         loads_(params, shared_),
         has_extras_(params.extras.any()),
         w_(1.0F) {}
@@ -65,14 +67,9 @@ class Decoder {
       if (tile_ < tiles_end_ || !loads_.ahead()) continue;
       const DecodeResults<K> results(p, loads_.walk(), piece(), shared_.exchange);
       if (attending_) {
-        if (spreads_) __syncthreads();  // nobody reads tiles where outputs go
-        // Of the stages that hold no tile, the last ones before the next.
-        results.leave(w_, o_, value_factor(), [this](int i) {
-          const int stage = stage_ - 1 - i;
-          return reinterpret_cast<float*>(shared_.ring[warp_][stage < 0 ? stage + kStages : stage]);
-        });
+        leave(results);
         loads_.meet_queries();  // and all outputs
-        results.finish();
+        if (!leaves_rows()) results.finish();
       }
       if (!loads_.more()) break;
       turn();
@@ -86,14 +83,34 @@ class Decoder {
   __device__ __forceinline__ core::SequenceMask mask() const {
     return mask_of<K>(p, piece().sequence, piece());
   }
+  /// Is the piece one of a prefix, of which every warp has rows of its own?
+  __device__ __forceinline__ bool leaves_rows() const {
+    if constexpr (together(K)) return attending_ && spreads_ && piece().prefix != 0;
+    return false;
+  }
+  __device__ __forceinline__ void leave(const DecodeResults<K>& results) const {
+    if constexpr (together(K)) {
+      if (leaves_rows()) {
+        results.leave_rows(w_, o_);
+        return;
+      }
+      __syncthreads();  // nobody reads tiles where outputs go
+    }
+    // Of the stages that hold no tile, the last ones before the next.
+    results.leave(w_, o_, value_factor(), [this](int i) {
+      const int stage = stage_ - 1 - i;
+      return reinterpret_cast<float*>(shared_.ring.at(warp_, stage < 0 ? stage + kStages : stage));
+    });
+  }
   /// Of the block, the lane's half-th row (of two).
   __device__ __forceinline__ int row_of(int half) const {
     return lane_ / 4 + 8 * half + (spreads_ ? warp_ * kWarpRows : 0);
   }
   /// Where the i-th two units after those at `first` are, a multiple of two units from a row's
   /// start.
+  template <int kRows = kTileKeys>
   __device__ __forceinline__ static std::uint32_t columns(std::uint32_t first, int i) {
-    return (first ^ i % 4 * 32) + i / 4 * (kTileKeys * 128);
+    return (first ^ i % 4 * 32) + i / 4 * (kRows * kChunkBytes);
   }
 
   // ---- pieces ----
@@ -102,7 +119,7 @@ class Decoder {
   __device__ __forceinline__ void turn() {
     loads_.turn();
     spreads_ = spreads_rows<K>(piece());
-    tile_ = piece().tiles.begin + (K.prefixes ? 0 : warp_);
+    tile_ = piece().tiles.begin + (together(K) ? 0 : warp_);
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
@@ -179,22 +196,18 @@ class Decoder {
 
   /// The warp's tile; or, where it has rows of its own, all warps'.
   __device__ __forceinline__ void attend_step() {
-    if constexpr (!K.prefixes) {
-      attend(tile_, warp_);
-    } else {
-      if (spreads_) __syncthreads();  // tiles are there; one syncs a step, a free stage is between
-      const int first = spreads_ ? 0 : warp_;
-      const int last = !spreads_ ? warp_ + 1 : warp_ * kWarpRows < piece().rows ? kWarps : 0;
-      const int end = core::min(last, tiles_end_ - tile_);
-#pragma unroll 1
-      for (int w = first; w < end; ++w) attend(tile_ + w, w);
+    if constexpr (!together(K)) {
+      attend(tile_);
+    } else if (spreads_) {
+      attend_together();
+    } else if (tile_ + warp_ < tiles_end_) {
+      attend(tile_ + warp_);
     }
   }
-  __device__ __forceinline__ void attend(int tile, int warp) {
-    const std::uint32_t keys = ptx::shared_address(shared_.ring[warp][stage_]);
-    const std::uint32_t values = keys + kKeyBytes;
+  __device__ __forceinline__ void attend(int tile) {
+    const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(warp_, stage_));
     multiply_keys(keys);
-    transform(tile);
+    transform(w_.s, tile);
     const auto raise = [this] {
 #pragma unroll
       for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
@@ -213,12 +226,12 @@ class Decoder {
     } else {
       w_.weigh_at_once(raise);
     }
-    multiply_values(values);
+    multiply_values(keys + kValues);
   }
   /// By token: of the keys (0) or values (1) that the lane has scores of.
   __device__ __forceinline__ void tile_scales(int which, float (&scales)[4]) const {
     const auto* const all =
-        reinterpret_cast<const float*>(shared_.ring[warp_][stage_] + kKeyBytes + kValueBytes);
+        reinterpret_cast<const float*>(shared_.ring.tile(warp_, stage_) + kValues + value_bytes(K));
     const float* const mine = all + which * kTileKeys + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) scales[i] = mine[i / 2 * 8 + i % 2];
@@ -235,11 +248,11 @@ class Decoder {
     float odd[kTileKeys / 2] = {};
 #pragma unroll
     for (float& x : w_.s) x = 0.0F;
-    keys += place(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
+    keys += place<kChunkRows>(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
 #pragma unroll
     for (int i = 0; i < kUnits / 2; ++i) {
       std::uint32_t b[4];
-      ptx::load_matrices(b, columns(keys, i));
+      ptx::load_matrices(b, columns<kChunkRows>(keys, i));
       if constexpr (kWidens) {
         // A unit of a key is 16 columns.
 #pragma unroll
@@ -272,31 +285,33 @@ class Decoder {
     ptx::mma<kType>(sums + 4, queries, second_low, second_high);
   }
 
-  /// Products become base-2 scores (S1), the mask last.
-  __device__ __forceinline__ void transform(int tile) {
+  /// Products become base-2 scores (S1), the mask last: of keys of neighbouring tiles, `tile`
+  /// first.
+  template <int kCount>
+  __device__ __forceinline__ void transform(float (&s)[kCount], int tile) {
     if constexpr (kWidens) apply_scales();
     if (p.score.capped) {
 #pragma unroll
-      for (float& x : w_.s) x = capped_tanh(p.score.pre, x) * p.score.post;
+      for (float& x : s) x = capped_tanh(p.score.pre, x) * p.score.post;
     } else {
 #pragma unroll
-      for (float& x : w_.s) x *= p.score.pre;
+      for (float& x : s) x *= p.score.pre;
     }
-    const bool plain = plain_.begin <= tile && tile < plain_.end;
+    const bool plain = plain_.begin <= tile && tile + kCount * 2 / kTileKeys <= plain_.end;
     if (plain && !has_extras_) return;
     const core::Range keys = piece().keys.from(tile);
     const int first = keys.begin + lane_ % 4 * 2;
-    if (has_extras_) add_row_extras(first);
+    if (has_extras_) add_row_extras(s, first);
     if (plain) return;
     const core::SequenceMask mask = this->mask();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (mask.special()) {
-        hide_each(mask.of(query_[half]), half, first, keys.end);
+        hide_each(s, mask.of(query_[half]), half, first, keys.end);
       } else {
         const core::Range seen = {mask.begin_of(query_[half]),
                                   core::min(mask.end_of(query_[half]), keys.end)};
-        mask_row(w_.s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
+        mask_row(s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
       }
     }
   }
@@ -310,17 +325,18 @@ class Decoder {
     }
   }
   /// Of the half-th row of the lane: what has holes.
-  __device__ __forceinline__ void hide_each(const core::QueryMask& seen, int half, int first,
-                                            int end) {
+  template <int kCount>
+  __device__ __forceinline__ static void hide_each(float (&s)[kCount], const core::QueryMask& seen,
+                                                   int half, int first, int end) {
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 4; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       const int key = first + i / 2 * 8 + i % 2;
-      float& score = w_.s[i / 2 * 4 + 2 * half + i % 2];
-      if (key >= end || !seen.visible(key)) score = -core::kInfinity;
+      if (key >= end || !seen.visible(key)) s[i / 2 * 4 + 2 * half + i % 2] = -core::kInfinity;
     }
   }
   /// The lane's two rows belong to any two queries and heads.
-  __device__ __forceinline__ void add_row_extras(int first_key) {
+  template <int kCount>
+  __device__ __forceinline__ void add_row_extras(float (&s)[kCount], int first_key) const {
     const core::Sequence& sequence = piece().sequence;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -332,17 +348,17 @@ class Decoder {
           first_key,
           sequence.seqlen_q,
           sequence.seqlen_k};
-      add_extras_of_row(p.extras, at, half, w_.s);
+      add_extras_of_row(p.extras, at, half, s);
     }
   }
 
   /// O += P V.
   __device__ __forceinline__ void multiply_values(std::uint32_t values) {
-    values += place(lane_ % 16, lane_ / 16);
+    values += place<kChunkRows>(lane_ % 16, lane_ / 16);
 #pragma unroll
     for (int i = 0; i < kUnitsV / 2; ++i) {
       std::uint32_t b[4];
-      ptx::load_matrices_across(b, columns(values, i));
+      ptx::load_matrices_across(b, columns<kChunkRows>(values, i));
       if constexpr (kWidens) {
         // Words are 2 columns of 2 keys; of 16 columns the even ones are multiplied, then the odd.
 #pragma unroll
@@ -361,6 +377,60 @@ class Decoder {
     }
   }
 
+  // ---- a step's tiles, for all rows of the block ----
+
+  /// The warps are a warpgroup, and its rows those of the block: keys of all their tiles at once.
+  __device__ __forceinline__ void attend_together() {
+    constexpr int kKeys = kWarps * kTileKeys;
+    // Tiles are there. One meeting a step: between what is multiplied and what is loaded lies a
+    // stage.
+    ptx::fence_proxy_async();
+    __syncthreads();
+    const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(0, stage_));
+    Weights<kType, kKeys> w(1.0F);
+    multiply_keys_together(w.s, ptx::descriptor_along(keys));
+    transform(w.s, tile_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      w.reference[half] = w_.reference[half];
+      w.sum[half] = w_.sum[half];
+    }
+    w.weigh_at_once([this, &w] {
+#pragma unroll
+      for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w.factor[i / 2 % 2];
+    });
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      w_.reference[half] = w.reference[half];
+      w_.sum[half] = w.sum[half];
+    }
+    const std::uint32_t values = ptx::descriptor_across(keys + kValues, kChunkRows * kChunkBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+      ptx::Wgmma<kType, K.head_dim_v>::registers_across(
+          o_, w.operand + 4 * i, ptx::descriptor(values + i * 16 * kChunkBytes / 16), 1);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(o_);
+  }
+  /// S = Q K^T; keys: a descriptor.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_keys_together(float (&s)[kCount],
+                                                         std::uint32_t keys) const {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < K.head_dim / 16; ++i) {
+      const int bytes = i / 4 * kChunkRows * kChunkBytes + i % 4 * 32;
+      ptx::Wgmma<kType, kCount * 2>::registers(s, held_ + 4 * i, ptx::descriptor(keys + bytes / 16),
+                                               i != 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(s);
+  }
+
   // ---- prefixes ----
 
   /// Rows that have some, in the block's span: what each left is merged.
@@ -373,7 +443,7 @@ class Decoder {
 #pragma unroll 1
     for (bool exists = true; exists && mine.prefix == 0; exists = walk.advance(mine)) {
       if (mine.level > 0 && mine.units.begin == 0) {
-        DecodeResults<K>(p, walk, mine, shared_.exchange).join();
+        DecodeResults<K>(p, loads_.walk(), mine, shared_.exchange).join();
       }
     }
   }

@@ -9,11 +9,40 @@
 
 namespace tessera::cuda::mma {
 
-/// Shared memory of a block, from its first multiple of 128 bytes.
+/// Shared address of a 16-byte unit of a row, in chunks of 64 columns of 16 bits, swizzled.
+template <int kChunkRows = kTileKeys>
+__device__ __forceinline__ constexpr std::uint32_t place(int row, int unit) {
+  return unit / 8 * (kChunkRows * kChunkBytes) + row * kChunkBytes + (unit % 8 ^ row % 8) * 16;
+}
+
+/// Where warps have their tiles, a stage each. Each its own; or, where they multiply together, the
+/// tiles of a step side by side, as if they were one of all warps' keys.
+template <core::Kernel K>
+class DecodeRing {
+  static constexpr int kTiles = together(K) ? decode_warps(K) : 1;  ///< in a chunk
+
+ public:
+  static constexpr int kChunkRows = kTiles * kTileKeys;
+  static constexpr int kValues = kTiles * key_bytes(K);  ///< from a tile's keys to its values
+  __device__ __forceinline__ char* tile(int warp, int stage) {
+    return together(K) ? at(0, stage) + warp * kTileKeys * kChunkBytes : at(warp, stage);
+  }
+  /// As many bytes as a tile has, of a stage that holds none of any warp.
+  __device__ __forceinline__ char* at(int warp, int stage) {
+    const int number =
+        together(K) ? stage * decode_warps(K) + warp : warp * decode_stages(K) + stage;
+    return bytes_ + number * stage_bytes(K);
+  }
+
+ private:
+  char bytes_[decode_ring_bytes(K)];
+};
+
+/// Shared memory of a block, from its first multiple of kAlignment bytes.
 template <core::Kernel K>
 struct DecodeShared {
   char queries[2][chunk_bytes(K.head_dim * 2)];  ///< of a piece and the next
-  char ring[decode_warps(K)][decode_stages(K)][stage_bytes(K)];
+  DecodeRing<K> ring;
   DecodePiece<K> pieces[decode_warps(K)][2];
   DecodePiece<K> first;  ///< of the span, where prefixes are read once
   /// What products of queries are multiplied by, as these lie here.
@@ -21,11 +50,6 @@ struct DecodeShared {
   DecodeExchange<K> exchange;
   DecodeSearch<K> search;
 };
-
-/// Shared address of a 16-byte unit of a row, in chunks of 64 columns of 16 bits, swizzled.
-__device__ __forceinline__ constexpr std::uint32_t place(int row, int unit) {
-  return unit / 8 * (kTileKeys * 128) + row * 128 + (unit % 8 ^ row % 8) * 16;
-}
 
 /// Of one warp.
 template <core::Kernel K>
@@ -37,7 +61,7 @@ class DecodeLoads {
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit,
                        kUnitsQ = K.head_dim / 8;
-  static constexpr int kKeyBytes = key_bytes(K), kValueBytes = value_bytes(K);
+  static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
   static constexpr int kPrefetched = 2;  ///< tiles of a warp
   static_assert((kUnits & (kUnits - 1)) == 0 && (kUnitsV & (kUnitsV - 1)) == 0);
 
@@ -45,7 +69,7 @@ class DecodeLoads {
   /// Tiles that a warp has under way; beside them its output has room.
   static constexpr int kAhead = kStages - output_stages(K);
   static_assert(kAhead >= 2);
-  static_assert(sizeof(DecodeShared<K>) + 128 <= decode_bytes(K));
+  static_assert(sizeof(DecodeShared<K>) + ring_alignment(K) <= decode_bytes(K));
 
   __device__ __forceinline__ DecodeLoads(const DecodeParams& params, DecodeShared<K>& shared)
       : p(params),
@@ -53,7 +77,7 @@ class DecodeLoads {
         lane_(static_cast<int>(threadIdx.x) % 32),
         shared_(shared),
         walk_(params, shared.search),
-        policy_(ptx::cache_policy(!K.prefixes && params.parts.blocks == 1)),
+        policy_(ptx::cache_policy(params.parts.blocks == 1)),
         paged_(params.cache.pages.table != nullptr),
         whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
 
@@ -106,7 +130,7 @@ class DecodeLoads {
   __device__ __forceinline__ void next() {
     if (loading_ && under_way_ < kAhead) {
       const DecodePiece<K>& from = loaded_piece();
-      load(from, shared_.ring[warp_][to_]);
+      load(from, shared_.ring.tile(warp_, to_));
       to_ = to_ + 1 == kStages ? 0 : to_ + 1;
       ++under_way_;
       next_ += kWarps;
@@ -125,6 +149,7 @@ class DecodeLoads {
     if constexpr (K.prefixes) {
       if (!begun_ && warp_ == 0) walk_.put(of, shared_.first);
       begun_ = true;
+      policy_ = ptx::cache_policy(of.prefix == 0 && of.blocks == 1);
     }
     load_queries(of);
     if constexpr (kWidens) {
@@ -142,7 +167,7 @@ class DecodeLoads {
   /// Of a step's tiles, one a warp, the first: where warps may read each other's, all of them load
   /// alike, tiles beyond the last one, too, of zeros. Elsewhere the warp's own is all it knows of.
   __device__ __forceinline__ int in_step(int tile) const {
-    return K.prefixes ? tile - warp_ : tile;
+    return together(K) ? tile - warp_ : tile;
   }
 
  private:
@@ -267,7 +292,7 @@ class DecodeLoads {
           return static_cast<const Element*>(source.data) + (exists ? offset : 0);
         };
         load_placed<kUnits>(to, at(p.k), p.head_dim, rows);
-        load_placed<kUnitsV>(to + kKeyBytes, at(p.v), p.head_dim_v, rows);
+        load_placed<kUnitsV>(to + kValues, at(p.v), p.head_dim_v, rows);
         if constexpr (kWidens) {
           const int key = lane_ % kTileKeys;
           load_scale(to, from, __shfl_sync(~0U, mine, half_ + key),
@@ -283,7 +308,7 @@ class DecodeLoads {
       return rows + slot * source.strides.seqlen;
     };
     load_rows<kUnits>(to, p.k, at(keys_, p.k), p.head_dim, left);
-    load_rows<kUnitsV>(to + kKeyBytes, p.v, at(values_, p.v), p.head_dim_v, left);
+    load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), p.head_dim_v, left);
     if constexpr (kWidens) {
       const int key = lane_ % kTileKeys;
       load_scale(to, from, paged_ ? page : from.sequence.entry_k,
@@ -297,7 +322,7 @@ class DecodeLoads {
     if (!scales.of_slots()) return;
     const std::int64_t at =
         entry * scales.stride_batch + slot * scales.stride_seqlen + from.head * scales.stride_head;
-    ptx::copy_async_word(to + kKeyBytes + kValueBytes + lane_ * 4, scales.data + (exists ? at : 0),
+    ptx::copy_async_word(to + kValues + value_bytes(K) + lane_ * 4, scales.data + (exists ? at : 0),
                          exists);
   }
 
@@ -308,7 +333,7 @@ class DecodeLoads {
     constexpr int kAtOnce = rows_at_once(kRowUnits);
     const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
     const std::int64_t step = kAtOnce * source.strides.seqlen;
-    to += place(row, unit);
+    to += place<kChunkRows>(row, unit);
     if (whole_rows_ && left >= kTileKeys) {
 #pragma unroll
       for (int i = 0; i < kTileKeys; i += kAtOnce) {
@@ -336,7 +361,7 @@ class DecodeLoads {
     // A row that does not exist is not read, but its address must be one.
     const int column = unit * kUnit < dim ? unit * kUnit : 0;
     rows = unit * kUnit < dim ? rows >> row : 0;
-    to += place(row, unit);
+    to += place<kChunkRows>(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
       const auto* const row_from = reinterpret_cast<const Element*>(
@@ -354,7 +379,7 @@ class DecodeLoads {
   const int warp_, lane_;
   DecodeShared<K>& shared_;
   DecodeWalk<K> walk_;
-  const ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
+  ptx::CachePolicy policy_;  ///< of keys, which are read once, but for many rows
   const bool paged_;
   const bool whole_rows_;            ///< they have as many columns as there is room for
   bool begun_ = false;               ///< the span's first piece is known

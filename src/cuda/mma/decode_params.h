@@ -27,7 +27,7 @@ struct DecodeParts {
 /// and where blocks leave what rows see of a prefix: every row's own keys come last.
 struct DecodePrefixes {
   const core::Segment* segments = nullptr;  ///< [count]
-  const std::int32_t* count = nullptr;
+  const core::SegmentCount* count = nullptr;
   core::PartWord* rows = nullptr;  ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
   std::int64_t level_words = 0;    ///< from one level to the next
   core::Divisor seqlen_q;          ///< of dense queries
@@ -101,6 +101,12 @@ TESSERA_HD constexpr int stage_bytes(const core::Kernel& row) {
   return key_bytes(row) + value_bytes(row) + scale_bytes(row);
 }
 /// @}
+/// Whether warps may multiply together, each rows of its own, what all of them have fetched.
+TESSERA_HD constexpr bool together(const core::Kernel& row) { return row.block_m > row.tile_m; }
+/// Of what is in shared memory; that of wgmma's operands is what their swizzle repeats by.
+TESSERA_HD constexpr int ring_alignment(const core::Kernel& row) {
+  return together(row) ? 1024 : 128;
+}
 /// Stages that a warp's output takes at the end of a piece: these hold no tile.
 TESSERA_HD constexpr int output_stages(const core::Kernel& row) {
   return core::ceil_div(kTileKeys * row.head_dim_v * 4, key_bytes(row) + value_bytes(row));
@@ -116,7 +122,8 @@ TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
 inline constexpr int kOtherBytes = 2048;
 /// Queries of two pieces, the ring, and that.
 TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
-  return 2 * chunk_bytes(row.head_dim * 2) + decode_ring_bytes(row) + kOtherBytes + 128;
+  return 2 * chunk_bytes(row.head_dim * 2) + decode_ring_bytes(row) + kOtherBytes +
+         ring_alignment(row);
 }
 
 }  // namespace tessera::cuda::mma

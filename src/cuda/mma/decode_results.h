@@ -21,7 +21,7 @@ inline constexpr int kWarpRows = 16;  ///< that a warp multiplies
 /// all tiles; else all rows, and tiles of its own.
 template <core::Kernel K>
 __device__ __forceinline__ constexpr bool spreads_rows(const DecodePiece<K>& piece) {
-  return K.block_m > kWarpRows && piece.rows > kWarpRows;
+  return together(K) && piece.rows > kWarpRows;
 }
 
 /// What a block's warps tell each other of a piece.
@@ -50,6 +50,7 @@ class DecodeResults {
       : p(params),
         piece_(piece),
         exchange_(exchange),
+        walk_(walk),
         parts_(params, walk, piece),
         count_(piece.rows) {
     // As many threads a row as there are for a power of two of rows.
@@ -102,6 +103,33 @@ class DecodeResults {
     }
   }
 
+  /// Of a prefix's piece of which every warp has rows of its own: straight to where blocks that
+  /// have its sequences' rows will take them in.
+  __device__ __forceinline__ void leave_rows(const DecodeWeights<K>& w,
+                                             const float (&o)[K.head_dim_v / 2]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, part = parts_.part();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      core::Softmax<float> state = {w.reference[half], w.sum[half]};
+      state.sum += __shfl_xor_sync(~0U, state.sum, 1);
+      state.sum += __shfl_xor_sync(~0U, state.sum, 2);
+      const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows + lane / 4 + 8 * half;
+      if (row >= count_) continue;
+      const DecodeRow at = row_of<K>(piece_, p.group, row);
+      uint4* const to =
+          part > 0 ? words_at(parts_.slot(), row, 0)
+                   : row_words(piece_.level, at.query, piece_.head * p.group.value() + at.member);
+      const float factor = core::inverse_sum(state), lse = core::lse_of(state);
+#pragma unroll
+      for (int i = 0; i < K.head_dim_v / 8; ++i) {
+        const int column = 8 * i + lane % 4 * 2;
+        if (column >= p.head_dim_v) continue;
+        const float* const x = o + 4 * i + 2 * half;
+        store(x[0] * factor, x[1] * factor, lse, to + column / 2);
+      }
+    }
+  }
+
   /// All warps have left theirs. The result, or what this block's part of it becomes. A thread
   /// meets no other.
   __device__ __forceinline__ void finish() const {
@@ -141,6 +169,13 @@ class DecodeResults {
         const float* const outputs = exchange_.outputs[w][row / kPartRows];
         add(mine.x, *reinterpret_cast<const float4*>(outputs + place(row, column)), scale[w]);
       }
+      if constexpr (K.prefixes) {
+        if (is_prefix()) {  // blocks that have its sequences' rows will take it in
+          store(mine, lse,
+                part > 0 ? words_at(parts_.slot(), column) : row_words(piece_.level, column));
+          continue;
+        }
+      }
       if (parts == 1) {
         give(column, mine, lse);
         continue;
@@ -168,14 +203,31 @@ class DecodeResults {
   }
 
   /// Of an item of a sequence's own keys whose first part the block has: its rows with all that
-  /// they see of prefixes, too. The block has left what it has of them, and so have, or will,
+  /// they see of prefixes, too. The block has left what it has of these, and so have, or will,
   /// others that began before it.
   __device__ __forceinline__ void join() const {
     if (row_ >= count_) return;
+    const OtherWords inner = words_of(p.prefixes.segments[piece_.parent]);
 #pragma unroll 1
     for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
       Columns mine;
-      take_in(mine, row_words(0, column), p.prefixes.level_words, piece_.level + 1);
+      // First parts of all prefixes, own keys, and other parts of the innermost prefix.
+      uint4* const firsts = row_words(0, column);
+      const int levels = piece_.level + 1;
+      take_in(mine, levels + inner.count, [&](int first) {
+        return [&, first](int i) {
+          const int part = first + i;
+          return part < levels ? firsts + part * p.prefixes.level_words
+                               : inner.at + (part - levels) * inner.kStep + column / 2;
+        };
+      });
+#pragma unroll 1
+      for (int number = p.prefixes.segments[piece_.parent].parent; number >= 0;) {
+        const core::Segment prefix = p.prefixes.segments[number];
+        const OtherWords outer = words_of(prefix);
+        take_in(mine, outer.at + column / 2, outer.kStep, outer.count);
+        number = prefix.parent;
+      }
       const float factor = core::inverse_sum(mine.state);
 #pragma unroll
       for (float& x : mine.x) x *= factor;
@@ -198,22 +250,47 @@ class DecodeResults {
   };
 
   /// core::PartWord's bits.
-  __device__ __forceinline__ uint4* words_at(int slot, int column) const {
+  __device__ __forceinline__ uint4* words_at(int slot, int row, int column) const {
     static_assert(sizeof(core::PartWord) == sizeof(uint4));
     return reinterpret_cast<uint4*>(p.parts.words) +
-           (std::int64_t{slot} * K.block_m + row_) * (K.head_dim_v / 2) + column / 2;
+           (std::int64_t{slot} * K.block_m + row) * (K.head_dim_v / 2) + column / 2;
   }
-  /// Of what the row sees of a prefix of that level, or of its own keys, which come after them.
-  __device__ __forceinline__ uint4* row_words(int level, int column) const {
-    const DecodeQuery at = query_of<K>(p, piece_, query_);
-    const std::int64_t row = p.sequences.row_of(at.sequence, at.query) * p.num_heads + head_;
+  __device__ __forceinline__ uint4* words_at(int slot, int column) const {
+    return words_at(slot, row_, column);
+  }
+  /// Of what the row sees of the first part of a prefix of that level, or of its own keys, which
+  /// come after them.
+  __device__ __forceinline__ uint4* row_words(int level, int query, int head) const {
+    const DecodeQuery at = query_of<K>(p, piece_, query);
+    const std::int64_t row = p.sequences.row_of(at.sequence, at.query) * p.num_heads + head;
     return reinterpret_cast<uint4*>(p.prefixes.rows) + level * p.prefixes.level_words +
-           row * (K.head_dim_v / 2) + column / 2;
+           row * (K.head_dim_v / 2);
+  }
+  __device__ __forceinline__ uint4* row_words(int level, int column) const {
+    return row_words(level, query_, head_) + column / 2;
+  }
+  /// What the row sees of a prefix, but of its first part.
+  struct OtherWords {
+    static constexpr int kStep = K.block_m * K.head_dim_v / 2;  ///< from one part to the next
+    uint4* at;
+    int count;
+  };
+  __device__ __forceinline__ OtherWords words_of(const core::Segment& prefix) const {
+    const core::Sequence& sequence = piece_.sequence;
+    const int before = sequence.packed
+                           ? sequence.first_q - p.sequences.cu_seqlens_q[prefix.sequence]
+                           : (sequence.batch - prefix.sequence) * p.prefixes.seqlen_q.value();
+    const int group = p.group.value();
+    const int row = (before + query_) * group + head_ - piece_.head * group;
+    const core::Spans& spans = walk_.spans();
+    const core::SpanItem item = walk_.item_of(prefix, piece_.head, row / K.block_m);
+    const int first = spans.span_of(item, 0), last = spans.span_of(item, item.units - 1);
+    return {words_at(first + 1, row % K.block_m, 0), last - first};
   }
   /// What the item's rows see of its keys is the result, unless there are prefixes.
   __device__ __forceinline__ void give(int column, const Columns& mine, float lse) const {
     if constexpr (K.prefixes) {
-      if (piece_.prefix != 0 || piece_.level > 0) {
+      if (piece_.level > 0) {
         store(mine, lse, row_words(piece_.level, column));
         return;
       }
@@ -228,9 +305,17 @@ class DecodeResults {
   /// Merges parts in their order, as soon as they are there.
   __device__ __forceinline__ void take_in(Columns& mine, uint4* first_at, std::int64_t step,
                                           int all) const {
+    take_in(mine, all, [&](int first) {
+      uint4* const at = first_at + first * step;
+      return [at, step](int i) { return at + i * step; };
+    });
+  }
+  /// words_from(first)(i): where the part `first` + i is.
+  template <class From>
+  __device__ __forceinline__ void take_in(Columns& mine, int all, const From& words_from) const {
 #pragma unroll 1
     for (int first = 0; first < all; first += kAsked) {
-      uint4* const at = first_at + first * step;
+      const auto at = words_from(first);
       const int count = all - first;
       uint4 words[kAsked][kWords];
       bool there;
@@ -242,7 +327,7 @@ class DecodeResults {
           for (int n = 0; n < kWords; ++n) {
             // One that does not exist has seen no key.
             words[i][n] = {0, 0, __float_as_uint(-core::kInfinity), p.parts.ticket};
-            if (i < count) words[i][n] = ptx::load_relaxed(at + i * step + n);
+            if (i < count) words[i][n] = ptx::load_relaxed(at(i) + n);
           }
         }
 #pragma unroll
@@ -268,7 +353,7 @@ class DecodeResults {
           x[0] = fmaf(__uint_as_float(words[i][n].x), weight, x[0]);
           x[1] = fmaf(__uint_as_float(words[i][n].y), weight, x[1]);
           // A replay must not find it.
-          if (i < count) at[i * step + n] = uint4{};
+          if (i < count) at(i)[n] = uint4{};
         }
       }
     }
@@ -284,10 +369,12 @@ class DecodeResults {
   __device__ __forceinline__ void store(const Columns& mine, float lse, uint4* to) const {
 #pragma unroll
     for (int n = 0; n < kWords; ++n) {
-      const float* const x = mine.x + 2 * n;
-      ptx::store_relaxed(to + n, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]),
-                                       __float_as_uint(lse), p.parts.ticket});
+      store(mine.x[2 * n], mine.x[2 * n + 1], lse, to + n);
     }
+  }
+  __device__ __forceinline__ void store(float x, float next, float lse, uint4* to) const {
+    ptx::store_relaxed(
+        to, uint4{__float_as_uint(x), __float_as_uint(next), __float_as_uint(lse), p.parts.ticket});
   }
 
   // ---- rows ----
@@ -320,6 +407,7 @@ class DecodeResults {
   const DecodeParams& p;
   const DecodePiece<K>& piece_;
   DecodeExchange<K>& exchange_;
+  const DecodeWalk<K>& walk_;
   const ItemParts<K> parts_;
   const int count_;   ///< rows that exist
   int threads_;       ///< of a row: neighbours

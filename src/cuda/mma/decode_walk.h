@@ -18,7 +18,8 @@ template <>
 struct DecodeSegment<true> {
   int number = 0;  ///< of the segment
   int prefix = 0;  ///< 1: of a prefix, with the queries of all its sequences
-  int level = 0;   ///< of it, or how many prefixes its sequence has besides
+  int level = 0;   ///< how many prefixes lie before it
+  int parent = 0;  ///< the last of these, a segment's number; below 0: none
 };
 
 /// Some of the keys that a block of rows of a key/value head of a sequence sees.
@@ -105,6 +106,11 @@ class DecodeWalk {
 
   __device__ __forceinline__ int span() const { return span_; }
   __device__ __forceinline__ const core::Spans& spans() const { return spans_; }
+  /// A block's item of a prefix.
+  __device__ __forceinline__ core::SpanItem item_of(const core::Segment& prefix, int head,
+                                                    int block) const {
+    return core::item_of(prefix, spans_, head, block, line_, p.prefixes.count->prefix_cost);
+  }
 
   /// The span's first piece, for which all warps come at once; later the one after `from`. false:
   /// there is none. The first is what memory says once the grids before are done. While they are
@@ -229,7 +235,10 @@ class DecodeWalk {
     if constexpr (K.prefixes) {
       const core::Segment segment = p.prefixes.segments[number];
       extent.sequence = core::sequence_of(segment, sequence_at(segment.sequence), p.sequences);
-      extent.segment = {number, segment.prefix ? 1 : 0, segment.level};
+      extent.segment = {number, segment.prefix ? 1 : 0, segment.level, segment.parent};
+      extent.blocks = segment.blocks;
+      extent.units = segment.units;
+      if (segment.prefix) return extent;
     } else {
       extent.sequence = sequence_at(number);
     }
@@ -249,7 +258,7 @@ class DecodeWalk {
   /// How many sequences there are, or segments, and which one a piece has.
   /// @{
   __device__ __forceinline__ int sequences() const {
-    if constexpr (K.prefixes) return *p.prefixes.count;
+    if constexpr (K.prefixes) return p.prefixes.count->count;
     return p.batch;
   }
   __device__ __forceinline__ static int number_of(const DecodePiece<K>& piece) {
@@ -338,7 +347,8 @@ class DecodeWalk {
       first += kThreads;
       if (first < all_sequences) continue;
       if (position >= 0) return false;
-      spans_.cut(passed, p.span_count);
+      line_ = passed;
+      spans_.cut(line_, p.span_count);
       position = span_ * spans_.length;
       first = passed = 0;
     }
@@ -349,6 +359,7 @@ class DecodeWalk {
   core::Spans spans_;
   const int span_;
   const int lane_;
+  int line_ = 0;  ///< what all items cost
   bool begun_ = false;
 };
 
