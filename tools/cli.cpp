@@ -75,7 +75,8 @@ A problem is one line of words; what is left out has its default:
   fwd|bwd  f32|bf16|f16|e4m3|i8  b=BATCH  h=HEADS[/HEADS_K]  q=SEQLEN_Q  k=SEQLEN_K
   d=HEAD_DIM[/HEAD_DIM_V]  packed=TOTAL_Q,TOTAL_K
   window=LEFT,RIGHT  causal  align=br|tl  chunk=N  sink_tokens=N  tree
-  cache=full|after|before:SEQLEN_NEW  pages=NUM_PAGESxPAGE_SIZE[:i64][:skip]  rows=N  leftpad
+  cache=full|after|before:SEQLEN_NEW  pages=NUM_PAGESxPAGE_SIZE[:i64][:skip]  rows=N
+  prefixes=LEVELS  leftpad
   scale=X  softcap=X  alibi=h|bh  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic
   batch_invariant  unaligned  o=DTYPE
   scales=Q/K/V (each tensor|head, of q token, of k block:KEYS, of v block:KEYS|channel|none)

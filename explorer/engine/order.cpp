@@ -290,7 +290,7 @@ Status answer_order(const Request& request, Json& json) {
   if (!problem) return problem.status();
   const Result<Device> device = request.device();
   if (!device) return device.status();
-  const Result<Plan> planned = plan(*problem, *device);
+  const Result<Plan> planned = plan_of_sequences(*problem, *device);
   if (!planned) return planned.status();
   const Result<Inputs> inputs = Inputs::make(*problem, request);
   if (!inputs) return inputs.status();

@@ -24,6 +24,11 @@ Range queries_of(const Head& head, RowRange rows) {
 
 }  // namespace
 
+Result<Plan> plan_of_sequences(Problem problem, const Device& device) {
+  if (problem.cache) problem.cache->prefix_levels = 0;
+  return plan(problem, device);
+}
+
 core::Range hull_of(const core::KeyRuns& keys) {
   return {keys.sinks.empty() ? keys.keys.begin : keys.sinks.begin,
           keys.keys.empty() ? keys.sinks.end : keys.keys.end};

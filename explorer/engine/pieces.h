@@ -40,6 +40,9 @@ struct Piece {
   core::KeyRuns keys;  ///< forward: those that its rows see; backward: its own
 };
 
+/// The plan whose pieces are shown: of sequences, although a GPU may find what they share.
+Result<Plan> plan_of_sequences(Problem problem, const Device& device);
+
 /// From the first to the last, and what lies between.
 core::Range hull_of(const core::KeyRuns& keys);
 

@@ -222,7 +222,7 @@ Status answer_tiles(const Request& request, Json& json) {
   if (!problem) return problem.status();
   const Result<Device> device = request.device();
   if (!device) return device.status();
-  const Result<Plan> planned = plan(*problem, *device);
+  const Result<Plan> planned = plan_of_sequences(*problem, *device);
   if (!planned) return planned.status();
   const Result<Place> place = place_of(request, *problem);
   if (!place) return place.status();

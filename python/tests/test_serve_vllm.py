@@ -309,14 +309,25 @@ def test_other_blocks(device: str) -> None:
     assert engine_steps.addresses(metadata) == before
 
 
-def test_common_prefix(device: str) -> None:
-    """A prefix that requests share is read as any keys."""
+def test_common_prefix(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix that requests share is said to be one: by vLLM, or in the environment."""
+    given = []
+
+    def watched(*tensors: Any, **options: Any) -> Any:
+        given.append(options["prefix_levels"])
+        return cached_attention(*tensors, **options)
+
+    monkeypatch.setattr(vllm, "cached_attention", watched)
     x = Engine(device, torch.bfloat16)
     x.table[1:4, :2] = x.table[0, :2]
     common = x.schedule([33, 32, 40, 100], [1, 1, 1, 1])
     x.remember()
     x.forward(common, x.builder.build(32, common, fast_build=True))
     x.check()
+    x.forward(common, x.builder.build(0, common))
+    monkeypatch.setenv("TESSERA_PREFIX_LEVELS", "2")
+    x.forward(common, Engine(device, torch.bfloat16).builder.build(0, common))
+    assert given == [1, 0, 2]
 
 
 def test_batch_invariant(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,16 @@ struct CommonKeys {
 
 /// Lists every run of neighbours that have more keys in common than with those around them, inner
 /// ones before outer ones; returns how many there are, fewer than `batch`. shared(b): keys that
-/// sequences b - 1 and b have in common; list: room for `batch`.
-template <class Shared>
-TESSERA_HD constexpr int list_common_keys(int batch, const Shared& shared, CommonKeys* list) {
+/// sequences b - 1 and b have in common; next(b): the first sequence behind b, at most `batch`,
+/// with other keys in common than the one before it, or any on the way there; list: room for
+/// `batch`.
+template <class Shared, class Next>
+TESSERA_HD constexpr int list_common_keys(int batch, const Shared& shared, const Next& next,
+                                          CommonKeys* list) {
   // Runs that have ended are listed from the front; those that have not, innermost first, up to the
   // back. There are never as many as the list has room for.
   int ended = 0, open = batch;
-  for (int b = 1; b <= batch; ++b) {
+  for (int b = 1; b <= batch; b = b < batch ? next(b) : b + 1) {
     const int keys = b < batch ? shared(b) : 0;
     int first = b - 1;
     while (open < batch && list[open].keys > keys) {

@@ -26,7 +26,7 @@ struct GpuPrefixLayout {
   core::OwnKeys* own = nullptr;       ///< [batch]
   core::Segment* segments = nullptr;  ///< [2 batch] every sequence's own keys, then prefixes
   core::SegmentCount* count = nullptr;
-  core::PartWord* rows = nullptr;     ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
+  core::PartWord* rows = nullptr;  ///< [levels + 1][rows of q][num_heads][row's head_dim_v / 2]
 };
 
 /// Where the blocks of a GPU's decoding row leave parts for each other: see

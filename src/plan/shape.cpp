@@ -1,5 +1,4 @@
 // What a row makes of a problem: rows of an item, splits, pieces and their order, the workspace.
-#include <cstdlib>
 #include "plan/shape.h"
 
 #include <numeric>
@@ -69,7 +68,8 @@ void set_spans(PlanData& plan) {
   const core::Kernel& row = plan.kernel;
   plan.unit_n = p.batch_invariant ? row.split_n : row.block_n;
   plan.spans.fixed = p.batch_invariant ? 0 : kFixed;
-  if (row.prefixes && getenv("TFIXED")) plan.spans.fixed = atoi(getenv("TFIXED"));
+  // Of a sequence with prefixes: each row is merged with what it sees of them.
+  if (row.prefixes) plan.spans.fixed += static_cast<int>(rows_per_head_k(p)) / 8;
   plan.spans.least = p.batch_invariant ? 1 : kLeast;
   const std::int64_t resident =
       most_even(std::int64_t{plan.device.threads} * core::decode_blocks(row));

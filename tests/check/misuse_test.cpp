@@ -169,6 +169,9 @@ const WrongProblem kWrongProblems[] = {
        p.cache = CacheShape{.page_size = 16, .num_pages = 4, .skips = true};
        p.alibi = PerHead::heads;
      }},
+    {"cache.prefix_levels", [](Problem& p) { p.cache = CacheShape{.prefix_levels = 1}; }},
+    {"cache.prefix_levels",
+     [](Problem& p) { p.cache = CacheShape{.page_size = 16, .num_pages = 4, .prefix_levels = 5}; }},
     {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = -1}; }},
     {"cache.rows", [](Problem& p) { p.cache = CacheShape{.rows = kMaxBatch + 1}; }},
     {"total_k",

@@ -81,7 +81,16 @@ void for_each_table(const Body& body) {
 std::vector<CommonKeys> list_of(const Tables& tables) {
   std::vector<CommonKeys> list(tables.at(tables.batch()));
   list.resize(tables.at(list_common_keys(
-      tables.batch(), [&tables](int b) { return tables.common(b - 1, b + 1); }, list.data())));
+      tables.batch(), [&tables](int b) { return tables.common(b - 1, b + 1); },
+      [&tables](int b) {  // some way there
+        int next = b + 1;
+        while (next < tables.batch() && next % 3 != 0 &&
+               tables.common(next - 1, next + 1) == tables.common(next - 2, next)) {
+          ++next;
+        }
+        return next;
+      },
+      list.data())));
   return list;
 }
 

@@ -83,5 +83,6 @@ inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) {
   return c < d ? d : c;
 }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+inline int __ffs(int x) { return x == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned>(x)); }
 inline int min(int a, int b) { return b < a ? b : a; }
 // NOLINTEND

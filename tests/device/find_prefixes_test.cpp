@@ -80,7 +80,8 @@ class Batch {
     std::vector<core::CommonKeys> expected_list(at(batch));
     std::vector<core::OwnKeys> expected_own(at(batch));
     const int runs = core::list_common_keys(
-        batch, [&](int b) { return common_keys(p, b); }, expected_list.data());
+        batch, [&](int b) { return common_keys(p, b); }, [](int b) { return b + 1; },
+        expected_list.data());
     std::vector<core::Segment> prefixes, expected;
     const core::ChosenPrefixes chosen = core::choose_prefixes(
         expected_list.data(), runs, p.rules, expected_own.data(),

@@ -157,6 +157,15 @@ TEST(Tiles, KnowOnlyThePagesThatAreNotSkipped) {
   EXPECT_EQ(elements["rows_of_k"], (std::vector<int>{5 * 16 + 15, 3 * 16}));
 }
 
+/// What a GPU finds in a page table is not shown: pieces are those of sequences.
+TEST(Order, IsThatOfSequencesWithPrefixes) {
+  const std::string of = "fwd bf16 b=3 h=2 q=1 k=400 d=64 cache=full pages=80x16";
+  const json plain = ask("order\t" + of + "\th200");
+  ASSERT_FALSE(plain.contains("error")) << plain.dump();
+  EXPECT_EQ(ask("order\t" + of + " prefixes=1\th200")["pieces"], plain["pieces"]);
+  EXPECT_EQ(ask("tiles\t" + of + " prefixes=1\th200"), ask("tiles\t" + of + "\th200"));
+}
+
 /// One piece of an order's list by the names of its columns.
 class Piece {
  public:

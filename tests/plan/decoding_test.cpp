@@ -198,6 +198,31 @@ TEST(Decoding, MasksWithHolesAreDecoded_S3) {
 
 /// Keys of a cache: up to 16 rows a key/value head are decoded, and more where the tiles of all
 /// would leave most multiprocessors idle; otherwise tiles of query rows walk over them.
+/// A hint: whom no row obeys, another one serves, and explain says why.
+TEST(Decoding, PrefixesAreReadOnceWhereARowCan_S13) {
+  const std::string of = "fwd bf16 b=64 h=32/8 q=1 k=8448 cache=after pages=9000x16 causal ";
+  for (const auto& [words, name] :
+       {std::pair{"d=128 prefixes=1", "sm90.forward.decode.bf16.d128.64x64.prefixes"},
+        {"d=64 prefixes=4 softcap=30", "sm90.forward.decode.bf16.d64.64x64.prefixes"},
+        {"d=256 prefixes=2 sink", "sm90.forward.decode.bf16.d256.16x64.prefixes"},
+        {"d=128", "sm90.forward.decode.bf16.d128.16x64"},
+        {"d=128 prefixes=1 alibi=h", "sm90.forward.decode.bf16.d128.16x64"},
+        {"d=128 prefixes=1 sink_tokens=4", "sm90.forward.decode.bf16.d128.16x64"},
+        {"d=128 prefixes=1 batch_invariant", "sm90.forward.decode.bf16.d128.16x64"}}) {
+    const Problem problem = problem_of(of + words);
+    const Result<Plan> plan = tessera::plan(problem, gpu());
+    ASSERT_TRUE(plan.ok()) << plan.status().text;
+    EXPECT_EQ(plan->kernel(), name) << words;
+  }
+  const std::string text = explain(problem_of(of + "d=128 prefixes=1 alibi=h"), gpu());
+  EXPECT_NE(text.find("takes no alibi"), std::string::npos) << text;
+  // More rows than such a row reads keys for are those of a prefill.
+  const Result<Plan> prefill = tessera::plan(
+      problem_of("fwd bf16 b=4 h=32/8 q=512 k=8448 d=128 pages=9000x16 causal prefixes=1"), gpu());
+  ASSERT_TRUE(prefill.ok()) << prefill.status().text;
+  EXPECT_EQ(prefill->kernel().find("decode"), std::string::npos) << prefill->kernel();
+}
+
 TEST(Decoding, ACacheIsDecodedOrTiled_S13) {
   const auto kernel = [](const std::string& problem) -> std::string {
     const Result<Plan> plan = tessera::plan(problem_of(problem), gpu());

@@ -123,13 +123,17 @@ TEST(ProblemText, TheDocumentedForms) {
 TEST(ProblemText, CachesAsDocumented_S13) {
   const auto text =
       "fwd bf16 b=8 h=32/8 q=4 k=4096 d=128 packed=20 cache=before:4 pages=900x16:i64 rows=64 "
-      "leftpad causal chunk=8192 sink_tokens=4 tree";
+      "prefixes=2 leftpad causal chunk=8192 sink_tokens=4 tree";
   const Result<Problem> parsed = parse_problem(text);
   ASSERT_TRUE(parsed.ok()) << parsed.status().text;
   EXPECT_EQ(to_string(*parsed), text);
   EXPECT_EQ(parsed->cache->seqlen_new, 4);
   EXPECT_EQ(parsed->cache->num_pages, 900);
   EXPECT_EQ(parsed->cache->page_size, 16);
+  EXPECT_EQ(parsed->cache->prefix_levels, 2);
+  Problem plain = *parsed;
+  plain.cache->prefix_levels = 0;
+  EXPECT_NE(std::hash<Problem>()(plain), std::hash<Problem>()(*parsed));
   const Result<Problem> slots = parse_problem("q=1 k=7 d=8 pages=9x1");
   ASSERT_TRUE(slots.ok()) << slots.status().text;
   EXPECT_EQ(slots->cache->lengths, Lengths::after);

@@ -171,6 +171,7 @@ class TesseraMetadata:
         block_table: int32 (num_reqs, blocks).
         slot_mapping: int64 (tokens,), the slot of each new key; -1 is nowhere.
         causal: False: queries see all keys of their request, or those of a window to both sides.
+        prefix_levels: of `tessera.cached_attention`: requests may share their first blocks.
     """
 
     num_actual_tokens: int
@@ -180,6 +181,7 @@ class TesseraMetadata:
     block_table: Tensor
     slot_mapping: Tensor
     causal: bool = True
+    prefix_levels: int = 0
 
 
 class TesseraMetadataBuilder(_Builder):
@@ -192,11 +194,14 @@ class TesseraMetadataBuilder(_Builder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
         self.vllm_config, self.device = vllm_config, device
+        self._prefix_levels = int(os.environ.get("TESSERA_PREFIX_LEVELS", "0"))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TesseraMetadata:
         """
         Args:
-            common_prefix_len: keys that all requests share. They are read for each request as any others.
+            common_prefix_len: keys that all requests share; more than 0 has them read once, where that pays. vLLM says
+                so outside CUDA graphs only, and of nothing but all requests: TESSERA_PREFIX_LEVELS in the environment
+                has what any neighbours share looked for in every step.
             common_attn_metadata: vLLM's CommonAttentionMetadata.
             fast_build: changes nothing.
 
@@ -220,6 +225,7 @@ class TesseraMetadataBuilder(_Builder):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
+            prefix_levels=max(self._prefix_levels, 1 if common_prefix_len > 0 else 0),
         )
 
     def update_block_table(self, metadata: TesseraMetadata, blk_table: Tensor, slot_mapping: Tensor) -> TesseraMetadata:
@@ -355,6 +361,7 @@ class TesseraAttentionImpl(_Impl):
             alibi_slopes=self.alibi_slopes,
             sink=sink,
             batch_invariant=self._batch_invariant,
+            prefix_levels=step.prefix_levels,
             out=output.view(-1, self.num_heads, self.head_size)[:rows],
         )
         return output

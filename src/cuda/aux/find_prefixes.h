@@ -56,47 +56,85 @@ __device__ __forceinline__ int common_columns(const FindPrefixesParams& p, int b
   return columns;
 }
 
+/// Sequences that shared memory has room for, and what it has of them.
+struct NearSequences {
+  static constexpr int kMost = 512;
+  int seqlens[kMost];
+  int common[kMost];
+  std::uint32_t changes[kMost / 32];  ///< a bit each: other common keys than the one before
+  core::CommonKeys list[kMost];
+  core::OwnKeys own[kMost];
+
+  /// All threads of the block come, once `common` is there.
+  __device__ __forceinline__ void find_changes(int batch) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int first = 0; first < batch; first += kFindThreads) {
+      const int b = first + thread;
+      const bool changes_here = b > 0 && b < batch && common[b] != common[b - 1];
+      const unsigned bits = __ballot_sync(~0U, changes_here);
+      if (thread % 32 == 0) changes[b / 32] = bits;
+    }
+  }
+  /// The first sequence behind b, at most `batch`, with such a bit.
+  __device__ __forceinline__ int next(int b, int batch) const {
+    ++b;
+    for (int word = b / 32; b < batch; b = ++word * 32) {
+      const std::uint32_t bits = changes[word] >> b % 32;
+      if (bits != 0) return b + __ffs(static_cast<int>(bits)) - 1;
+    }
+    return batch;
+  }
+};
+
 /// Of the last block: what the others have found, and segments of it.
 __device__ __forceinline__ void choose(const FindPrefixesParams& p) {
-  constexpr int kMost = 512;  // sequences that shared memory has room for
-  __shared__ int common[kMost];
-  alignas(core::CommonKeys) __shared__ char near_list[kMost * sizeof(core::CommonKeys)];
-  alignas(core::OwnKeys) __shared__ char near_own[kMost * sizeof(core::OwnKeys)];
-  const bool fits = p.rules.batch <= kMost;
-  core::CommonKeys* const list = fits ? reinterpret_cast<core::CommonKeys*>(near_list) : p.list;
-  core::OwnKeys* const own = fits ? reinterpret_cast<core::OwnKeys*>(near_own) : p.own;
+  alignas(NearSequences) __shared__ char memory[sizeof(NearSequences)];
+  NearSequences& near = *reinterpret_cast<NearSequences*>(memory);
+  const int batch = p.rules.batch;
+  const bool fits = batch <= NearSequences::kMost;
+  core::CommonKeys* const list = fits ? near.list : p.list;
+  core::OwnKeys* const own = fits ? near.own : p.own;
   const int thread = static_cast<int>(threadIdx.x);
+  const auto seqlen_of = [&p](int b) {
+    core::Sequence sequence = p.sequences.at(b);
+    p.cache.place(sequence);
+    return sequence.seqlen_k;
+  };
 #pragma unroll 1
-  for (int b = thread; b < p.rules.batch; b += kFindThreads) {
+  for (int b = thread; b < batch; b += kFindThreads) {
+    if (fits) near.seqlens[b] = seqlen_of(b);
     std::uint64_t word;
     do {
       word = ptx::load_relaxed(p.common + b);
     } while (static_cast<std::uint32_t>(word >> 32) != p.ticket);
     if (fits) {
-      common[b] = static_cast<int>(static_cast<std::uint32_t>(word));
+      near.common[b] = static_cast<int>(static_cast<std::uint32_t>(word));
       p.common[b] = 0;
     }
     own[b] = {};
   }
   __syncthreads();
+  if (fits) {
+    near.find_changes(batch);
+    __syncthreads();
+  }
   if (thread == 0) {
     const int runs = core::list_common_keys(
-        p.rules.batch,
+        batch,
         [&](int b) {
-          return fits ? common[b] : static_cast<int>(static_cast<std::uint32_t>(p.common[b]));
+          return fits ? near.common[b] : static_cast<int>(static_cast<std::uint32_t>(p.common[b]));
         },
-        list);
+        [&](int b) { return fits ? near.next(b, batch) : b + 1; }, list);
     const core::ChosenPrefixes chosen = core::choose_prefixes(
         list, runs, p.rules, own,
-        [&p](int i, const core::Segment& prefix) { p.segments[p.rules.batch + i] = prefix; });
-    *p.count = {p.rules.batch + chosen.count, chosen.cost};
+        [&](int i, const core::Segment& prefix) { p.segments[batch + i] = prefix; });
+    *p.count = {batch + chosen.count, chosen.cost};
   }
   __syncthreads();
 #pragma unroll 1
-  for (int b = thread; b < p.rules.batch; b += kFindThreads) {
-    core::Sequence sequence = p.sequences.at(b);
-    p.cache.place(sequence);
-    p.segments[b] = core::rest_of(b, sequence.seqlen_k, own[b]);
+  for (int b = thread; b < batch; b += kFindThreads) {
+    p.segments[b] = core::rest_of(b, fits ? near.seqlens[b] : seqlen_of(b), own[b]);
     if (!fits) p.common[b] = 0;
   }
 }
@@ -111,7 +149,11 @@ __device__ __forceinline__ void find_prefixes(const FindPrefixesParams& p) {
     ptx::store_relaxed(p.common + batch,
                        std::uint64_t{p.ticket} << 32 | static_cast<std::uint32_t>(keys));
   }
-  if (batch == p.rules.batch - 1) choose(p);
+  if (batch == p.rules.batch - 1) {
+    __syncthreads();  // whoever waits for this block's word must not keep its thread from storing
+                      // it
+    choose(p);
+  }
 }
 
 }  // namespace tessera::cuda::aux

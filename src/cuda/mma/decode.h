@@ -55,13 +55,14 @@ class Decoder {
 #pragma unroll 1
       while (tile_ < tiles_end_) {
         ptx::copy_wait<kAhead - 1>();
-        __syncwarp();
+        meet_tile();
         attend_step();
-        __syncwarp();
         tile_ += kWarps;
-        loads_.release();
         stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
-        loads_.next();
+        if constexpr (!kLoadsFirst) {
+          __syncwarp();
+          load_next();
+        }
         if (loads_.done_with_piece()) break;
       }
       if (tile_ < tiles_end_ || !loads_.ahead()) continue;
@@ -194,15 +195,35 @@ class Decoder {
         words, columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16), i));
   }
 
+  /// Of the tiles under way the first is, or has been, multiplied; into the stage of the one
+  /// before, or its own.
+  __device__ __forceinline__ void load_next() {
+    loads_.release();
+    loads_.next();
+  }
+  /// The next tile is there, and the one before has been multiplied: of all warps, where they
+  /// multiply together.
+  __device__ __forceinline__ void meet_tile() const {
+    if constexpr (together(K)) {
+      if (spreads_) {
+        ptx::fence_proxy_async();
+        __syncthreads();
+        return;
+      }
+    }
+    __syncwarp();
+  }
   /// The warp's tile; or, where it has rows of its own, all warps'.
   __device__ __forceinline__ void attend_step() {
-    if constexpr (!together(K)) {
-      attend(tile_);
-    } else if (spreads_) {
-      attend_together();
-    } else if (tile_ + warp_ < tiles_end_) {
-      attend(tile_ + warp_);
+    if constexpr (together(K)) {
+      if (spreads_) {
+        attend_together();
+        return;
+      }
     }
+    if constexpr (kLoadsFirst) load_next();
+    const int tile = together(K) ? tile_ + warp_ : tile_;
+    if (!together(K) || tile < tiles_end_) attend(tile);
   }
   __device__ __forceinline__ void attend(int tile) {
     const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(warp_, stage_));
@@ -382,13 +403,12 @@ class Decoder {
   /// The warps are a warpgroup, and its rows those of the block: keys of all their tiles at once.
   __device__ __forceinline__ void attend_together() {
     constexpr int kKeys = kWarps * kTileKeys;
-    // Tiles are there. One meeting a step: between what is multiplied and what is loaded lies a
-    // stage.
-    ptx::fence_proxy_async();
-    __syncthreads();
     const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(0, stage_));
     Weights<kType, kKeys> w(1.0F);
     multiply_keys_together(w.s, ptx::descriptor_along(keys));
+    load_next();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(w.s);
     transform(w.s, tile_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -415,7 +435,7 @@ class Decoder {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(o_);
   }
-  /// S = Q K^T; keys: a descriptor.
+  /// Begins S = Q K^T; keys: a descriptor.
   template <int kCount>
   __device__ __forceinline__ void multiply_keys_together(float (&s)[kCount],
                                                          std::uint32_t keys) const {
@@ -427,8 +447,6 @@ class Decoder {
                                                i != 0);
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(s);
   }
 
   // ---- prefixes ----
@@ -449,6 +467,8 @@ class Decoder {
   }
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
+  /// Loads of a tile more are under way while one is multiplied; it takes registers.
+  static constexpr bool kLoadsFirst = K.head_dim <= 128;
   static_assert(kHolds || K.block_m == kWarpRows);
 
   const DecodeParams& p;

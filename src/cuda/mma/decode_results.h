@@ -207,31 +207,27 @@ class DecodeResults {
   /// others that began before it.
   __device__ __forceinline__ void join() const {
     if (row_ >= count_) return;
-    const OtherWords inner = words_of(p.prefixes.segments[piece_.parent]);
+    const int step = threads_ * kColumns;
 #pragma unroll 1
-    for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
-      Columns mine;
-      // First parts of all prefixes, own keys, and other parts of the innermost prefix.
-      uint4* const firsts = row_words(0, column);
-      const int levels = piece_.level + 1;
-      take_in(mine, levels + inner.count, [&](int first) {
-        return [&, first](int i) {
-          const int part = first + i;
-          return part < levels ? firsts + part * p.prefixes.level_words
-                               : inner.at + (part - levels) * inner.kStep + column / 2;
-        };
-      });
-#pragma unroll 1
-      for (int number = p.prefixes.segments[piece_.parent].parent; number >= 0;) {
-        const core::Segment prefix = p.prefixes.segments[number];
-        const OtherWords outer = words_of(prefix);
-        take_in(mine, outer.at + column / 2, outer.kStep, outer.count);
-        number = prefix.parent;
+    for (int column = thread_ * kColumns; column < p.head_dim_v; column += 2 * step) {
+      Columns mine[2];
+      const bool second = column + step < p.head_dim_v;
+      if (second) {
+        take_in_all(column, [&](int all, const auto& words_from) {
+          take_in(mine, all, words_from, step / 2);
+        });
+      } else {
+        take_in_all(column,
+                    [&](int all, const auto& words_from) { take_in(mine[0], all, words_from); });
       }
-      const float factor = core::inverse_sum(mine.state);
 #pragma unroll
-      for (float& x : mine.x) x *= factor;
-      write(column, mine.x, core::lse_of(mine.state));
+      for (int i = 0; i < 2; ++i) {
+        if (i == 1 && !second) break;
+        const float factor = core::inverse_sum(mine[i].state);
+#pragma unroll
+        for (float& x : mine[i].x) x *= factor;
+        write(column + i * step, mine[i].x, core::lse_of(mine[i].state));
+      }
     }
   }
 
@@ -268,6 +264,31 @@ class DecodeResults {
   }
   __device__ __forceinline__ uint4* row_words(int level, int column) const {
     return row_words(level, query_, head_) + column / 2;
+  }
+  /// take(count, words_from): all that was left of some columns of the row.
+  template <class Take>
+  __device__ __forceinline__ void take_in_all(int column, const Take& take) const {
+    const core::Segment innermost = p.prefixes.segments[piece_.parent];
+    const OtherWords inner = words_of(innermost);
+    // First parts of all prefixes, own keys, and other parts of the innermost prefix.
+    uint4* const firsts = row_words(0, column);
+    const int levels = piece_.level + 1;
+    take(levels + inner.count, [&](int first) {
+      return [&, first](int i) {
+        const int part = first + i;
+        return part < levels ? firsts + part * p.prefixes.level_words
+                             : inner.at + (part - levels) * inner.kStep + column / 2;
+      };
+    });
+#pragma unroll 1
+    for (int number = innermost.parent; number >= 0;) {
+      const core::Segment prefix = p.prefixes.segments[number];
+      const OtherWords outer = words_of(prefix);
+      take(outer.count, [&](int first) {
+        return [&, first](int i) { return outer.at + (first + i) * outer.kStep + column / 2; };
+      });
+      number = prefix.parent;
+    }
   }
   /// What the row sees of a prefix, but of its first part.
   struct OtherWords {
@@ -318,43 +339,74 @@ class DecodeResults {
       const auto at = words_from(first);
       const int count = all - first;
       uint4 words[kAsked][kWords];
+      while (!ask(words, count, at)) {
+      }
+      take(mine, words, count, at);
+    }
+  }
+  /// The same of two at once, which wait together: the second's are `apart` words further.
+  template <class From>
+  __device__ __forceinline__ void take_in(Columns (&mine)[2], int all, const From& words_from,
+                                          int apart) const {
+    constexpr int kParts = 4;
+#pragma unroll 1
+    for (int first = 0; first < all; first += kParts) {
+      const auto at = words_from(first);
+      const auto at_second = [&](int i) { return at(i) + apart; };
+      const int count = all - first;
+      uint4 words[2][kParts][kWords];
       bool there;
       do {
-        there = true;
-#pragma unroll
-        for (int i = 0; i < kAsked; ++i) {
-#pragma unroll
-          for (int n = 0; n < kWords; ++n) {
-            // One that does not exist has seen no key.
-            words[i][n] = {0, 0, __float_as_uint(-core::kInfinity), p.parts.ticket};
-            if (i < count) words[i][n] = ptx::load_relaxed(at(i) + n);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kAsked; ++i) {
-#pragma unroll
-          for (int n = 0; n < kWords; ++n) there &= words[i][n].w == p.parts.ticket;
-        }
+        there = ask(words[0], count, at);
+        there &= ask(words[1], count, at_second);
       } while (!there);
-      float top = mine.state.max;
+      take(mine[0], words[0], count, at);
+      take(mine[1], words[1], count, at_second);
+    }
+  }
+  /// Some parts' words, of which `count` exist. Are all of them there?
+  template <int kParts, class At>
+  __device__ __forceinline__ bool ask(uint4 (&words)[kParts][kWords], int count,
+                                      const At& at) const {
+    bool there = true;
 #pragma unroll
-      for (int i = 0; i < kAsked; ++i) top = core::max(top, log2_of(words[i][0]));
-      const float shift = core::shift_of(top), before = ptx::ex2(mine.state.max - shift);
-      mine.state = {top, mine.state.sum * before};
+    for (int i = 0; i < kParts; ++i) {
 #pragma unroll
-      for (float& x : mine.x) x *= before;
+      for (int n = 0; n < kWords; ++n) {
+        // One that does not exist has seen no key.
+        words[i][n] = {0, 0, __float_as_uint(-core::kInfinity), p.parts.ticket};
+        if (i < count) words[i][n] = ptx::load_relaxed(at(i) + n);
+      }
+    }
 #pragma unroll
-      for (int i = 0; i < kAsked; ++i) {
-        const float weight = ptx::ex2(log2_of(words[i][0]) - shift);
-        mine.state.sum += weight;
+    for (int i = 0; i < kParts; ++i) {
 #pragma unroll
-        for (int n = 0; n < kWords; ++n) {
-          float* const x = mine.x + 2 * n;
-          x[0] = fmaf(__uint_as_float(words[i][n].x), weight, x[0]);
-          x[1] = fmaf(__uint_as_float(words[i][n].y), weight, x[1]);
-          // A replay must not find it.
-          if (i < count) at(i)[n] = uint4{};
-        }
+      for (int n = 0; n < kWords; ++n) there &= words[i][n].w == p.parts.ticket;
+    }
+    return there;
+  }
+  /// Merges them, and clears where they were.
+  template <int kParts, class At>
+  __device__ __forceinline__ void take(Columns& mine, const uint4 (&words)[kParts][kWords],
+                                       int count, const At& at) const {
+    float top = mine.state.max;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) top = core::max(top, log2_of(words[i][0]));
+    const float shift = core::shift_of(top), before = ptx::ex2(mine.state.max - shift);
+    mine.state = {top, mine.state.sum * before};
+#pragma unroll
+    for (float& x : mine.x) x *= before;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const float weight = ptx::ex2(log2_of(words[i][0]) - shift);
+      mine.state.sum += weight;
+#pragma unroll
+      for (int n = 0; n < kWords; ++n) {
+        float* const x = mine.x + 2 * n;
+        x[0] = fmaf(__uint_as_float(words[i][n].x), weight, x[0]);
+        x[1] = fmaf(__uint_as_float(words[i][n].y), weight, x[1]);
+        // A replay must not find it.
+        if (i < count) at(i)[n] = uint4{};
       }
     }
   }
