@@ -1,4 +1,4 @@
-"""Decoding on a GPU over caches of 8 bits: bench/results/h100_decode_8bit.csv, of an H100.
+"""Decoding on a GPU over caches of 8 bits: bench/results/h200_decode_8bit.csv; of an H100, h100_....
 
     gpu_decode_8bit.py --library build/release/libtessera.so --output FILE
 
