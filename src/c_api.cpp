@@ -124,8 +124,7 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
     return Status::invalid(
         "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad, skip_pages "
-        "and "
-        "prefix_levels say something of a cache; set it to a tessera_cache_lengths");
+        "and prefix_levels say something of a cache; set it to a tessera_cache_lengths");
   }
   if (has_bias) {
     bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;

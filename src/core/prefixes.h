@@ -1,7 +1,7 @@
 // Prefixes that neighbouring sequences of a cache share (S13): keys that lie in the same pages of
 // all of them, and that all their queries see. Found by comparing rows of the page table, chosen by
 // what reading them once saves. Prefixes of prefixes are levels: the tree of neighbours' common
-// beginnings is that of a suffix array (Kasai et al. 2001, section 5).
+// beginnings is that of a suffix array (Kasai et al. 2001).
 #pragma once
 
 #include "core/pages.h"
