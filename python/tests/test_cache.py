@@ -291,13 +291,13 @@ def test_skipped_pages(seqlen_q: int, ids: torch.dtype, device: str) -> None:
 def test_shared_prefixes(seqlen_q: int, ids: torch.dtype, device: str) -> None:
     """Sequences with the same pages first: prefix_levels changes nothing but how a GPU reads them."""
     batch, page_size = 12, 16
-    cache = random_cache(device, page_size, batch)
+    cache = caches.random_cache(batch, 500, page_size, HEADS_K, (D, DV), torch.bfloat16, device)
     assert cache.page_table is not None
     table = cache.page_table.to(ids)
-    table[:, :2] = table[0, :2]  # all of them
-    table[5:9, 2:4] = table[5, 2:4]  # and some of these further ones
+    table[:, :15] = table[0, :15]  # all of them
+    table[5:9, 15:28] = table[5, 15:28]  # and some of these further ones
     q = queries(device, batch, seqlen_q)
-    seqlens = torch.randint(3 * page_size, 80, (batch,), dtype=torch.int32, device=device)
+    seqlens = torch.randint(300, 500, (batch,), dtype=torch.int32, device=device)
     shared: dict[str, Any] = {"seqlens": seqlens, "page_table": table, "causal": True, "return_lse": True}
     plain = tessera.cached_attention(q, cache.k, cache.v, **shared)
     for levels in (1, 2, 4):
@@ -309,6 +309,31 @@ def test_shared_prefixes(seqlen_q: int, ids: torch.dtype, device: str) -> None:
             torch.testing.assert_close(result[1], plain[1], rtol=1e-4, atol=1e-4)
     del shared["return_lse"]
     assert " prefixes=2 " in tessera.explain_cached(q, cache.k, cache.v, prefix_levels=2, **shared)
+
+
+def test_shared_prefixes_in_a_graph(device: str) -> None:
+    """What is shared is found anew in every replay."""
+    if device != "cuda":
+        pytest.skip("CUDA graphs")
+    batch = 24
+    cache = caches.random_cache(batch, 400, 16, HEADS_K, (D, DV), torch.bfloat16, device)
+    assert cache.page_table is not None
+    q, table, seqlens = queries(device, batch, 1), cache.page_table.clone(), int32([400] * batch, device)
+
+    def step(levels: int) -> Any:
+        return tessera.cached_attention(q, cache.k, cache.v, seqlens=seqlens, page_table=table, prefix_levels=levels)
+
+    step(2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(2)
+    for shared in ([], [(0, 24, 20)], [(0, 12, 15), (12, 20, 10)], [(3, 24, 10), (8, 16, 20)], [(0, 24, 20)]):
+        table.copy_(cache.page_table)
+        for first, end, pages in shared:
+            table[first:end, :pages] = table[first, :pages]
+        seqlens.copy_(torch.randint(150, 401, (batch,)))
+        graph.replay()
+        torch.testing.assert_close(out.float(), step(0).float(), rtol=0.02, atol=0.02)
 
 
 def test_graphs(device: str) -> None:
