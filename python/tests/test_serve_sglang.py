@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera import cached_attention
 from tessera.serve import engine, sglang
 
 HEADS, HEADS_K, D, DV = 6, 2, 32, 48
@@ -304,6 +305,29 @@ def test_layers(device: str) -> None:
     o = x.forward(batch)
     x.check(o)
     assert o.data_ptr() == batch._attn_output.data_ptr()
+
+
+def test_prefixes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has shared prefixes looked for."""
+    given = []
+
+    def watched(*tensors: Any, **options: Any) -> Any:
+        given.append(options["prefix_levels"])
+        return cached_attention(*tensors, **options)
+
+    monkeypatch.setattr(sglang, "cached_attention", watched)
+    for levels in ("0", "3"):
+        monkeypatch.setenv("TESSERA_PREFIX_LEVELS", levels)
+        x = Engine(device, torch.bfloat16, page_size=16)
+        x.table[2:5, :32] = x.table[1, :32]
+        batch = x.schedule([40, 50, 60, 33], [1] * 4, Mode.DECODE)
+        x.backend.init_forward_metadata(batch)
+        x.check(x.forward(batch))
+    assert given == [0, 3]
+    for wrong in ("5", "all"):
+        monkeypatch.setenv("TESSERA_PREFIX_LEVELS", wrong)
+        with pytest.raises(ValueError, match=f"TESSERA_PREFIX_LEVELS = '{wrong}': must be a number from 0 to 4"):
+            Engine(device, torch.bfloat16)
 
 
 def test_idle(device: str) -> None:

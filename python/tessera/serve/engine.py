@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import os
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +47,18 @@ def require(path: str, versions: str) -> Any:
     except importlib.metadata.PackageNotFoundError:
         found = f"{engine} is not installed"
     raise ImportError(f"{found}: tessera.serve.{engine} registers a backend with {engine}, and knows {versions}")
+
+
+def prefix_levels() -> int:
+    """TESSERA_PREFIX_LEVELS of the environment, 0 without it: `prefix_levels` of `tessera.cached_attention`.
+
+    Raises:
+        ValueError: it is no number of levels.
+    """
+    text = os.environ.get("TESSERA_PREFIX_LEVELS", "0")
+    if text not in ("0", "1", "2", "3", "4"):
+        raise ValueError(f"TESSERA_PREFIX_LEVELS = {text!r}: must be a number from 0 to 4")
+    return int(text)
 
 
 def scale_of(name: str, scale: Tensor, batch: int, num_heads_k: int) -> Tensor:

@@ -128,6 +128,7 @@ class TesseraAttnBackend(_Backend):
         device = self.req_to_token.device
         self._one = torch.ones((), dtype=torch.float32, device=device)
         self._first_slots = torch.arange(0, self.req_to_token.shape[1], self.page_size, device=device)
+        self._prefix_levels = engine.prefix_levels()
         self._decode_buffers: TesseraForwardMetadata | None = None
         self._captured: dict[tuple[int, bool], TesseraForwardMetadata] = {}
 
@@ -364,6 +365,7 @@ class TesseraAttnBackend(_Backend):
             softmax_scale=layer.scaling,
             softcap=layer.logit_cap,
             sink=None if sinks is None else sinks.detach().float(),
+            prefix_levels=self._prefix_levels,
             out=out,
         )
         return o.view(-1, heads * head_dim_v)

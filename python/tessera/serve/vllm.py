@@ -194,7 +194,7 @@ class TesseraMetadataBuilder(_Builder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         self.kv_cache_spec, self.layer_names = kv_cache_spec, layer_names
         self.vllm_config, self.device = vllm_config, device
-        self._prefix_levels = int(os.environ.get("TESSERA_PREFIX_LEVELS", "0"))
+        self._prefix_levels = engine.prefix_levels()
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> TesseraMetadata:
         """
