@@ -53,13 +53,8 @@ Status read_scales(const tessera_problem& c, tessera::Problem& p) {
   return read_enum("dtype_v", c.dtype_v, tessera::Dtype::i8, *p.dtype_v);
 }
 
-Result<tessera::Problem> to_cpp(const tessera_problem* from) {
-  tessera_problem c;
-  tessera_problem_init(&c, sizeof c);
-  if (Status s = read_struct("problem", from, c); !s) return s;
-  tessera::Problem p;
-  tessera::BiasShape bias;
-  bool has_bias = false;
+/// Where keys and values lie, if in a cache.
+Status read_cache(const tessera_problem& c, tessera::Problem& p) {
   bool leftpad = false, skips = false;
   PageIds page_ids = PageIds::i32;
   int lengths = 0;
@@ -68,6 +63,38 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
       read_enum("page_ids", c.page_ids, PageIds::i64, page_ids),
       read_enum("leftpad", c.leftpad, true, leftpad),
       read_enum("skip_pages", c.skip_pages, true, skips),
+  };
+  for (const Status& s : checks) {
+    if (!s) return s;
+  }
+  const tessera::CacheShape cache = {static_cast<tessera::Lengths>(lengths - TESSERA_CACHE_FULL),
+                                     c.seqlen_new,
+                                     c.page_size,
+                                     c.num_pages,
+                                     page_ids,
+                                     c.cache_rows,
+                                     leftpad,
+                                     skips,
+                                     c.prefix_levels};
+  if (lengths != TESSERA_NO_CACHE) {
+    p.cache = cache;
+  } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
+    return Status::invalid(
+        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad, skip_pages "
+        "and prefix_levels say something of a cache; set it to a tessera_cache_lengths");
+  }
+  return {};
+}
+
+Result<tessera::Problem> to_cpp(const tessera_problem* from) {
+  tessera_problem c;
+  tessera_problem_init(&c, sizeof c);
+  if (Status s = read_struct("problem", from, c); !s) return s;
+  tessera::Problem p;
+  tessera::BiasShape bias;
+  bool has_bias = false;
+  const Status checks[] = {
+      read_cache(c, p),
       read_enum("tree", c.tree, true, p.tree),
       read_enum("qv", c.qv, true, p.qv),
       read_enum("pass", c.pass, tessera::Pass::backward, p.pass),
@@ -110,22 +137,6 @@ Result<tessera::Problem> to_cpp(const tessera_problem* from) {
   p.dropout_p = c.dropout_p;
   p.chunk = c.chunk;
   p.sink_tokens = c.sink_tokens;
-  const tessera::CacheShape cache = {static_cast<tessera::Lengths>(lengths - TESSERA_CACHE_FULL),
-                                     c.seqlen_new,
-                                     c.page_size,
-                                     c.num_pages,
-                                     page_ids,
-                                     c.cache_rows,
-                                     leftpad,
-                                     skips,
-                                     c.prefix_levels};
-  if (lengths != TESSERA_NO_CACHE) {
-    p.cache = cache;
-  } else if (cache != tessera::CacheShape{.lengths = cache.lengths}) {
-    return Status::invalid(
-        "cache = 0: seqlen_new, page_size, num_pages, page_ids, cache_rows, leftpad, skip_pages "
-        "and prefix_levels say something of a cache; set it to a tessera_cache_lengths");
-  }
   if (has_bias) {
     bias.batch = (c.bias_dims & TESSERA_BIAS_BATCH) != 0;
     bias.heads = (c.bias_dims & TESSERA_BIAS_HEADS) != 0;
