@@ -6,8 +6,7 @@
 // of its own, and meet only at the end of a piece (decode_results.h). Loads are ahead of the
 // products (decode_loads.h), in the next piece, too.
 //
-// Any GPU with cp.async, ldmatrix and mma.sync; rows whose warps multiply together (together()) need
-// wgmma.
+// Any GPU with cp.async, ldmatrix and mma.sync; rows whose warps multiply together need wgmma.
 #pragma once
 
 #include "core/storage.h"
