@@ -1,8 +1,9 @@
 """The GPU's decoding kernel as two models under random schedules.
 
 Inside a block of threads (src/cuda/mma/decode.h): warps with a ring of tiles each, copies that end in any order, loads
-that run ahead into the next piece, queries in two buffers, results left in a free stage of the ring. Nothing may be
-read before its copy is there, nor be overwritten while somebody reads it.
+that run ahead into the next piece, before a tile is multiplied or after, queries in two buffers, results left in a free
+stage of the ring; in some rows warps multiply all tiles of a step. Nothing may be read before its copy is there, nor be
+overwritten while somebody reads it.
 
 Between blocks (decode_walk.h, decode_results.h): spans of a line of items, parts in words with a run's ticket, the tree
 in which parts take in others, replays of a graph with the same ticket, runs that begin early. Some blocks are resident,
@@ -80,7 +81,11 @@ class Piece:
 
 
 class Block:
+    """loads_first: before a tile is multiplied; together: every warp reads all warps' tiles of a step."""
+
     def __init__(self, schedule, stages, pieces, broken, faults):
+        self.loads_first = schedule.choice((True, True, False))
+        self.together = self.loads_first and schedule.choice((True, False))
         self.schedule, self.stages, self.pieces, self.broken = schedule, stages, pieces, broken
         self.rings = [[Place(f"stage {s} of warp {w}", faults) for s in range(stages)] for w in range(WARPS)]
         self.queries = [[Place(f"queries {i} of warp {w}", faults) for w in range(WARPS)] for i in range(2)]
@@ -115,8 +120,12 @@ class Warp:
             self.to = (self.to + 1) % stages
             self.under_way += 1
             self.next += WARPS
-            self.loading = self.next < piece.tiles
+            self.loading = self.in_step(self.next) < piece.tiles
         self.copies.commit()
+
+    def in_step(self, tile):
+        """Together warps load alike, tiles beyond the last one, too."""
+        return tile - self.number if self.block.together else tile
 
     def advance(self):
         self.ahead = True
@@ -126,7 +135,7 @@ class Warp:
         piece = self.block.pieces[self.at + 1]
         self.copies.begin(self.block.queries[1 - self.now][self.number], piece.number)
         self.next = self.number
-        self.loading = self.next < piece.tiles
+        self.loading = self.in_step(self.next) < piece.tiles
 
     def meet_queries(self):
         stages, broken = self.block.stages, self.block.broken
@@ -141,16 +150,29 @@ class Warp:
     def attend(self):
         stages, piece = self.block.stages, self.piece()
         yield from self.copies.wait(stages - (1 if self.block.broken == "a tile unwaited" else 2))
-        place, queries = self.ring[self.stage], self.block.queries[self.now]
+        block, queries = self.block, self.block.queries[self.now]
+        rings = block.rings if block.together else [self.ring]
+        if block.broken == "loads before warps meet":
+            self.load_ahead()
+        if block.together and block.broken != "no barrier before a step":
+            yield from block.barrier.take()
+        if block.loads_first and block.broken != "loads before warps meet":
+            self.load_ahead()
         for part in queries:  # wide rows read them tile by tile
             part.read(self.number, piece.number)
-        place.read(self.number, (piece.number, self.tile))
+        for w, ring in enumerate(rings):
+            ring[self.stage].read(self.number, (piece.number, self.tile + w))
         yield
-        for read in (place, *queries):
+        for read in (*(ring[self.stage] for ring in rings), *queries):
             read.readers.discard(self.number)
         self.tile += WARPS
-        self.under_way -= 1
         self.stage = (self.stage + 1) % stages
+        if not block.loads_first and block.broken != "loads before warps meet":
+            self.load_ahead()
+
+    def load_ahead(self):
+        self.under_way -= 1
+        self.load_next()
 
     def finish(self):
         left, number = list(self.block.outputs), self.piece().number
@@ -162,7 +184,7 @@ class Warp:
 
     def turn(self):
         self.at, self.now, self.ahead = self.at + 1, 1 - self.now, False
-        self.tile, self.tiles_end = self.number, self.piece().tiles
+        self.tile, self.tiles_end = self.in_step(self.number), self.piece().tiles
         if not self.attending:
             yield from self.meet_queries()
         elif self.block.broken != "no barrier after results":
@@ -184,12 +206,13 @@ class Warp:
             owed = 0
             while self.tile < self.tiles_end:
                 yield from self.attend()
-                self.load_next()
                 if not self.loading and not self.ahead:
                     break
             if self.tile < self.tiles_end or not self.ahead:
                 continue
             if self.attending:
+                if block.together and block.broken != "no barrier before outputs":
+                    yield from block.barrier.take()
                 free = self.ring[(self.stage - 1) % block.stages]
                 free.write(("output", self.piece().number))
                 block.outputs[self.number] = free
@@ -369,6 +392,9 @@ IN_BLOCK = (
     "queries unwaited",
     "a tile unwaited",
     "no barrier after results",
+    "loads before warps meet",
+    "no barrier before a step",
+    "no barrier before outputs",
 )
 BETWEEN = (
     "rising spans",
