@@ -9,13 +9,11 @@ nothing is rotated, and no other slot may change. What goes into a cache of 8 bi
 bit for bit with the same append on the CPU. Random normal inputs, medians. Needs PyTorch.
 """
 
-import argparse
 import datetime
-import pathlib
 
 import torch
 
-from gpu_decode import CACHED, replay
+from gpu_decode import CACHED, command_line, replay
 from gpu_forward import DTYPES, libtessera, query, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "kv", "b", "new", "h", "hk", "d", "page", "rotary", "places",
@@ -157,12 +155,7 @@ def measure(library, dtype, shape, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = command_line(__doc__, 15)
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     rows = []

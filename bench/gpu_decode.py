@@ -170,13 +170,19 @@ def measure(library, dtype, shape, pages, rounds, fa3):
             del keys, table, arrays
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command_line(description, rounds):
+    """What every benchmark of caches of 16 bits takes."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--library", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def main():
+    parser = command_line(__doc__, 9)
     parser.add_argument("--pages", type=int, nargs="*", default=PAGES)
     parser.add_argument("--shapes", type=int, nargs="*", help="numbers of shapes, from 0; all without")
     parser.add_argument("--anchors", type=pathlib.Path, help="FlashAttention-3's times: dtype, b, ..., page, us")

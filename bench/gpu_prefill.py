@@ -9,10 +9,7 @@ Medians of CUDA-event times. of_dense: the time over dense tensors by that over 
 output is compared with that over dense tensors. FLOPs: 4 d for every visible pair. Needs PyTorch.
 """
 
-import argparse
-import csv
 import datetime
-import pathlib
 import random
 import statistics
 
@@ -20,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from gpu_decode import command_line
 from gpu_forward import DTYPES, libtessera, query, time_calls, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "b", "seqlen_q", "seqlen_k", "h", "hk", "d", "page", "kernel", "us",
@@ -102,12 +100,7 @@ def measure(library, dtype, shape, pages, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = command_line(__doc__, 9)
     parser.add_argument("--pages", type=int, nargs="*", help="page sizes instead of 1, 16, 64, 256")
     parser.add_argument("--shapes", type=int, nargs="*", help="numbers of shapes, from 0; all without")
     arguments = parser.parse_args()

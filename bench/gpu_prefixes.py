@@ -8,14 +8,12 @@ that nothing lies in the second-level cache before a step. Pages are in random o
 results are compared with those of the pages of their own. Needs PyTorch.
 """
 
-import argparse
 import datetime
-import pathlib
 import statistics
 
 import torch
 
-from gpu_decode import CACHED, far, replay
+from gpu_decode import CACHED, command_line, far, replay
 from gpu_forward import DTYPES, libtessera, query, write
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "b", "prefixes", "suffix", "h", "hk", "d", "page", "sq", "kernel",
@@ -90,12 +88,7 @@ def measure(library, dtype, shape, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = command_line(__doc__, 5)
     parser.add_argument("--shapes", type=int, nargs="*", help="numbers of shapes, from 0; all without")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)

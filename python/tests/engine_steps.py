@@ -15,6 +15,18 @@ from torch.overrides import TorchFunctionMode
 FP8 = torch.float8_e4m3fn
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, backend: Any, option: str) -> list[Any]:
+    """What a backend's calls of `cached_attention` say of an option, call by call from now on."""
+    given, attention = [], backend.cached_attention
+
+    def watched(*tensors: Any, **options: Any) -> Any:
+        given.append(options[option])
+        return attention(*tensors, **options)
+
+    monkeypatch.setattr(backend, "cached_attention", watched)
+    return given
+
+
 def attend(
     q: Tensor,
     k: Tensor,

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera import cached_attention
 from tessera.serve import engine, sglang
 
 HEADS, HEADS_K, D, DV = 6, 2, 32, 48
@@ -309,13 +308,7 @@ def test_layers(device: str) -> None:
 
 def test_prefixes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment has shared prefixes looked for."""
-    given = []
-
-    def watched(*tensors: Any, **options: Any) -> Any:
-        given.append(options["prefix_levels"])
-        return cached_attention(*tensors, **options)
-
-    monkeypatch.setattr(sglang, "cached_attention", watched)
+    given = engine_steps.watch(monkeypatch, sglang, "prefix_levels")
     for levels in ("0", "3"):
         monkeypatch.setenv("TESSERA_PREFIX_LEVELS", levels)
         x = Engine(device, torch.bfloat16, page_size=16)

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera import cached_attention
 from tessera.serve import engine, vllm
 
 HEADS, HEADS_K, D = 6, 2, 32
@@ -311,13 +310,7 @@ def test_other_blocks(device: str) -> None:
 
 def test_common_prefix(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix that requests share is said to be one: by vLLM, or in the environment."""
-    given = []
-
-    def watched(*tensors: Any, **options: Any) -> Any:
-        given.append(options["prefix_levels"])
-        return cached_attention(*tensors, **options)
-
-    monkeypatch.setattr(vllm, "cached_attention", watched)
+    given = engine_steps.watch(monkeypatch, vllm, "prefix_levels")
     x = Engine(device, torch.bfloat16)
     x.table[1:4, :2] = x.table[0, :2]
     common = x.schedule([33, 32, 40, 100], [1, 1, 1, 1])
@@ -332,13 +325,7 @@ def test_common_prefix(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batch_invariant(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's setting reaches the library. Bits of a request are then those that it has alone."""
-    given = []
-
-    def watched(*tensors: Any, **options: Any) -> Any:
-        given.append(options["batch_invariant"])
-        return cached_attention(*tensors, **options)
-
-    monkeypatch.setattr(vllm, "cached_attention", watched)
+    given = engine_steps.watch(monkeypatch, vllm, "batch_invariant")
     x = Engine(device, torch.bfloat16)
     x.forward(x.schedule([3], [1]))
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")

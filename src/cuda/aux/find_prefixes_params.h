@@ -6,8 +6,8 @@
 
 namespace tessera::cuda::aux {
 
-inline constexpr int kFindThreads =
-    128;  ///< of a block, which compares a sequence with the one before
+/// Of a block, which compares a sequence with the one before.
+inline constexpr int kFindThreads = 128;
 
 struct FindPrefixesParams {
   core::Sequences sequences;
