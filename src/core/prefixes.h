@@ -166,6 +166,12 @@ TESSERA_HD constexpr SpanItem item_of(const Segment& prefix, const Spans& spans,
   return {line - prefixes + prefix.before + number * spans.cost(prefix.units), prefix.units};
 }
 
+/// A sequence's query among all of a prefix's.
+TESSERA_HD constexpr int query_in(const Segment& prefix, const Sequences& all,
+                                  const Sequence& sequence, int query) {
+  return static_cast<int>(all.row_of(sequence, query) - all.row_of(all.at(prefix.sequence), 0));
+}
+
 /// A sequence as a segment has it: its first, with all queries of the segment. Dense queries of
 /// several sequences follow each other.
 TESSERA_HD constexpr Sequence sequence_of(const Segment& segment, Sequence first,

@@ -297,12 +297,8 @@ class DecodeResults {
     int count;
   };
   __device__ __forceinline__ OtherWords words_of(const core::Segment& prefix) const {
-    const core::Sequence& sequence = piece_.sequence;
-    const int before = sequence.packed
-                           ? sequence.first_q - p.sequences.cu_seqlens_q[prefix.sequence]
-                           : (sequence.batch - prefix.sequence) * p.prefixes.seqlen_q.value();
-    const int group = p.group.value();
-    const int row = (before + query_) * group + head_ - piece_.head * group;
+    const int query = core::query_in(prefix, p.sequences, piece_.sequence, query_);
+    const int row = (query - piece_.head) * p.group.value() + head_;
     const core::Spans& spans = walk_.spans();
     const core::SpanItem item = walk_.item_of(prefix, piece_.head, row / K.block_m);
     const int first = spans.span_of(item, 0), last = spans.span_of(item, item.units - 1);
