@@ -23,7 +23,7 @@ using tessera::c::to_cpp;  // beside those below
 
 static_assert(static_cast<int>(Code::device) == TESSERA_DEVICE);
 static_assert(static_cast<int>(tessera::Dtype::i8) == TESSERA_I8);
-static_assert(static_cast<int>(tessera::Scaling::channel) == TESSERA_SCALE_CHANNEL);
+static_assert(static_cast<int>(tessera::Scaling::group) == TESSERA_SCALE_GROUP);
 static_assert(static_cast<int>(tessera::PerHead::batch_heads) == TESSERA_PER_HEAD_BATCH_HEADS);
 static_assert(static_cast<int>(tessera::Lengths::before) ==
               TESSERA_CACHE_BEFORE - TESSERA_CACHE_FULL);
@@ -35,7 +35,7 @@ static_assert(sizeof(tessera_problem) ==
 
 /// What 8 bits need.
 Status read_scales(const tessera_problem& c, tessera::Problem& p) {
-  const auto last = tessera::Scaling::channel;
+  const auto last = tessera::Scaling::group;
   if (Status s = read_enum("scale_q", c.scale_q, last, p.scales.q); !s) return s;
   if (Status s = read_enum("scale_k", c.scale_k, last, p.scales.k); !s) return s;
   if (Status s = read_enum("scale_v", c.scale_v, last, p.scales.v); !s) return s;

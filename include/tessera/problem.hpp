@@ -52,10 +52,11 @@ struct CacheShape {
 /// The scales of 8-bit tensors, and what smoothing took off before they were rounded (S14).
 struct ScaleShape {
   Scaling q = Scaling::none;  ///< tensor, head or token; none where q is not of 8 bits
-  Scaling k = Scaling::none;  ///< tensor, head, token or block
-  Scaling v = Scaling::none;  ///< tensor, head, token, block or channel; none where v is of 16 bits
+  Scaling k = Scaling::none;  ///< tensor, head, token or block; none where k is not of 8 bits
+  Scaling v = Scaling::none;  ///< tensor, head, token, block, channel or, beside q of more than 8
+                              ///< bits, group; none where v is not of 8 bits
   std::int64_t block_k = 0;   ///< keys that share a scale of k, iff `block`
-  std::int64_t block_v = 0;   ///< keys that share a scale of v, iff `block`
+  std::int64_t block_v = 0;   ///< the same of v; iff `group`, columns that do
   bool score_shift = false;   ///< a number of each row of q is added to its q . k
   bool v_shift = false;       ///< a number of each column is added to v
 
@@ -110,7 +111,8 @@ struct Problem {
   /// Of o and its gradient; none: dtype, or where q is of 8 bits v's type of 16 bits, or bf16
   /// (S14).
   std::optional<Dtype> dtype_o;
-  std::optional<Dtype> dtype_v;   ///< of v; none: k's. bf16 or f16 beside q and k of 8 bits (S14)
+  /// Of v; none: k's. bf16 or f16 beside q and k of 8 bits, or 8 bits beside q and k of more (S14).
+  std::optional<Dtype> dtype_v;
   std::optional<Dtype> dtype_kv;  ///< of k and v; none: dtype. 8 bits beside q of 16 or 32 (S14)
   /// v, of e4m3, lies in tiles as quantize() makes them for a GPU's tensor cores, not in rows
   /// (S14).
@@ -133,8 +135,13 @@ struct Problem {
   Dtype stored_k() const { return dtype_kv.value_or(dtype); }
   Dtype stored_v() const { return dtype_v.value_or(stored_k()); }
   /// @}
-  /// Whether k is of 8 bits, and v or q perhaps: then they have scales (S14).
-  bool scaled() const { return is_scaled(stored_k()); }
+  /// Whether some of q, k and v are of 8 bits: then these have scales (S14).
+  bool scaled() const { return is_scaled(stored_k()) || is_scaled(stored_v()); }
+  /// Groups of columns of v that have scales of their own, iff `group`.
+  std::int64_t value_groups() const {
+    if (scales.v != Scaling::group || scales.block_v <= 0) return 0;
+    return (head_dim_v + scales.block_v - 1) / scales.block_v;
+  }
   /// Rows of q (of all sequences together), the first dimension of a packed tensor.
   std::int64_t rows_q() const { return packed ? total_q : batch * seqlen_q; }
   /// Rows of k and v: all slots of a cache.

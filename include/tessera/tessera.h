@@ -48,7 +48,8 @@ typedef enum tessera_scaling {
   TESSERA_SCALE_HEAD = 2,
   TESSERA_SCALE_TOKEN = 3,
   TESSERA_SCALE_BLOCK = 4,
-  TESSERA_SCALE_CHANNEL = 5
+  TESSERA_SCALE_CHANNEL = 5,
+  TESSERA_SCALE_GROUP = 6
 } tessera_scaling;
 
 typedef enum tessera_alignment {
@@ -126,7 +127,7 @@ typedef struct tessera_problem {
   int32_t scale_k;         /**< tessera_scaling of k */
   int32_t scale_v;         /**< tessera_scaling of v */
   int64_t scale_block_k;   /**< keys that share a scale of k, iff by block */
-  int64_t scale_block_v;   /**< keys that share a scale of v, iff by block */
+  int64_t scale_block_v;   /**< keys that share a scale of v, iff by block; columns, iff by group */
   int32_t score_shift;     /**< 0 or 1 */
   int32_t v_shift;         /**< 0 or 1 */
   int32_t v_tiles;         /**< 0 or 1: v, of e4m3, lies in tiles, as quantising makes them */
@@ -188,7 +189,7 @@ typedef struct tessera_const_scales {
   /** From one number of a dimension to the next. @{ */
   int64_t stride_batch;
   int64_t stride_head;
-  int64_t stride_seqlen; /**< of k and v by token; else ignored */
+  int64_t stride_seqlen; /**< of k and v by token or group; else ignored */
   /** @} */
 } tessera_const_scales;
 

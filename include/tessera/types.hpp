@@ -32,6 +32,7 @@ enum class Scaling : std::uint8_t {
             ///< key: as the tensor lies, but without head_dim, and with strides of its own
   block,    ///< so many keys of k or v, from a sequence's first on: (batch, num_heads_k, blocks)
   channel,  ///< a column of v: (batch, num_heads_k, head_dim_v)
+  group,    ///< so many columns of a key of v: as of token, and with a last dimension of groups
 };
 
 enum class Pass : std::uint8_t { forward, backward };

@@ -338,10 +338,17 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   check_last_stride("q", in.q);
   if (const auto scaled =
           read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, by_head(p))) {
-    p.dtype_kv = scaled->dtype;
     p.scales.k = scaled->k;
     p.scales.v = scaled->v;
-    check_any_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
+    p.scales.block_v = scaled->block_v;
+    const std::initializer_list<std::int64_t> keys = {entries, slots, p.num_heads_k, p.head_dim};
+    if (scaled->k == Scaling::none) {
+      p.dtype_v = scaled->dtype;
+      check_tensor("k_cache", in.k_cache, in.q, "q", keys);
+    } else {
+      p.dtype_kv = scaled->dtype;
+      check_any_tensor("k_cache", in.k_cache, in.q, "q", keys);
+    }
     check_any_tensor("v_cache", in.v_cache, in.q, "q",
                      {entries, slots, p.num_heads_k, p.head_dim_v});
   } else {
@@ -462,6 +469,11 @@ AppendShape shape_of(const AppendInputs& in, const AppendOptions& options) {
   AppendShape s;
   const auto scaled =
       read_cached_scales(k, v, in.k_scale, in.v_scale, by_head(sequences_of(in), k.shape[2]));
+  if (scaled && (scaled->k == Scaling::none || scaled->v == Scaling::group)) {
+    invalid(scaled->k == Scaling::none
+                ? "v_cache is of 8 bits, but k_cache is not: new rows go to caches of one type"
+                : "v_scale is by groups of columns: new rows take scales by tensor, head or slot");
+  }
   // What is not the cache has the type of the new rows.
   const View& typed = scaled ? in.k_new : k;
   const char* const typed_name = scaled ? "k_new" : "k_cache";

@@ -65,6 +65,13 @@ Meaning by_slot(const View& cache) {
           true};
 }
 
+Meaning by_group(const View& cache, std::int64_t groups) {
+  return {Scaling::group,
+          "v_cache's with groups that divide head_dim_v in its place",
+          4,
+          {cache.shape[0], cache.shape[1], cache.shape[2], groups}};
+}
+
 Scaling meaning_of(const char* name, const View& view, const View& q,
                    std::initializer_list<Meaning> meanings, const std::string& why,
                    const char* first) {
@@ -183,23 +190,35 @@ ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& in, const Proble
 std::optional<CachedScales> read_cached_scales(const View& k_cache, const View& v_cache,
                                                const View& k_scale, const View& v_scale,
                                                const Meaning& of_heads) {
-  const std::optional<Dtype> type = scaled_type(k_cache);
-  if (scaled_type(v_cache) != type) {
+  const std::optional<Dtype> type_k = scaled_type(k_cache), type = scaled_type(v_cache);
+  if (type_k && type_k != type) {
     invalid("v_cache.dtype = " + type_of(v_cache) + ", but k_cache.dtype = " + type_of(k_cache) +
             ": they must be the same");
   }
-  if (!type) {
-    if (!k_scale && !v_scale) return std::nullopt;
-    invalid(std::string(k_scale ? "k_scale" : "v_scale") + " is given, but k_cache.dtype = " +
-            type_of(k_cache) + ": only caches of 8 bits have scales");
+  for (const auto& [name, scale, cache] :
+       {std::tuple{"k_scale", &k_scale, &k_cache}, {"v_scale", &v_scale, &v_cache}}) {
+    if (!*scale || scaled_type(*cache)) continue;
+    invalid(std::string(name) + " is given, but " + name[0] + "_cache.dtype = " + type_of(*cache) +
+            ": only caches of 8 bits have scales");
   }
+  if (!type) return std::nullopt;
   const std::string needed =
-      "; values of " + type_of(k_cache) + " are elements times a scale, and a missing one is not 1";
-  const auto read = [&](const char* name, const View& scale, const View& cache) {
-    return meaning_of(name, scale, k_cache, {by_tensor(), of_heads, by_slot(cache)},
-                      scale ? std::string() : needed, "k_cache");
+      "; values of " + type_of(v_cache) + " are elements times a scale, and a missing one is not 1";
+  CachedScales scales{*type};
+  const auto read = [&](const char* name, const View& scale,
+                        std::initializer_list<Meaning> meanings) {
+    return meaning_of(name, scale, k_cache, meanings, scale ? std::string() : needed, "k_cache");
   };
-  return CachedScales{*type, read("k_scale", k_scale, k_cache), read("v_scale", v_scale, v_cache)};
+  if (type_k) {
+    scales.k = read("k_scale", k_scale, {by_tensor(), of_heads, by_slot(k_cache)});
+  }
+  const std::int64_t dim = v_cache.shape[3];
+  const bool grouped = v_scale.ndim == 4 && v_scale.shape[3] > 0 && dim % v_scale.shape[3] == 0;
+  const std::int64_t groups = grouped ? v_scale.shape[3] : 1;
+  scales.v = read("v_scale", v_scale,
+                  {by_tensor(), of_heads, by_slot(v_cache), by_group(v_cache, groups)});
+  if (scales.v == Scaling::group) scales.block_v = dim / groups;
+  return scales;
 }
 
 Scales cached_scales_of(const View& view, Scaling by) {

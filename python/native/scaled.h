@@ -27,7 +27,7 @@ struct Meaning {
   Scaling by;
   const char* names;
   int ndim;
-  std::array<std::int64_t, 3> sizes;
+  std::array<std::int64_t, 4> sizes;
   bool any_strides = false;  ///< or the last dimension is contiguous
 
   bool fits(const View& view) const;
@@ -41,6 +41,8 @@ inline Meaning by_head(const Problem& p) { return by_head(p.batch, p.num_heads_k
 Meaning by_token(const Problem& problem);
 /// A number for every slot and head of a cache.
 Meaning by_slot(const View& cache);
+/// One for each of so many equal groups of columns.
+Meaning by_group(const View& cache, std::int64_t groups);
 Meaning by_block(const Problem& problem, std::int64_t block);
 Meaning by_channel(const Problem& problem);
 
@@ -59,13 +61,15 @@ Scales scales_of(const View& view, Scaling by);
 /// Throws Raise(ValueError) if one is missing, or of no shape that the tensor may have.
 ScaleShape scale_shape(const ScaleInputs& scales, const Inputs& inputs, const Problem& problem);
 
-/// The type of a cache of 8 bits, and how its k and v are scaled.
+/// The type of v of a cache, which is of 8 bits, and how its k and v are scaled; k is of v's type,
+/// or has no scales.
 struct CachedScales {
   Dtype dtype;
-  Scaling k, v;
+  Scaling k = Scaling::none, v = Scaling::none;
+  std::int64_t block_v = 0;  ///< columns, iff `group`
 };
-/// None: the cache is not of 8 bits. of_heads: what scales by head are. Throws as above, also where
-/// scales are given and the cache has none.
+/// None: neither k nor v is of 8 bits. of_heads: what scales by head are. Throws as above, also
+/// where scales are given and the cache has none.
 std::optional<CachedScales> read_cached_scales(const View& k_cache, const View& v_cache,
                                                const View& k_scale, const View& v_scale,
                                                const Meaning& of_heads);

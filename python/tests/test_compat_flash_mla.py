@@ -140,6 +140,104 @@ def test_lists_of_a_part_of_a_cache(device: str) -> None:
         flash_mla.flash_mla_with_kvcache(q, inside, None, None, 40, None, indices=indices)
 
 
+def rows_of_bytes(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """A cache in rows of 656 bytes, and the values that they stand for in double."""
+    values, rotated = cache.split((512, 64), dim=-1)
+    groups = values.float().unflatten(-1, (4, 128))
+    scales = groups.abs().amax(-1).nan_to_num(nan=1.0).clamp(min=1e-4) / 448
+    elements = (groups / scales[..., None]).to(torch.float8_e4m3fn)
+    bytes_of = [
+        elements.flatten(-2).view(torch.uint8),
+        scales.view(torch.uint8),
+        rotated.contiguous().view(torch.uint8),
+    ]
+    stored = (elements.double() * scales.double()[..., None]).flatten(-2)
+    return torch.cat(bytes_of, -1), torch.cat((stored, rotated.double()), -1)
+
+
+@pytest.mark.parametrize("page_size", (1, 64))
+@pytest.mark.parametrize("heads", (16, 40))
+@pytest.mark.parametrize("seqlen_q", (1, 2))
+def test_rows_of_bytes(page_size: int, heads: int, seqlen_q: int, device: str) -> None:
+    """Dense: elements of e4m3, scales that a group of columns shares, rotated columns as they are."""
+    q, cache, table, lengths = operands(device, page_size, heads, seqlen_q)
+    # Groups of all sizes, so that a wrong scale is seen.
+    cache[..., :512] *= torch.exp2(torch.randint(-3, 4, (*cache.shape[:3], 4), device=device)).repeat_interleave(
+        128, -1
+    )
+    packed, stored = rows_of_bytes(cache)
+    as_type = random.choice((torch.uint8, torch.int8, torch.float8_e4m3fn))
+    given: dict[str, Any] = {"causal": True, "softmax_scale": 0.02}
+    result = flash_mla.flash_mla_with_kvcache(
+        q, packed.view(as_type), table, lengths, 512, None, is_fp8_kvcache=True, **given
+    )
+    exact, plain = (expected(q, stored, table, lengths, 512, dtype=t, **given) for t in (torch.double, torch.bfloat16))
+    caches.check_close(result, exact, plain)
+
+
+@pytest.mark.parametrize("is_fp8", (False, True))
+@pytest.mark.parametrize("has_sink", (False, True))
+def test_two_caches(is_fp8: bool, has_sink: bool, device: str) -> None:
+    """Lists into each, of different lengths and page sizes, some of them empty."""
+    seqlen_q, heads = 2, 16
+    q, first, _, _ = operands(device, 16, heads, seqlen_q)
+    second = torch.randn(5, 8, 1, 576, device=device, dtype=q.dtype)
+    first = torch.randn_like(first)
+    counts = [x.shape[0] * x.shape[1] for x in (first, second)]
+    lists = [torch.randint(-n // 3, n, (4, seqlen_q, k)).clamp(min=-1) for n, k in zip(counts, (70, 9), strict=True)]
+    lists[0][1], lists[1][2], lists[0][3, 0], lists[1][3, 0] = -1, -1, -1, -1
+    lists = [x.to(device, torch.int32) for x in lists]
+    lengths = torch.tensor([9, 4, 0, 1], dtype=torch.int32, device=device)
+    packed = [rows_of_bytes(x) if is_fp8 else (x, x.double()) for x in (first, second)]
+    given = {"attn_sink": torch.randn(heads, device=device) * 3} if has_sink else {}
+    result = flash_mla.flash_mla_with_kvcache(
+        q, packed[0][0], None, None, 512, None, is_fp8_kvcache=is_fp8, indices=lists[0], extra_k_cache=packed[1][0],
+        extra_indices_in_kvcache=lists[1], extra_topk_length=lengths, **given,
+    )  # fmt: skip
+    beyond = torch.arange(lists[1].shape[2], device=device) >= lengths[:, None, None]
+    joined = torch.cat((lists[0], torch.where((lists[1] < 0) | beyond, -1, lists[1] + counts[0])), -1)
+    slots = torch.cat([stored.reshape(-1, 576) for _, stored in packed])[:, None, None]
+    exact, plain = (expected_of_lists(q, slots, joined, 512, dtype=t, **given) for t in (torch.double, torch.bfloat16))
+    caches.check_close(result, exact, plain)
+
+
+@pytest.mark.parametrize("has_lengths", (False, True))
+@pytest.mark.parametrize("indexer_topk", (0, 5, 40))
+def test_many_queries_with_lists(has_lengths: bool, indexer_topk: int, device: str) -> None:
+    """flash_mla_sparse_fwd: numbers of no row are none, whichever side they lie on."""
+    seqlen_q, heads, topk = 37, 64, 40
+    q = torch.randn(seqlen_q, heads, 576, device=device, dtype=torch.bfloat16)
+    kv = torch.randn(90, 1, 576, device=device, dtype=torch.bfloat16)
+    indices = torch.randint(-20, 120, (seqlen_q, 1, topk), device=device, dtype=torch.int32)
+    indices[3], indices[4, 0, :5] = 2**31 - 1, -1
+    lengths = torch.randint(0, topk + 1, (seqlen_q,), device=device, dtype=torch.int32) if has_lengths else None
+    sink = torch.randn(heads, device=device)
+    given: dict[str, Any] = {"attn_sink": sink, "topk_length": lengths, "indexer_topk": indexer_topk}
+    out, largest, lse, *indexer = flash_mla.flash_mla_sparse_fwd(q, kv, indices, 576**-0.5, **given)
+    assert largest is None and out.shape == (seqlen_q, heads, 512) and lse.shape == (seqlen_q, heads)
+    chosen = torch.where((indices >= 0) & (indices < 90), indices, -1)
+    if lengths is not None:
+        chosen[torch.arange(topk, device=device) >= lengths[:, None, None]] = -1
+    rows, slots = q[:, None], kv[:, None]
+    exact, plain = (
+        expected_of_lists(rows, slots, chosen, 512, dtype=t, attn_sink=sink) for t in (torch.double, torch.bfloat16)
+    )
+    caches.check_close((out[:, None], lse[..., None]), exact, plain)
+    assert len(indexer) == (1 if indexer_topk else 0)
+    if indexer:
+        of_some = expected_of_lists(rows, slots, chosen[..., :indexer_topk], 512)[1]
+        torch.testing.assert_close(indexer[0][..., None].double(), of_some, rtol=1e-4, atol=1e-3)
+    for wrong, text in (
+        ({"d_v": 576}, r"d_v = 576: must lie in \[1, 575\]"),
+        ({"indexer_topk": 41}, r"indexer_topk = 41: must lie in \[0, topk\] = \[0, 40\]"),
+        ({"topk_length": torch.ones(2)}, r"topk_length has shape \(2,\): must be \(seqlen_q,\) = \(37,\)"),
+        ({"indices": indices[0]}, r"indices has shape \(1, 40\): must be \(seqlen_q, 1, topk\)"),
+        ({"kv": kv[:, 0]}, r"kv \(90, 576\): must be"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flash_mla.flash_mla_sparse_fwd(**{"q": q, "kv": kv, "indices": indices, "sm_scale": 1.0, **wrong})
+
+
 def test_nothing_is_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of a row reach the library as views."""
     q, cache, table, lengths = operands(device, 16, 16, 1)
@@ -225,10 +323,6 @@ def test_refusals(device: str) -> None:
         arguments = {"q": q, "k_cache": cache, "block_table": table, "cache_seqlens": lengths, "head_dim_v": 512}
         return flash_mla.flash_mla_with_kvcache(**(arguments | {"tile_scheduler_metadata": None} | given))
 
-    sparse = ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length")
-    for name, value in [("is_fp8_kvcache", True), *((name, x) for name in sparse)]:
-        with pytest.raises(NotImplementedError, match=f"flash_mla_with_kvcache: {name} is given.* The same "):
-            decode(**{name: value})
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"block_table": None}, "block_table is None: a tensor is required"),
         ({"cache_seqlens": None}, "cache_seqlens is None: a tensor is required"),
@@ -243,12 +337,22 @@ def test_refusals(device: str) -> None:
         ({"indices": table}, r"indices has shape .*: must be \(batch, seqlen_q, topk\) = \(4, 1, topk\)"),
         ({"indices": table[:, None], "causal": True}, "causal = True together with indices"),
         ({"indices": table[:, None], "topk_length": x}, r"topk_length has shape \(1,\): must be \(batch,\) = \(4,\)"),
+        ({"extra_k_cache": cache}, "extra_k_cache is given, but indices is None"),
+        ({"indices": table[:, None], "extra_k_cache": cache}, "extra_k_cache and extra_indices_in_kvcache: both"),
+        ({"extra_topk_length": x}, "extra_topk_length is given, but extra_k_cache is None"),
+        (
+            {"indices": table[:, None], "extra_k_cache": cache, "extra_indices_in_kvcache": table},
+            r"extra_indices_in_kvcache has shape .*: must be \(batch, seqlen_q, topk\)",
+        ),
+        ({"is_fp8_kvcache": True}, r"its rows must have 656 bytes: 512 of values, 16 of scales, the rest rotated"),
+        ({"is_fp8_kvcache": True, "head_dim_v": 500}, "head_dim_v = 500: must be a multiple of 128"),
+        ({"is_fp8_kvcache": True, "q": q.half()}, "q.dtype = torch.float16: must be torch.bfloat16"),
     ]
     for given, text in wrong:
         with pytest.raises(ValueError, match=text):
             decode(**given)
     functions = (
-        flash_mla.flash_mla_sparse_fwd, flash_mla.flash_attn_varlen_func, flash_mla.flash_attn_varlen_kvpacked_func,
+        flash_mla.flash_attn_varlen_func, flash_mla.flash_attn_varlen_kvpacked_func,
         flash_mla.flash_attn_varlen_qkvpacked_func,
     )  # fmt: skip
     for function in functions:

@@ -56,7 +56,8 @@ struct Kernel {
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too
   Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
-                              ///< the operand, exactly; else f32
+                              ///< the operand, exactly; else f32. With qv: of v alone, whose
+                              ///< scaled values are rounded to the operand
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
   bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
 
@@ -70,7 +71,7 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
   return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == Extra::all);
 }
 
-/// Whether a GPU's decoding row widens keys and values of 8 bits (S14).
+/// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).
 TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 
 /// Keys that are multiplied at a time by a warp of a GPU's decoding row; of rows with qv by a

@@ -15,17 +15,19 @@ struct Scales {
   const float* data = nullptr;  ///< null: none
   std::int64_t stride_batch = 0, stride_head = 0;
   Scaling by = Scaling::none;
-  int block = 0;                   ///< keys, of Scaling::block
-  std::int64_t stride_seqlen = 0;  ///< by token, of k and v
+  int block = 0;                   ///< keys, of Scaling::block; columns, of Scaling::group
+  std::int64_t stride_seqlen = 0;  ///< by token or group, of k and v
 
   TESSERA_HD constexpr explicit operator bool() const { return data != nullptr; }
 
-  /// Whether every slot of k or v has a number of its own: of_key().
-  TESSERA_HD constexpr bool of_slots() const { return by == Scaling::token; }
+  /// Whether every slot of k or v has a number of its own, or several: of_key().
+  TESSERA_HD constexpr bool of_slots() const {
+    return by == Scaling::token || by == Scaling::group;
+  }
   TESSERA_HD constexpr Strides strides() const {
     return {stride_batch, stride_seqlen, stride_head};
   }
-  /// That of a key, of k or v by token.
+  /// That of a key, of k or v by token; by group the first.
   TESSERA_HD constexpr const float* of_key(const Pages& pages, const Sequence& sequence, int key,
                                            int head_k) const {
     return data + slot_offset(pages, sequence, strides(), key, head_k);

@@ -129,7 +129,11 @@ class NextBlock {
     }
 
     bool by_column() const { return scales.by == Scaling::channel; }
-    /// Of one key: a number, or one for every column.
+    /// Of a row of n, that share a number or have one each.
+    std::int64_t columns(std::int64_t n) const {
+      return scales.by == Scaling::group ? scales.block : n;
+    }
+    /// Of one key: a number, or one for every column or group of them.
     const float* of_key(int key, const RowMap& map) const {
       if (scales.of_slots()) return scales.of_key(map.pages, map.sequence, key, map.head_k);
       return by_column() ? numbers : numbers + scales.index_of(key);
@@ -228,7 +232,9 @@ class NextBlock {
       if constexpr (kPairs) {
         copy_rows(v, distance<T>(v_, rows), rows.size(), v_.n, out, k_stride_);
       } else {
-        return widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, out, k_stride_);
+        widen_rows(v, distance<T>(v_, rows), rows.size(), v_.n, out, k_stride_);
+        if (v_scale_.numbers != nullptr || v_shift_.numbers != nullptr) scale_values(rows);
+        return;
       }
     }
     if constexpr (kPairs) {
@@ -264,9 +270,14 @@ class NextBlock {
   [[gnu::noinline]] void scale_values(core::Range rows) const {
     static constexpr float kOne = 1.0F;
     const bool scaled = v_scale_.numbers != nullptr;
+    const std::int64_t group = v_scale_.columns(v_.n);
     for (int r = rows.begin; r < rows.end; ++r) {
-      scale_row(v_copy(r), v_.n, scaled ? v_scale_.of_key(block_.begin + r, map_) : &kOne,
-                v_scale_.by_column(), v_shift_.numbers);
+      const float* factor = scaled ? v_scale_.of_key(block_.begin + r, map_) : &kOne;
+      auto* const row = second_ > 0 ? k_copy(r) + second_ : v_copy(r);
+      for (std::int64_t c = 0; c < v_.n; c += group, ++factor) {
+        scale_row(row + c, core::min(group, v_.n - c), factor, v_scale_.by_column(),
+                  v_shift_.numbers == nullptr ? nullptr : v_shift_.numbers + c);
+      }
     }
   }
 

@@ -106,6 +106,12 @@ inline constexpr core::Kernel kLatentRows[] = {
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::f32, true},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::f32, true},
 };
+// The same where values are of 8 bits beside keys of q's type. Each of these is two rows, too.
+inline constexpr core::Kernel kLatentCacheRows[] = {
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra              any_layout cached   qv
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::e4m3, true},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::e4m3, true},
+};
 // Decoding over pages that neighbouring sequences share; up to 64 of their rows side by side, where registers hold the
 // queries. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kPrefixRows[] = {
@@ -126,10 +132,11 @@ struct Catalog {
 
   static constexpr unsigned kCache = sizeof kCacheRows / sizeof kCacheRows[0];
   static constexpr unsigned kLatent = sizeof kLatentRows / sizeof kLatentRows[0];
+  static constexpr unsigned kLatentCache = sizeof kLatentCacheRows / sizeof kLatentCacheRows[0];
   static constexpr unsigned kPrefix = sizeof kPrefixRows / sizeof kPrefixRows[0];
 
   core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache + 2 * kLatent +
-                    2 * kPrefix] = {};
+                    2 * kLatentCache + 2 * kPrefix] = {};
 
   constexpr Catalog() {
     core::Kernel* row = rows;
@@ -154,6 +161,12 @@ struct Catalog {
       }
     }
     for (const core::Kernel& one : kLatentRows) {
+      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
+        *row = one;
+        row++->operand = operand;
+      }
+    }
+    for (const core::Kernel& one : kLatentCacheRows) {
       for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
         *row = one;
         row++->operand = operand;

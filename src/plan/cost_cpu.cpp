@@ -26,7 +26,7 @@ double cpu_piece_cost(const PlanData& plan, double rows, double keys) {
   }
   const double padded = padded_to(row.tile_m);
   const double visits = padded / row.block_m < 1.0 ? 1.0 : padded / row.block_m;
-  const bool widens = row.operand == core::Operand::f32 && p.stored_k() != Dtype::f32;
+  const bool widens = row.operand == core::Operand::f32 && p.stored_v() != Dtype::f32;
   const double softmax = 6.0 / lanes;
   const double compute = padded * keys * (dims / rate * products + softmax) +
                          (widens ? visits * keys * dims * 2.0 / lanes : 0.0);

@@ -23,12 +23,14 @@ inline const char* to_string(core::Operand operand) {
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
 /// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
 /// forward row has but one buffer of queries. A decoding row that widens is called by what it
-/// reads.
+/// reads, with qv by the types of keys and of values.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
-  const std::string operand = std::string(".") + (!core::widens(kernel) ? to_string(kernel.operand)
-                                                  : kernel.cached == Dtype::i8 ? "i8"
-                                                                               : "e4m3");
+  std::string operand = std::string(".") + to_string(kernel.operand);
+  if (core::widens(kernel)) {
+    const char* const cached = kernel.cached == Dtype::i8 ? "i8" : "e4m3";
+    operand = kernel.qv ? operand + "_" + cached : std::string(".") + cached;
+  }
   if (!is_gpu(kernel.arch)) {
     return std::string("cpu.") + to_string(kernel.arch) + pass +
            (kernel.form == core::Form::tile ? ".tile" : ".decode") + operand;

@@ -38,6 +38,7 @@ const char* to_string(Scaling scaling) {
     case Scaling::token: return "token";
     case Scaling::block: return "block";
     case Scaling::channel: return "channel";
+    case Scaling::group: return "group";
   }
   return "?";
 }
@@ -95,18 +96,21 @@ bool read_dtype(std::string_view text, Dtype& dtype) {
   return false;
 }
 
+/// Whether a scaling says how many share a scale.
+bool has_size(Scaling scaling) { return scaling == Scaling::block || scaling == Scaling::group; }
+
 std::string scaling_text(Scaling scaling, std::int64_t block) {
   const std::string text = to_string(scaling);
-  return scaling == Scaling::block || block != 0 ? text + ":" + std::to_string(block) : text;
+  return has_size(scaling) || block != 0 ? text + ":" + std::to_string(block) : text;
 }
 
 bool read_scaling(std::string_view text, Scaling& scaling, std::int64_t& block) {
   const std::string_view name = cut(text, ':');
   for (const Scaling candidate : {Scaling::none, Scaling::tensor, Scaling::head, Scaling::token,
-                                  Scaling::block, Scaling::channel}) {
+                                  Scaling::block, Scaling::channel, Scaling::group}) {
     if (name != to_string(candidate)) continue;
     scaling = candidate;
-    return text.empty() ? candidate != Scaling::block : read_int(text, block);
+    return text.empty() ? !has_size(candidate) : read_int(text, block);
   }
   return false;
 }

@@ -140,11 +140,35 @@ std::string refused_cached(const core::Kernel& row, const Problem& problem) {
   return refused_cache_scales(problem);
 }
 
+/// The same of a row with qv, which widens v alone.
+std::string refused_latent_values(const core::Kernel& row, const Problem& problem) {
+  if (is_scaled(problem.stored_k()) || problem.stored_v() != row.cached) {
+    return takes(std::string("k of q's type and v of ") + to_string(row.cached),
+                 std::string("they are ") + to_string(problem.stored_k()) + " and " +
+                     to_string(problem.stored_v()));
+  }
+  constexpr std::int64_t kColumns = 128;
+  const ScaleShape& s = problem.scales;
+  if (s.v == Scaling::group && s.block_v % kColumns != 0) {
+    return takes("scales of v by groups of a multiple of 128 columns",
+                 "block_v = " + std::to_string(s.block_v));
+  }
+  if (s.v == Scaling::block || s.v == Scaling::channel) {
+    return takes("scales of v by tensor, head, token or group",
+                 std::string("they are by ") + to_string(s.v));
+  }
+  return s.v_shift ? "takes no v_shift" : std::string();
+}
+
 /// The same of a CPU's, which widens what is 8 bits beside q of more.
 std::string refused_cached(const Problem& problem) {
   if (!problem.scaled()) return {};
   if (is_scaled(problem.dtype)) {
     return takes("q of f32, bf16 or f16", std::string("it is ") + to_string(problem.dtype));
+  }
+  if (problem.stored_k() != problem.stored_v()) {
+    return takes("k and v of one type", std::string("they are ") + to_string(problem.stored_k()) +
+                                            " and " + to_string(problem.stored_v()));
   }
   return refused_cache_scales(problem);
 }
@@ -204,10 +228,10 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const bool scaled = is_scaled(core::score_dtype_of(row.operand));
   const bool widens = core::widens(row);
   if (!scaled) {
-    if (std::string other = widens ? refused_cached(row, problem) : refused_scales(problem);
-        !other.empty()) {
-      return other;
-    }
+    const std::string other = !widens  ? refused_scales(problem)
+                              : row.qv ? refused_latent_values(row, problem)
+                                       : refused_cached(row, problem);
+    if (!other.empty()) return other;
   }
   if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
@@ -215,7 +239,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
   if (scaled ? !is_scaled(problem.dtype)
-             : !widens && row.operand != core::operand_of(problem.dtype)) {
+             : !(widens && !row.qv) && row.operand != core::operand_of(problem.dtype)) {
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
            to_string(problem.dtype);
   }
@@ -284,10 +308,12 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return row.pass == Pass::forward ? "computes the forward pass" : "computes the backward pass";
   }
   if (is_gpu(row.arch)) return gpu_refusal(row, problem);
-  if (row.operand == core::Operand::bf16 &&
-      (problem.dtype != Dtype::bf16 || problem.stored_k() != Dtype::bf16)) {
-    return std::string("multiplies bf16; q is ") + to_string(problem.dtype) + ", k is " +
-           to_string(problem.stored_k());
+  if (row.operand == core::Operand::bf16) {
+    for (const Dtype of : {problem.dtype, problem.stored_k(), problem.stored_v()}) {
+      if (of == Dtype::bf16) continue;
+      return std::string("multiplies bf16; q, k and v are ") + to_string(problem.dtype) + ", " +
+             to_string(problem.stored_k()) + " and " + to_string(problem.stored_v());
+    }
   }
   if (row.pass == Pass::backward) {
     if (std::string other = refused_scales(problem); !other.empty()) return other;

@@ -23,9 +23,9 @@ Status check_enumerators(const Problem& p) {
       {"dtype_o", static_cast<int>(p.stored_o()), kPlainDtypes - 1},
       {"dtype_kv", static_cast<int>(p.stored_k()), kDtypes - 1},
       {"dtype_v", static_cast<int>(p.stored_v()), kDtypes - 1},
-      {"scales.q", static_cast<int>(p.scales.q), static_cast<int>(Scaling::channel)},
-      {"scales.k", static_cast<int>(p.scales.k), static_cast<int>(Scaling::channel)},
-      {"scales.v", static_cast<int>(p.scales.v), static_cast<int>(Scaling::channel)},
+      {"scales.q", static_cast<int>(p.scales.q), static_cast<int>(Scaling::group)},
+      {"scales.k", static_cast<int>(p.scales.k), static_cast<int>(Scaling::group)},
+      {"scales.v", static_cast<int>(p.scales.v), static_cast<int>(Scaling::group)},
       {"alignment", static_cast<int>(p.alignment), static_cast<int>(Alignment::top_left)},
       {"alibi", static_cast<int>(p.alibi), static_cast<int>(PerHead::batch_heads)},
       {"bias dtype", p.bias ? static_cast<int>(p.bias->dtype) : 0, kPlainDtypes - 1},
@@ -137,8 +137,8 @@ Status check_score(const Problem& p) {
   return {};
 }
 
-/// k and v have q's type, or are of 8 bits beside one that is not; v may be of 16 bits beside q and
-/// k of 8.
+/// k and v have q's type, or are of 8 bits beside one that is not, or v alone is; v may be of 16
+/// bits beside q and k of 8.
 Status check_key_types(const Problem& p) {
   if (p.dtype_kv && *p.dtype_kv != p.dtype) {
     const std::string text = std::string("dtype_kv = ") + to_string(*p.dtype_kv) + ": ";
@@ -154,11 +154,15 @@ Status check_key_types(const Problem& p) {
     return {};
   }
   const Dtype v = p.stored_v();
-  if (v == p.dtype || (is_scaled(p.dtype) && (v == Dtype::bf16 || v == Dtype::f16))) return {};
-  return Status::invalid(
-      std::string("dtype_v = ") + to_string(v) + ": must be the problem's dtype, " +
-      to_string(p.dtype) +
-      (is_scaled(p.dtype) ? ", bf16 or f16" : "; another one takes q and k of 8 bits"));
+  if (v == p.dtype) return {};
+  const std::string text = std::string("dtype_v = ") + to_string(v) + ": ";
+  const bool fits = is_scaled(p.dtype) ? v == Dtype::bf16 || v == Dtype::f16 : is_scaled(v);
+  if (!fits) {
+    return Status::invalid(text + "must be the problem's dtype, " + to_string(p.dtype) +
+                           (is_scaled(p.dtype) ? ", bf16 or f16" : ", e4m3 or i8"));
+  }
+  if (is_scaled(v) && p.pass == Pass::backward) return Status::invalid(text + "forward only");
+  return {};
 }
 
 /// One tensor's scaling must be among those that such a tensor may have, and its block there iff
@@ -168,6 +172,7 @@ Status check_scaling(const char* name, Dtype dtype, Scaling scaling, std::int64_
   const std::string field = std::string("scales.") + name;
   if (Status s = check_among(field, dtype, scaling, accepted); !s) return s;
   const std::string block_name = std::string("scales.block_") + name;
+  if (scaling == Scaling::group) return check_range(block_name.c_str(), block, 1, p.head_dim_v);
   if (scaling != Scaling::block) return check_range(block_name.c_str(), block, 0, 0);
   if (p.cache) {
     return Status::invalid(field +
@@ -183,6 +188,7 @@ Status check_value_tiles(const Problem& p) {
   if (p.stored_v() != Dtype::e4m3) {
     return Status::invalid(text + "v must be e4m3, it is " + to_string(p.stored_v()));
   }
+  if (p.scales.v == Scaling::group) return Status::invalid(text + "takes no scales.v = group");
   if (p.cache) return Status::invalid(text + "a cache has its values in rows");
   constexpr std::int64_t kMost = 256;
   if (p.head_dim_v <= kMost) return {};
@@ -193,9 +199,10 @@ Status check_value_tiles(const Problem& p) {
 Status check_second_query(const Problem& p) {
   if (!p.qv) return {};
   if (p.pass == Pass::backward) return Status::invalid("qv: forward only");
-  if (!p.scaled()) return {};
-  return Status::invalid(std::string("qv: takes k and v of the problem's dtype; k is ") +
-                         to_string(p.stored_k()));
+  if (!is_scaled(p.stored_k())) return {};
+  return Status::invalid(
+      std::string("qv: takes k of the problem's dtype, f32, bf16 or f16; it is ") +
+      to_string(p.stored_k()));
 }
 
 /// Keys of a table that skips pages have no positions.
@@ -235,11 +242,19 @@ Status check_scales(const Problem& p) {
   Status status = is_scaled(p.dtype) ? check_scaling("q", p.dtype, s.q, 0, p, {tensor, head, token})
                                      : check_scaling("q", p.dtype, s.q, 0, p, {none});
   if (!status) return status;
-  status = check_scaling("k", p.stored_k(), s.k, s.block_k, p, {tensor, head, token, block});
+  status = is_scaled(p.stored_k())
+               ? check_scaling("k", p.stored_k(), s.k, s.block_k, p, {tensor, head, token, block})
+               : check_scaling("k", p.stored_k(), s.k, s.block_k, p, {none});
   if (!status) return status;
+  if (s.score_shift && !is_scaled(p.stored_k())) {
+    return Status::invalid(std::string("scales.score_shift: takes k of 8 bits; it is ") +
+                           to_string(p.stored_k()));
+  }
   if (is_scaled(p.stored_v())) {
-    return check_scaling("v", p.stored_v(), s.v, s.block_v, p,
-                         {tensor, head, token, block, channel});
+    return is_scaled(p.dtype) ? check_scaling("v", p.stored_v(), s.v, s.block_v, p,
+                                              {tensor, head, token, block, channel})
+                              : check_scaling("v", p.stored_v(), s.v, s.block_v, p,
+                                              {tensor, head, token, block, channel, group});
   }
   if (s.v == none && s.block_v == 0) return {};
   return Status::invalid(std::string("scales.v = ") + to_string(s.v) + ": must be none, v is " +
@@ -270,10 +285,10 @@ Status check_products(const Problem& p) {
   return {};
 }
 
-/// Scales of k or v: those by token lie as the tensor, of shape `rows`.
+/// Scales of k or v: those by token or group lie as the tensor, of shape `rows`.
 Status check_key_scales(const char* name, const ConstScales& scales, Scaling by, const Problem& p,
                         const Shape& rows, bool used) {
-  const bool token = by == Scaling::token;
+  const bool token = by == Scaling::token || by == Scaling::group;
   const Scaling other = token ? Scaling::tensor : by;
   if (Status e = check_numbers(name, scales, other, p, used); !e) return e;
   if (!token || scales.data == nullptr) return {};

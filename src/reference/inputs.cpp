@@ -43,12 +43,12 @@ Inputs::Inputs(const Problem& problem, const Tensors& tensors)
   v_ = p.v_tiles ? read_value_tiles()
                  : read(tensors.v, p.stored_v(), &Sequence::seqlen_k, of_keys, p.num_heads_k,
                         p.head_dim_v);
+  if (p.scaled()) adjust_all();
   if (p.qv) {
     append(q_,
            read(tensors.qv, p.dtype, &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v));
     append(k_, v_);
   }
-  if (p.scaled()) adjust_all();
   if (p.pass == Pass::backward) {
     const auto read_o = [&](const ConstTensor& tensor) {
       return read(tensor, p.stored_o(), &Sequence::seqlen_q, of_queries, p.num_heads, p.head_dim_v);
@@ -211,23 +211,28 @@ double Inputs::q_scale(std::int64_t b, std::int64_t head, std::int64_t query) co
 }
 
 double Inputs::k_scale(std::int64_t b, std::int64_t head_k, std::int64_t key) const {
-  if (problem_.scales.k == Scaling::token) return slot_scale(tensors_.k_scale, b, head_k, key);
+  if (problem_.scales.k == Scaling::token) return slot_scale(tensors_.k_scale, b, head_k, key, 0);
   return scale(tensors_.k_scale, problem_.scales.k, problem_.scales.block_k, b, head_k, key, 0);
 }
 
 double Inputs::v_scale(std::int64_t b, std::int64_t head_k, std::int64_t key,
                        std::int64_t column) const {
-  if (problem_.scales.v == Scaling::token) return slot_scale(tensors_.v_scale, b, head_k, key);
+  const ScaleShape& scales = problem_.scales;
+  if (scales.v == Scaling::token) return slot_scale(tensors_.v_scale, b, head_k, key, 0);
+  if (scales.v == Scaling::group) {
+    return slot_scale(tensors_.v_scale, b, head_k, key, column / scales.block_v);
+  }
   return scale(tensors_.v_scale, problem_.scales.v, problem_.scales.block_v, b, head_k, key,
                column);
 }
 
 double Inputs::slot_scale(const ConstScales& scales, std::int64_t b, std::int64_t head_k,
-                          std::int64_t key) const {
+                          std::int64_t key, std::int64_t number) const {
   if (skipped(b, key)) return 0.0;
   const ConstTensor tensor = {scales.data, scales.stride_batch, scales.stride_seqlen,
                               scales.stride_head};
-  return static_cast<double>(scales.data[key_offset(tensor, b, key) + head_k * scales.stride_head]);
+  return static_cast<double>(
+      scales.data[key_offset(tensor, b, key) + head_k * scales.stride_head + number]);
 }
 
 double Inputs::scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t b,
@@ -245,6 +250,7 @@ double Inputs::scale(const ConstScales& scales, Scaling by, std::int64_t block, 
                             : b * scales.stride_batch + row / block;
       break;
     case Scaling::channel: at += b * scales.stride_batch + column; break;
+    case Scaling::group: break;  // of slots alone
   }
   return static_cast<double>(scales.data[at]);
 }

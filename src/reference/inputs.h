@@ -109,8 +109,9 @@ class Inputs {
   void adjust(Rows& rows, std::int64_t Sequence::* length, const Value& value) const;
   void adjust_all();
   /// S14: of k or v by token.
+  /// number: of those that a slot has.
   double slot_scale(const ConstScales& scales, std::int64_t batch, std::int64_t head_k,
-                    std::int64_t key) const;
+                    std::int64_t key, std::int64_t number) const;
   double scale(const ConstScales& scales, Scaling by, std::int64_t block, std::int64_t batch,
                std::int64_t head, std::int64_t row, std::int64_t column) const;
 

@@ -30,7 +30,7 @@
 //
 // Values of 8 bits (S14): q is multiplied by one more rounded factor, k and v are rounded when they
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
-// product.
+// product. With qv a GPU rounds v to 16 bits, u_v, for both products.
 //
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
@@ -191,6 +191,7 @@ class Noise {
         lost_(exact.o.size()) {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
     if (p_.scaled()) scalings_ = 2.0;
+    if (p_.qv && is_scaled(p_.stored_v())) u_v_ = u_;
     if (is_scaled(p_.dtype)) {
       if (weights != Dtype::f32) {
         u_ = unit_roundoff(weights);
@@ -246,10 +247,18 @@ class Noise {
     Parts x{dot(in_.q(at.row, at.h), in_.k(at.s.first_k + j, at.hk), p_.score_dim(),
                 in_.score_shift(at.b, at.h, at.i), scalings_),
             0.0, in_.bias(at.b, at.h, at.i, j), in_.alibi(at.b, at.h, at.i, j)};
+    if (u_v_ > 0.0) add_rounded_values(at, j, x.qk.error);
     x.s = in_.softmax_scale() * x.qk.value;
     const auto cap = static_cast<double>(p_.softcap);
     if (cap > 0.0) x.s = cap * std::tanh(x.s / cap);
     return x;
+  }
+
+  /// What the terms of qv . v err by as v is rounded.
+  void add_rounded_values(const Place& at, std::int64_t j, Error& error) const {
+    const double* q = in_.q(at.row, at.h);
+    const double* k = in_.k(at.s.first_k + j, at.hk);
+    for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) error.add(u_v_ * q[c] * k[c]);
   }
 
   /// `shifted`: size of score - shift.
@@ -326,6 +335,7 @@ class Noise {
       Error rounding;
       rounding.add(u_ * weight);
       rounding.add(scalings_ * kRoundoff * weight);
+      rounding.add(u_v_ * weight);
       o_.add(first, v, columns, weight, rounding, u_ * weight, n, terms.next(v, columns, weight));
       const double one = std::sqrt(e.own.variance);
       for (std::int64_t c = 0; c < columns; ++c) {
@@ -522,6 +532,7 @@ class Noise {
   std::vector<double> lse_, lost_;
   double u_ = 0.0;         ///< 0 for fp32: nothing is stored on the way
   double u_o_ = 0.0;       ///< of o; 0 for fp32
+  double u_v_ = 0.0;       ///< of v of 8 bits as it is multiplied; 0: widened exactly
   double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
   double exp2_ = kExp2;
   /// 1 - 2 / (1 + e^2x), where a GPU caps products of 8 bits, or decodes: errs by so much.

@@ -176,8 +176,9 @@ std::vector<Feature> make_features() {
                    {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::i8},
                    {"f32", "bf16", "f16", "e4m3", "i8"}),
       scales(),
-      field<std::optional<Dtype>>("v dtype", &P::dtype_v, {std::nullopt, Dtype::bf16, Dtype::f16},
-                                  {"q's", "bf16", "f16"}),
+      field<std::optional<Dtype>>("v dtype", &P::dtype_v,
+                                  {std::nullopt, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::i8},
+                                  {"q's", "bf16", "f16", "e4m3", "i8"}),
       field<std::optional<Dtype>>("kv dtype", &P::dtype_kv, {std::nullopt, Dtype::e4m3, Dtype::i8},
                                   {"q's", "e4m3", "i8"}),
       shift("score shift", &ScaleShape::score_shift),
@@ -292,7 +293,11 @@ class Contradictions {
     forbid("qv", "pass", "bwd");
     forbid("qv", "dlse", "on");
     for (const char* type : {"e4m3", "i8"}) forbid("qv", "dtype", type);
-    for (const char* name : kOfScales) forbid(name, "qv", "on");
+    for (const char* name : {"kv dtype", "score shift", "v tiles"}) forbid(name, "qv", "on");
+    for (const char* type : {"bf16", "f16"}) forbid("qv", "v dtype", type);
+    for (std::size_t i = 1; i < kScales.size(); ++i) {
+      if (!kScales[i].starts_with("none/none/")) forbid("qv", "scales", kScales[i].c_str());
+    }
   }
 
   void add_scales() {
@@ -301,9 +306,9 @@ class Contradictions {
       forbid(name, "dlse", "on");
       if (std::string_view(name) != "scales") forbid(name, "scales", "none");
     }
+    for (const char* type : {"f32", "bf16", "f16"}) forbid("v tiles", "dtype", type);
+    forbid("v tiles", "bias dtype", "the problem's 16 bits");
     for (const char* name : {"v dtype", "v tiles"}) {
-      for (const char* type : {"f32", "bf16", "f16"}) forbid(name, "dtype", type);
-      forbid(name, "bias dtype", "the problem's 16 bits");
       forbid(name, "kv dtype", "e4m3");
       forbid(name, "kv dtype", "i8");
     }
@@ -313,10 +318,25 @@ class Contradictions {
     for (const char* type : {"e4m3", "i8"}) {
       found_.push_back({dtype, value_of(dtype, type), scales, 0});
       forbid("kv dtype", "dtype", type);
+      for (int of_v = 3; of_v < 5; ++of_v)
+        found_.push_back({v, of_v, dtype, value_of(dtype, type)});
+    }
+    for (int of_v = 1; of_v < 3; ++of_v) {
+      for (int type = 0; type < 3; ++type) found_.push_back({v, of_v, dtype, type});
+      found_.push_back({v, of_v, bias, 1});
+    }
+    for (int of_v = 3; of_v < 5; ++of_v) {
+      found_.push_back({v, of_v, scales, 0});
+      found_.push_back({v, of_v, index_of("score shift"), 1});
     }
     // v of 16 bits has no scales, of 8 it has some; blocks are counted from a sequence's first key.
     for (std::size_t i = 1; i < kScales.size(); ++i) {
       const int number = static_cast<int>(i);
+      if (kScales[i].starts_with("none/none/")) {
+        add_value_scales(number);
+        continue;
+      }
+      for (int of_v = 3; of_v < 5; ++of_v) found_.push_back({scales, number, v, of_v});
       const bool of_keys_alone = kScales[i].starts_with("none/");
       for (const char* type : {"e4m3", "i8"}) {
         if (of_keys_alone) {
@@ -345,9 +365,30 @@ class Contradictions {
     }
   }
 
+  /// Of scales that v alone has.
+  void add_value_scales(int number) {
+    const std::size_t scales = index_of("scales");
+    for (const char* type : {"e4m3", "i8"}) {
+      for (const char* name : {"dtype", "kv dtype"}) {
+        found_.push_back({scales, number, index_of(name), value_of(index_of(name), type)});
+      }
+    }
+    for (int type = 0; type < 3; ++type)
+      found_.push_back({scales, number, index_of("v dtype"), type});
+    for (const char* name : {"v tiles", "score shift"}) {
+      found_.push_back({scales, number, index_of(name), 1});
+    }
+    const ScaleShape shape =
+        parse_problem("scales=" + kScales[static_cast<std::size_t>(number)])->scales;
+    for (std::size_t i = 0; i < kHeadDims.size(); ++i) {
+      if (kHeadDims[i] >= shape.block_v) continue;
+      found_.push_back({scales, number, index_of("head_dim_v"), static_cast<int>(i)});
+    }
+  }
+
   void add_value_tiles() {
     forbid("v tiles", "dtype", "i8");
-    for (const char* type : {"bf16", "f16"}) forbid("v tiles", "v dtype", type);
+    for (const char* type : {"bf16", "f16", "e4m3", "i8"}) forbid("v tiles", "v dtype", type);
     forbid("cache", "v tiles", "on");
     for (const char* name : kOfCaches) forbid(name, "v tiles", "on");
     for (const std::string& scales : kScales) {
@@ -392,7 +433,10 @@ const std::vector<std::string> kScales = {"none",
                                           "none/tensor/head",
                                           "none/head/tensor",
                                           "none/token/token",
-                                          "none/block:9/channel"};
+                                          "none/block:9/channel",
+                                          "none/none/token",
+                                          "none/none/channel",
+                                          "none/none/group:2"};
 
 const std::vector<std::int64_t> kSeqlensQ = {0,  1,  2,  3,   4,   5,   7,   8,   9,
                                              15, 16, 17, 24,  31,  32,  33,  48,  63,

@@ -155,7 +155,7 @@ bool RunMemory::has_slots(const std::string& name) const {
   const ScaleShape& scales = problem_.scales;
   return name == "k" || name == "v" || name == "kv" ||
          (name == "k_scale" && scales.k == Scaling::token) ||
-         (name == "v_scale" && scales.v == Scaling::token);
+         (name == "v_scale" && (scales.v == Scaling::token || scales.v == Scaling::group));
 }
 
 Block& RunMemory::add(const std::string& name, Role role, Dtype dtype, const Sizes& shape,
@@ -357,15 +357,17 @@ void RunMemory::add_scales() {
 
 ConstScales RunMemory::add_scale(const std::string& name, Scaling by, std::int64_t block) {
   const Problem& p = problem_;
-  if (by == Scaling::token && (name == "k_scale" || name == "v_scale")) {
-    const Sizes rows = shape_of_keys(1);
+  const bool of_keys = name == "k_scale" || name == "v_scale";
+  if (by == Scaling::group || (by == Scaling::token && of_keys)) {
+    const Sizes rows = shape_of_keys(by == Scaling::group ? p.value_groups() : 1);
     const Block& numbers = add(name, Role::input, Dtype::f32, rows, true);
     return {reinterpret_cast<const float*>(numbers.buffer.data()), numbers.stride[0],
             numbers.stride[2], numbers.stride[1]};
   }
   Sizes shape = {1, 1, 1};  // sequences, heads, numbers
   switch (by) {
-    case Scaling::none: return {};
+    case Scaling::none:
+    case Scaling::group: return {};
     case Scaling::tensor: break;
     case Scaling::head: shape = {p.batch, p.num_heads_k, 1}; break;
     case Scaling::token: shape = {p.batch, p.num_heads, p.seqlen_q}; break;
@@ -424,7 +426,8 @@ void RunMemory::fill(Block& block) const {
   }
   // Scales are far from 1, and of i8 such that values are about as large as of other types.
   const bool is_scale = name.ends_with("_scale");
-  const double step = problem_.stored_k() == Dtype::i8 ? 24.0 : 1.0;
+  const Dtype scaled = name == "v_scale" ? problem_.stored_v() : problem_.stored_k();
+  const double step = (is_scale ? scaled : block.dtype) == Dtype::i8 ? 24.0 : 1.0;
   if (is_scale) {
     block.for_each([&](std::int64_t index, std::int64_t offset) {
       store(offset,

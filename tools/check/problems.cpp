@@ -87,38 +87,44 @@ bool is_of_scales(const std::string& feature) {
 }
 
 /// What only a forward has. Of sixteen draws five have a cache, four a mask of more than a band and
-/// two tensors of 8 bits, one of them all and one keys and values alone; of the others half are a
-/// backward.
+/// four tensors of 8 bits, two of them all, one keys and values alone, one values alone; of the
+/// others half are a backward.
 struct ForwardOnly {
-  bool cache = false, mask = false, scales = false;
-  bool keys_alone = false;  ///< have the scales
+  enum class Scaled : std::uint8_t { none, all, keys, values };
+  bool cache = false, mask = false;
+  Scaled scales = Scaled::none;  ///< the tensors that have some
 
   explicit ForwardOnly(Random& random) {
     const std::int64_t kind = random.next_between(0, 15);
     cache = kind >= 11;
     mask = kind == 9 || kind == 10 || kind >= 14;
     const std::int64_t bits = random.next_between(0, 15);
-    scales = bits < 3;
-    keys_alone = bits == 0;
+    scales = bits < 2    ? Scaled::all
+             : bits == 2 ? Scaled::keys
+             : bits == 3 ? Scaled::values
+                         : Scaled::none;
+  }
+  static Scaled scaled_by(const std::string& scales) {
+    if (scales == "none") return Scaled::none;
+    if (scales.starts_with("none/none/")) return Scaled::values;
+    return scales.starts_with("none/") ? Scaled::keys : Scaled::all;
   }
   /// What goes together: q of the first three types has no scales, of the other two it has; v of 16
-  /// bits beside keys of 8 has none.
+  /// bits beside keys of 8 has none; of 8 bits alone it has some.
   int fitting(const std::string& feature, int drawn, const Draft& draft) const {
-    const auto some = [drawn] { return drawn > 0 ? drawn : 1; };
-    const bool all = scales && !keys_alone;
+    const bool all = scales == Scaled::all;
     if (feature == "dtype") return all ? kPlainDtypes + drawn % 2 : drawn % kPlainDtypes;
-    if (feature == "scales" && scales) {
+    if (feature == "scales") {
       std::size_t chosen = static_cast<std::size_t>(drawn);
-      while (chosen == 0 || kScales[chosen].starts_with("none/") != keys_alone) {
-        chosen = (chosen + 1) % kScales.size();
-      }
+      while (scaled_by(kScales[chosen]) != scales) chosen = (chosen + 1) % kScales.size();
       return static_cast<int>(chosen);
     }
-    if (feature == "kv dtype") return keys_alone ? some() : 0;
-    if (feature == "v tiles" && keys_alone) return 0;
-    if (feature == "v dtype" && scales) {
+    if (feature == "kv dtype") return scales == Scaled::keys ? 1 + drawn % 2 : 0;
+    if (feature == "v tiles" && !all) return 0;
+    if (feature == "v dtype") {
+      if (scales == Scaled::values) return 3 + drawn % 2;
       const int chosen = draft.value[index_of("scales")];
-      return kScales[static_cast<std::size_t>(chosen)].ends_with("none") ? some() : 0;
+      return kScales[static_cast<std::size_t>(chosen)].ends_with("/none") ? 1 + drawn % 2 : 0;
     }
     return drawn;
   }
@@ -126,8 +132,8 @@ struct ForwardOnly {
   bool leaves_out(const std::string& feature) const {
     if (is_of_cache(feature)) return !cache;
     if (is_mask(feature)) return !mask;
-    if (is_of_scales(feature)) return !scales;
-    return (cache || mask || scales) && (feature == "pass" || feature == "dlse");
+    if (is_of_scales(feature)) return scales == Scaled::none;
+    return (cache || mask || scales != Scaled::none) && (feature == "pass" || feature == "dlse");
   }
 };
 

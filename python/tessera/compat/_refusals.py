@@ -12,7 +12,6 @@ _LEFT_PADDING = (
     "cu_seqlens_k that follow"
 )
 _CACHE = "a part of appends to a cache, which this operator cannot write: call flash_attn_with_kvcache"
-_SECOND_CACHE = "a second cache. The same result: a call for each, and tessera.combine of their out and softmax_lse"
 _PIECES = "{}. The same result: pack k and v without the keys that are not used, and leave seqused_k out"
 
 # Every sentence goes on after "<function>: <argument> is given: ".
@@ -27,13 +26,6 @@ _REASONS = {
         "own, with cu_seqlens at every chunk's start"
     ),
     "leftpad_k": _LEFT_PADDING,
-    "is_fp8_kvcache": (
-        "rows of 656 bytes: 512 of float8, their scales, and 64 columns of bfloat16. The same result: a cache of 576 "
-        "columns of 16 bits"
-    ),
-    "extra_k_cache": _SECOND_CACHE,
-    "extra_indices_in_kvcache": _SECOND_CACHE,
-    "extra_topk_length": _SECOND_CACHE,
     "k_new": _CACHE,
     "v_new": _CACHE,
     "cu_seqlens_k_new": _CACHE,

@@ -42,7 +42,8 @@ struct DecodeParams {
 
   core::Sequences sequences;
   core::Cache cache;
-  core::Scales k_scale, v_scale;  ///< rows that widen: by tensor, head or token
+  core::Scales k_scale, v_scale;  ///< rows that widen: by tensor, head, token or group
+  core::Divisor value_groups;     ///< of 128 columns in one that shares a scale of v
   Dtype dtype = Dtype::bf16;      ///< of q and o: rows that widen take both of 16 bits
   core::MaskRules mask;
   const float* sink = nullptr;  ///< null: no sink
@@ -66,9 +67,11 @@ struct DecodeParams {
 inline constexpr int kTileKeys = 16;     ///< that a warp multiplies at a time
 inline constexpr int kChunkBytes = 128;  ///< of a row in a chunk of shared memory, swizzled
 
-/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups.
+/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups, or four
+/// where two fetch and widen.
 TESSERA_HD constexpr int decode_warps(const core::Kernel& row) {
-  return row.qv ? 12 : row.block_n / kTileKeys;
+  if (row.qv) return core::widens(row) ? 16 : 12;
+  return row.block_n / kTileKeys;
 }
 TESSERA_HD constexpr int decode_threads(const core::Kernel& row) { return decode_warps(row) * 32; }
 /// Of an element of k or v.

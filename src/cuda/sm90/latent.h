@@ -4,13 +4,15 @@
 // (mma/decode_walk.h).
 //
 // Products are transposed: keys lie along wgmma's 64 rows, query rows along its columns, of which
-// there may be 16. One warpgroup fetches (latent_loads.h). Two multiply: they take turns to make
-// the weights of a block of keys,
+// there may be 16. One warpgroup fetches (latent_loads.h), or, where values are of 8 bits, two
+// fetch and widen (latent_widening.h). Two multiply: they take turns to make the weights of a block
+// of keys,
 //     S^T = [K V] [Q QV]^T,  P^T = exp2(S^T - shift), to shared memory,
 // and each owns half of the columns of O^T += V^T P^T.
 #pragma once
 
 #include "cuda/sm90/latent_results.h"
+#include "cuda/sm90/latent_widening.h"
 #include "cuda/sm90/products.h"
 #include "cuda/sm90/shape.h"
 
@@ -296,9 +298,11 @@ class LatentConsumer {
 /// The kernel of a catalog row.
 template <core::Kernel K>
 __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory) {
-  // Of what a block has been given, which is 168 each.
-  constexpr int kConsumerRegisters = K.block_m > 32 ? 224 : 208;
-  constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
+  // Of what a block has been given, which is 168 each, of four warpgroups 128.
+  constexpr bool kWidens = core::widens(K);
+  constexpr int kConsumerRegisters = kWidens ? 136 : K.block_m > 32 ? 224 : 208;
+  constexpr int kProducerRegisters =
+      kWidens ? 2 * 128 - kConsumerRegisters : 3 * 168 - 2 * kConsumerRegisters;
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));
   auto& shared = *reinterpret_cast<LatentShared<K>*>(
       memory + (1024 - ptx::shared_address(memory) % 1024) % 1024);
@@ -318,7 +322,11 @@ __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory)
     LatentConsumer<K>(p, shared).run();
   } else {
     ptx::lower_registers<kProducerRegisters>();
-    LatentLoads<K>(p, shared).run();
+    if constexpr (kWidens) {
+      LatentWidening<K>(p, shared).run();
+    } else {
+      LatentLoads<K>(p, shared).run();
+    }
   }
 }
 

@@ -1,6 +1,6 @@
-// What the producing warpgroup of the latent kernel (latent.h) asks memory for: blocks of 64 keys,
-// each with its value, from wherever they lie, and the queries of a piece. Copies of 16 bytes take
-// any page and stride; the producer walks by itself and is ahead in the next piece, too.
+// What the producing warps of the latent kernel (latent.h) ask memory for: blocks of 64 keys, each
+// with its value, from wherever they lie, and the queries of a piece. Copies of 16 bytes take any
+// page and stride; the producer walks by itself and is ahead in the next piece, too.
 #pragma once
 
 #include "cuda/mma/decode_walk.h"
@@ -40,7 +40,10 @@ struct LatentRings {
   Ring<kLatentStages> keys;
   Ring<K.q_stages> queries;
 
-  static constexpr int kProducers = 128, kConsumers = 8;  ///< threads, and warps
+  /// Arrivals at a full buffer. Copies arrive thread by thread, rows that are stored warp by warp.
+  static constexpr int kThreads = kLatentLoaders * 32;
+  static constexpr int kProducers = core::widens(K) ? kLatentLoaders : kThreads;
+  static constexpr int kConsumers = 8;  ///< warps
 
   __device__ __forceinline__ explicit LatentRings(LatentShared<K>& shared) {
     const std::uint32_t barriers = ptx::shared_address(shared.barriers);
@@ -51,121 +54,98 @@ struct LatentRings {
   }
   __device__ __forceinline__ void initialise() const {
     keys.initialise(kProducers, kConsumers);
-    queries.initialise(kProducers, kConsumers);
+    queries.initialise(kThreads, kConsumers);
   }
 };
 
+/// What producers of either kind do alike.
 template <core::Kernel K>
-class LatentLoads {
-  static constexpr int kWarpKeys = K.block_n / 4;  ///< that a warp copies
-  static constexpr int kAtOnce = 4;                ///< rows: 8 lanes have 128 bytes of one
+class LatentProducer {
+ protected:
+  static constexpr int kWarps = kLatentLoaders;
+  static constexpr int kWarpKeys = K.block_n / kWarps;  ///< of a block, that a warp fetches
+  static constexpr int kAtOnce = 4;                     ///< rows: 8 lanes have 128 bytes of one
   static constexpr int kChunksV = K.head_dim_v / 64;
   static_assert(K.head_dim == 64 && kWarpKeys == 16);
 
- public:
-  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
-      : p(params),
-        shared_(shared),
-        walk_(params, shared.search, shared.span_length),
-        piece_(shared.pieces[threadIdx.x / 32]),
-        policy_(ptx::cache_policy(params.parts.blocks == 1)) {}
+  __device__ __forceinline__ LatentProducer(const mma::DecodeParams& params,
+                                            LatentShared<K>& shared)
+      : p(params), shared_(shared), piece_(shared.pieces[threadIdx.x / 32]) {}
 
-  __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (bool more = shared_.exists; more; more = walk_.advance(piece_)) {
-      PlaceOfKey place = look_up(piece_.tiles.begin);
-#pragma unroll 1
-      for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
-        rings().keys.claim(item_);
-        load(place);
-        ptx::copy_arrive(rings().keys.full_barrier(item_++));
-        if (tile == piece_.tiles.begin) load_queries();
-        // Page numbers come while the next buffer is waited for.
-        if (tile + 1 < piece_.tiles.end) place = look_up(tile + 1);
-      }
-    }
-    ptx::copy_wait<0>();
+  // Made anew each time: there are few registers.
+
+  __device__ __forceinline__ mma::DecodeWalk<K> walk() const {
+    return {p, shared_.search, shared_.span_length};
   }
-
- private:
-  /// Made anew each time: there are few registers.
+  __device__ __forceinline__ ptx::CachePolicy policy() const {
+    return ptx::cache_policy(p.parts.blocks == 1);
+  }
   __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
-  __device__ __forceinline__ int warp() const {
-    return static_cast<int>(ptx::opaque(threadIdx.x)) / 32 % 4;
+  __device__ __forceinline__ static int warp() {
+    return static_cast<int>(ptx::opaque(threadIdx.x)) / 32 % kWarps;
   }
-  __device__ __forceinline__ int lane() const {
+  __device__ __forceinline__ static int lane() {
     return static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
   }
 
-  /// Where a lane's key lies: lane i has the i-th of the warp's keys of a block, and so has lane
-  /// 16 + i.
+  /// Where a lane's key lies.
   struct PlaceOfKey {
     std::int64_t entry = 0;
     int slot = 0;
     bool exists = false;
   };
 
-  __device__ __forceinline__ PlaceOfKey look_up(int tile) const {
+  /// Of the row-th of the warp's keys. A page's number is not looked at, so that nobody waits for
+  /// it here.
+  __device__ __forceinline__ PlaceOfKey look_up(int tile, int row) const {
     const core::Range keys = piece_.keys.from(tile);
-    const int key = keys.begin + warp() * kWarpKeys + lane() % kWarpKeys;
+    const int key = keys.begin + warp() * kWarpKeys + row;
     PlaceOfKey place = {piece_.sequence.entry_k, piece_.sequence.first_k + key, key < keys.end};
     const core::Pages& pages = p.cache.pages;
     if (pages.table == nullptr || !place.exists) return place;
     const core::Pages::Place in_page = pages.place(place.slot, p.page_size);
     place.slot = in_page.slot;
     place.entry = pages.at(piece_.sequence.entry_k, in_page.column);
-    place.exists = pages.exists(place.entry);
     return place;
   }
-  /// The first element of the lane's key, or its value; 0: it does not exist.
+  /// Whether a key that was looked up is one, whose page exists.
+  __device__ __forceinline__ bool exists(const PlaceOfKey& place) const {
+    const core::Pages& pages = p.cache.pages;
+    return place.exists && (pages.table == nullptr || pages.exists(place.entry));
+  }
+  /// The first element of the lane's key, or its value, of so many bytes; 0: it does not exist.
+  template <int kBytes>
   __device__ __forceinline__ std::uint64_t row_of(const Source& source,
                                                   const PlaceOfKey& place) const {
-    if (!place.exists) return 0;
-    return reinterpret_cast<std::uint64_t>(
-        static_cast<const std::uint16_t*>(source.data) + place.entry * source.strides.batch +
-        place.slot * source.strides.seqlen + piece_.head * source.strides.head);
+    if (!exists(place)) return 0;
+    return reinterpret_cast<std::uint64_t>(source.data) +
+           (place.entry * source.strides.batch + place.slot * source.strides.seqlen +
+            piece_.head * source.strides.head) *
+               kBytes;
   }
 
-  /// Keys and values of a block; what does not exist becomes 0.
-  __device__ __forceinline__ void load(const PlaceOfKey& place) const {
-    const std::uint64_t key = row_of(p.k, place), value = row_of(p.v, place);
-    const int unit = lane() % 8, line = lane() / 8;
-    std::uint32_t to = rings().keys.buffer(item_) + (warp() * kWarpKeys + line) * 128 +
-                       static_cast<std::uint32_t>(unit ^ line) * 16;
-#pragma unroll 1
-    for (int row = line; row < kWarpKeys; row += kAtOnce) {
-      const std::uint64_t k = __shfl_sync(~0U, key, row), v = __shfl_sync(~0U, value, row);
-      copy(to, k, unit * 8, p.head_dim);
-#pragma unroll
-      for (int c = 0; c < kChunksV; ++c) {
-        copy(to + (1 + c) * K.block_n * 128, v, c * 64 + unit * 8, p.head_dim_v);
-      }
-      // The swizzle: four rows on, a unit lies 4 units further or back in its line.
-      to = (to ^ 64) + kAtOnce * 128;
-    }
-  }
   __device__ __forceinline__ void copy(std::uint32_t to, std::uint64_t row, int column,
                                        int dim) const {
     const bool exists = row != 0 && column < dim;
     // What does not exist is not read, but its address must be one.
     const void* const from =
-        exists ? reinterpret_cast<const std::uint16_t*>(row) + column : p.k.data;
-    ptx::copy_async(to, from, exists, policy_);
+        exists ? reinterpret_cast<const std::uint16_t*>(row) + column : p.q.data;
+    ptx::copy_async(to, from, exists, policy());
   }
 
-  /// Queries of the piece's rows, of keys and of values, and zeros.
-  __device__ __forceinline__ void load_queries() {
+  /// Queries of a piece's rows, of keys and of values, and zeros.
+  __device__ __forceinline__ void load_queries(const mma::DecodePiece<K>& piece) {
     rings().queries.claim(pieces_);
     const int unit = lane() % 8;
 #pragma unroll 1
-    for (int row = warp() * kAtOnce + lane() / 8; row < K.block_m; row += 4 * kAtOnce) {
-      const bool exists = row < piece_.rows;
-      const mma::DecodeRow at = mma::row_of<K>(piece_, p.group, exists ? row : 0);
-      const int head = piece_.head * p.group.value() + at.member;
+    for (int row = warp() * kAtOnce + lane() / 8; row < K.block_m; row += kWarps * kAtOnce) {
+      const bool exists = row < piece.rows;
+      const mma::DecodeRow at = mma::row_of<K>(piece, p.group, exists ? row : 0);
+      const int head = piece.head * p.group.value() + at.member;
       const auto of = [&](const Source& source) {
         return exists ? reinterpret_cast<std::uint64_t>(
                             static_cast<const std::uint16_t*>(source.data) +
-                            piece_.sequence.query_offset(source.strides, at.query, head))
+                            piece.sequence.query_offset(source.strides, at.query, head))
                       : 0;
       };
       const std::uint64_t q = of(p.q), qv = of(p.qv);
@@ -182,10 +162,60 @@ class LatentLoads {
 
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
-  mma::DecodeWalk<K> walk_;
   mma::DecodePiece<K>& piece_;
-  const ptx::CachePolicy policy_;
   std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
+};
+
+/// The warpgroup that copies.
+template <core::Kernel K>
+class LatentLoads : LatentProducer<K> {
+  using Base = LatentProducer<K>;
+  using Base::copy, Base::kAtOnce, Base::kChunksV, Base::kWarpKeys, Base::lane, Base::look_up,
+      Base::rings, Base::warp;
+  using typename Base::PlaceOfKey;
+
+ public:
+  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
+      : Base(params, shared) {}
+
+  __device__ __forceinline__ void run() {
+    const mma::DecodePiece<K>& piece = this->piece_;
+#pragma unroll 1
+    for (bool more = this->shared_.exists; more; more = this->walk().advance(this->piece_)) {
+      PlaceOfKey place = look_up(piece.tiles.begin, lane() % kWarpKeys);
+#pragma unroll 1
+      for (int tile = piece.tiles.begin; tile < piece.tiles.end; ++tile) {
+        rings().keys.claim(this->item_);
+        load(place);
+        ptx::copy_arrive(rings().keys.full_barrier(this->item_++));
+        if (tile == piece.tiles.begin) this->load_queries(piece);
+        // Page numbers come while the next buffer is waited for.
+        if (tile + 1 < piece.tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
+      }
+    }
+    ptx::copy_wait<0>();
+  }
+
+ private:
+  /// Keys and values of a block; what does not exist becomes 0.
+  __device__ __forceinline__ void load(const PlaceOfKey& place) const {
+    const std::uint64_t key = this->template row_of<2>(this->p.k, place),
+                        value = this->template row_of<2>(this->p.v, place);
+    const int unit = lane() % 8, line = lane() / 8;
+    std::uint32_t to = rings().keys.buffer(this->item_) + (warp() * kWarpKeys + line) * 128 +
+                       static_cast<std::uint32_t>(unit ^ line) * 16;
+#pragma unroll 1
+    for (int row = line; row < kWarpKeys; row += kAtOnce) {
+      const std::uint64_t k = __shfl_sync(~0U, key, row), v = __shfl_sync(~0U, value, row);
+      copy(to, k, unit * 8, this->p.head_dim);
+#pragma unroll
+      for (int c = 0; c < kChunksV; ++c) {
+        copy(to + (1 + c) * K.block_n * 128, v, c * 64 + unit * 8, this->p.head_dim_v);
+      }
+      // The swizzle: four rows on, a unit lies 4 units further or back in its line.
+      to = (to ^ 64) + kAtOnce * 128;
+    }
+  }
 };
 
 }  // namespace tessera::cuda::sm90

@@ -22,7 +22,7 @@ class LatentResults {
   static constexpr int kQuads = kMine * kRows;  ///< of O^T, that a thread has
   static constexpr int kOthers = core::PartTree::kOthers;
   // What a thread asks for at once, as its registers allow: quads of so many parts.
-  static constexpr int kHeld = kN > 16 ? 16 : 32;
+  static constexpr int kHeld = core::widens(K) ? 8 : kN > 16 ? 16 : 32;
   static constexpr int kAsked = core::max(1, kHeld / kQuads);
   static constexpr int kAtOnce = core::min(kHeld, kQuads);
   static constexpr int kRowsReady = 5;  ///< a named barrier

@@ -8,7 +8,13 @@ namespace tessera::cuda::sm90 {
 
 inline constexpr int kLatentStages = 2;  ///< blocks of keys and values under way
 /// Where the warps' pieces, states of rows and barriers lie.
-inline constexpr int kLatentOtherBytes = 2048;
+TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
+  return core::widens(row) ? 3072 : 2048;
+}
+/// Warps that fetch a tile; of rows that widen there are twice as many, in turns.
+inline constexpr int kLatentLoaders = 4;
+/// Columns of values of 8 bits that share a scale, at least.
+inline constexpr int kScaledColumns = 128;
 
 /// Chunks of 128 bytes that a key with its value has, and a query with the one that meets values.
 TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
@@ -22,7 +28,7 @@ TESSERA_HD constexpr int latent_row_bytes(const core::Kernel& row, int rows) {
 TESSERA_HD constexpr int latent_bytes(const core::Kernel& row) {
   return row.q_stages * latent_row_bytes(row, row.block_m) +
          kLatentStages * latent_row_bytes(row, row.block_n) + row.block_n * 128 +
-         kLatentOtherBytes + 1024;
+         latent_other_bytes(row) + 1024;
 }
 
 }  // namespace tessera::cuda::sm90

@@ -1,0 +1,145 @@
+// The producing warps of the latent kernel where values are of 8 bits beside keys of 16 (S14), as
+// in FlashMLA's rows of 656 bytes: 512 values of e4m3, their scales, 64 columns of keys. Values
+// times their scales are rounded to the operand once, in registers, on their way to shared memory.
+// So what is under way from memory lies in registers, a block of 64 keys of each of two warpgroups.
+// They take turns: while one stores its block, the other one's comes. A warpgroup stores all rows
+// before it asks for the next: a warp has few scoreboards, and who waits for a row that came long
+// ago may wait for one that was asked for just now.
+#pragma once
+
+#include "cuda/sm90/latent_loads.h"
+
+namespace tessera::cuda::sm90 {
+
+/// Where there is no key.
+static __device__ const float4 kZeros[1] = {};
+
+template <core::Kernel K>
+class LatentWidening : LatentProducer<K> {
+  using Base = LatentProducer<K>;
+  using Base::kWarpKeys, Base::lane, Base::rings, Base::warp;
+  using typename Base::PlaceOfKey;
+
+  static constexpr Dtype kType = core::dtype_of(K.operand);
+  static constexpr std::uint32_t kChunk = K.block_n * 128;  ///< bytes of 64 columns
+  // Two lanes have a key. They ask for 32 neighbouring bytes at a time.
+  static constexpr int kPieces = K.head_dim_v / 32;
+  static constexpr int kKeyPieces = K.head_dim / 16;
+  static constexpr int kScales = K.head_dim_v / kScaledColumns;
+  static_assert(kWarpKeys == 16 && K.cached == Dtype::e4m3);
+
+ public:
+  __device__ __forceinline__ LatentWidening(const mma::DecodeParams& params,
+                                            LatentShared<K>& shared)
+      : Base(params, shared), turn_(static_cast<std::uint32_t>(threadIdx.x) / 128 % 2) {}
+
+  __device__ __forceinline__ void run() {
+    const mma::DecodePiece<K>& piece = this->piece_;
+#pragma unroll 1
+    for (bool more = this->shared_.exists; agreed(more);
+         more = this->walk().advance(this->piece_)) {
+#pragma unroll 1
+      for (int tile = piece.tiles.begin; agreed(tile < piece.tiles.end); ++tile) {
+        if (agreed(this->item_ % 2 == turn_)) {
+          // First, as registers hold no rows yet.
+          if (agreed(tile == piece.tiles.begin)) this->load_queries(piece);
+          ask(this->look_up(tile, row()));
+          rings().keys.claim(this->item_);
+          store(rings().keys.buffer(this->item_) + warp() * kWarpKeys * 128);
+          __syncwarp();
+          if (lane() == 0) rings().keys.arrive_full(this->item_);
+        } else if (agreed(tile == piece.tiles.begin)) {
+          ++this->pieces_;  // its queries are the other warpgroup's
+        }
+        ++this->item_;
+      }
+    }
+    ptx::copy_wait<0>();
+  }
+
+ private:
+  /// The lane's key, of the warp's. Eight lanes that store 16 bytes each have four keys and, of
+  /// these, units 0 and 2 or 1 and 3 of a line, or 4 more: in any banks but each other's.
+  __device__ __forceinline__ static int row() {
+    const int four = lane() / 8, in_four = lane() / 2 % 4;
+    return four / 2 * 8 + four % 2 * 2 + in_four / 2 * 4 + in_four % 2;
+  }
+
+  // ---- a tile on its way ----
+
+  __device__ __forceinline__ void ask(const PlaceOfKey& place) {
+    const int odd = lane() % 2;
+    const ptx::CachePolicy policy = this->policy();
+    const auto* const zeros = reinterpret_cast<const char*>(kZeros);
+    const auto of = [&](std::uint64_t row, int bytes, int all_bytes) {
+      return row != 0 && bytes < all_bytes ? reinterpret_cast<const char*>(row) + bytes : zeros;
+    };
+    ask_scales(place);
+    const std::uint64_t value = this->template row_of<1>(this->p.v, place);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      ptx::load_in_order(of(value, i * 32 + odd * 16, this->p.head_dim_v), policy, values_[i]);
+    }
+    const std::uint64_t key = this->template row_of<2>(this->p.k, place);
+#pragma unroll
+    for (int i = 0; i < kKeyPieces; ++i) {
+      ptx::load_in_order(of(key, i * 32 + odd * 16, this->p.head_dim * 2), policy, keys_[i]);
+    }
+  }
+  __device__ __forceinline__ void ask_scales(const PlaceOfKey& place) {
+    const core::Scales& scale = this->p.v_scale;
+    const float* from = scale.data;
+    if (scale.of_slots()) {
+      from += place.entry * scale.stride_batch + place.slot * scale.stride_seqlen;
+    }
+    if (scale.by == Scaling::head) from += this->piece_.sequence.batch * scale.stride_batch;
+    if (scale.by != Scaling::tensor) from += this->piece_.head * scale.stride_head;
+    const bool exists = this->exists(place), grouped = scale.by == Scaling::group;
+#pragma unroll
+    for (int i = 0; i < kScales; ++i) {
+      const bool there = exists && i * kScaledColumns < this->p.head_dim_v;
+      const float* const at = from + (grouped ? this->p.value_groups.quotient(i) : 0);
+      scales_[i] = ptx::load_in_order(there ? at : &kZeros[0].x);
+    }
+  }
+
+  /// to: the warp's rows of the first chunk, which is that of keys.
+  __device__ __forceinline__ void store(std::uint32_t to) const {
+    const auto odd = static_cast<std::uint32_t>(lane() % 2),
+               line = static_cast<std::uint32_t>(row());
+    to += line * 128;
+    const auto at = [&](std::uint32_t unit) { return (unit ^ line % 8) * 16; };
+#pragma unroll
+    for (int i = 0; i < kKeyPieces; ++i) ptx::store_shared(to + at(2 * i + odd), keys_[i]);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const float scale = scales_[i * 32 / kScaledColumns];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) scaled(values_[i][half * 2 + j], scale, words + 2 * j);
+        ptx::store_shared(to + (1 + i / 2) * kChunk + at(i % 2 * 4 + odd * 2 + half), words);
+      }
+    }
+  }
+  /// Four values times their scale: two pairs.
+  __device__ __forceinline__ static void scaled(std::uint32_t four, float scale,
+                                                std::uint32_t* words) {
+    std::uint32_t pairs[2];
+    ptx::widen_four<K.cached>(four, pairs[0], pairs[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float low = ptx::widen<Dtype::f16>(static_cast<std::uint16_t>(pairs[i]));
+      const float high = ptx::widen<Dtype::f16>(static_cast<std::uint16_t>(pairs[i] >> 16));
+      words[i] = ptx::pack<kType>(low * scale, high * scale);
+    }
+  }
+
+  const std::uint32_t turn_;  ///< items of the ring that are this warpgroup's: even ones, or odd
+  std::uint32_t values_[kPieces][4];
+  std::uint32_t keys_[kKeyPieces][4];
+  float scales_[kScales];
+};
+
+}  // namespace tessera::cuda::sm90
