@@ -79,7 +79,8 @@ A problem is one line of words; what is left out has its default:
   prefixes=LEVELS  leftpad
   scale=X  softcap=X  alibi=h|bh  bias=DIMS[:DTYPE]  sink  dropout=P  deterministic
   batch_invariant  unaligned  o=DTYPE
-  scales=Q/K/V (each tensor|head, of q token, of k block:KEYS, of v block:KEYS|channel|none)
+  scales=Q/K/V (each tensor|head, of q token, of k block:KEYS, of k and v token,
+    of v block:KEYS|channel|group:COLUMNS; none)
   v=DTYPE  kv=DTYPE  score_shift  v_shift  v_tiles  qv
   e.g.  "fwd bf16 b=2 h=32/8 q=4096 k=4096 d=128 causal"
         "fwd bf16 b=8 h=32/8 q=1 k=8192 d=128 cache=after pages=4096x16"

@@ -247,7 +247,7 @@ def test_errors(device: str) -> None:
     with pytest.raises(ValueError, match="qv: forward only"):
         tessera.explain(q, k, v, qv=qv, backward=True)
     low, one = (x.to(torch.float8_e4m3fn) for x in (k, v)), torch.ones((), device=device)
-    with pytest.raises(ValueError, match="qv: takes k and v of the problem's dtype; k is e4m3"):
+    with pytest.raises(ValueError, match="qv: takes k of the problem's dtype, f32, bf16 or f16; it is e4m3"):
         tessera.cached_attention(q, *low, qv=qv, k_scale=one, v_scale=one)
     with pytest.raises(NotImplementedError, match="qv under a transform of torch.func"):
         torch.vmap(lambda q: tessera.attention(q, k, v, qv=qv))(q[None])

@@ -44,7 +44,7 @@ std::string candidates_text(const Problem& problem, const Device& device,
     }
     const std::string reason = refusal(row, problem, device);
     text += std::string(chosen != nullptr && *chosen == row ? " * " : "   ") +
-            padded_right(name_of(row), 45) +
+            padded_right(name_of(row), 47) +
             (reason.empty() ? padded_left(grouped(cost(plan_row(row, problem, device))), 20)
                             : "refused: " + reason) +
             "\n";

@@ -332,7 +332,7 @@ constexpr Word kValues[] = {
      }},
     {"scales",
      "scales=Q/K/V, Q one of tensor, head, token, none; K of tensor, head, token, block:KEYS; V of "
-     "tensor, head, token, block:KEYS, channel, none",
+     "tensor, head, token, block:KEYS, channel, group:COLUMNS, none",
      [](Problem& p, std::string_view v) { return read_scales(v, p.scales); }},
 };
 

@@ -134,7 +134,8 @@ TEST(Storage, GpuRowsComeInPairs) {
   }
   for (unsigned i = kLatent; i < kCatalog.size(); i += 2) {
     core::Kernel twin = kCatalog[i];
-    EXPECT_EQ(twin.qv, i < kLatent + 2 * Catalog::kLatent);
+    EXPECT_EQ(twin.qv, i < kLatent + 2 * Catalog::kLatent + 2 * Catalog::kLatentCache);
+    EXPECT_EQ(core::widens(twin), twin.qv && i >= kLatent + 2 * Catalog::kLatent);
     EXPECT_NE(twin.qv, twin.prefixes);
     EXPECT_EQ(twin.operand, core::Operand::bf16);
     twin.operand = core::Operand::f16;

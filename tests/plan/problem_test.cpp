@@ -62,10 +62,11 @@ Problem random_problem(std::mt19937& random) {
   if (coin()) p.dtype_v = static_cast<Dtype>(number(kDtypes));
   if (coin()) p.dtype_kv = static_cast<Dtype>(number(kDtypes));
   if (coin()) {
-    const auto scaling = [&] { return static_cast<Scaling>(number(6)); };
+    const auto scaling = [&] { return static_cast<Scaling>(number(7)); };
     p.scales = {scaling(), scaling(), scaling(), 0, 0, coin(), coin()};
-    if (p.scales.k == Scaling::block || coin()) p.scales.block_k = number(200);
-    if (p.scales.v == Scaling::block || coin()) p.scales.block_v = number(200);
+    const auto sized = [&](Scaling by) { return by == Scaling::block || by == Scaling::group; };
+    if (sized(p.scales.k) || coin()) p.scales.block_k = number(200);
+    if (sized(p.scales.v) || coin()) p.scales.block_v = number(200);
   }
   return p;
 }

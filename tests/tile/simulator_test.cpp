@@ -192,6 +192,18 @@ void add_masks(Problem& p, std::mt19937& random) {
   p.tree = random() % 3 == 0;
 }
 
+/// The types of a row that widens: of keys and values, with qv of values alone.
+void set_cached(Problem& p, const core::Kernel& row) {
+  if (row.qv) {
+    p.dtype_v = row.cached;
+    p.scales = {Scaling::none, Scaling::none, Scaling::token};
+    return;
+  }
+  p.dtype = Dtype::bf16;
+  p.dtype_kv = row.cached;
+  p.scales = {Scaling::none, Scaling::tensor, Scaling::tensor};
+}
+
 void add_cache(Problem& p, std::mt19937& random) {
   const auto one_in = [&random](unsigned n) { return random() % n == 0; };
   CacheShape cache;
@@ -292,11 +304,7 @@ TEST_P(EveryRow, TilesComputeAttention) {
       p.dtype_v = core::dtype_of(row.operand);
       p.scales = {Scaling::tensor, Scaling::tensor, Scaling::none};
     }
-    if (widened) {
-      p.dtype = Dtype::bf16;
-      p.dtype_kv = row.cached;
-      p.scales = {Scaling::none, Scaling::tensor, Scaling::tensor};
-    }
+    if (widened) set_cached(p, row);
     if (!refusal(row, p, device).empty()) continue;
     const PlanData plan = plan_row(row, p, device);
     Problem as_f32 = p;
@@ -397,10 +405,7 @@ TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
       p.qv = row.qv;
       const Data data = make_data(p, random);
       p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
-      if (core::widens(row)) {
-        p.dtype_kv = row.cached;
-        p.scales = {Scaling::none, Scaling::tensor, Scaling::tensor};
-      }
+      if (core::widens(row)) set_cached(p, row);
       Problem one = p;
       one.batch = 1;
       Device board = kGpu, small = kGpu;
