@@ -300,7 +300,7 @@ template <core::Kernel K>
 __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory) {
   // Of what a block has been given, which is 168 each, of four warpgroups 128.
   constexpr bool kWidens = core::widens(K);
-  constexpr int kConsumerRegisters = kWidens ? 136 : K.block_m > 32 ? 224 : 208;
+  constexpr int kConsumerRegisters = kWidens ? 144 : K.block_m > 32 ? 224 : 208;
   constexpr int kProducerRegisters =
       kWidens ? 2 * 128 - kConsumerRegisters : 3 * 168 - 2 * kConsumerRegisters;
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));

@@ -38,25 +38,18 @@ class LatentWidening : LatentProducer<K> {
 #pragma unroll 1
     for (bool more = this->shared_.exists; agreed(more);
          more = this->walk().advance(this->piece_)) {
-      PlaceOfKey place;
-      bool looked_up = false;
 #pragma unroll 1
       for (int tile = piece.tiles.begin; agreed(tile < piece.tiles.end); ++tile) {
         if (agreed(this->item_ % 2 == turn_)) {
-          // First, as registers hold no rows yet.
-          if (agreed(tile == piece.tiles.begin)) this->load_queries(piece);
-          if (agreed(!looked_up)) place = this->look_up(tile, row());
-          ask(place);
-          // Where the next one's rows lie is found out while these come.
-          looked_up = tile + 2 < piece.tiles.end;
-          if (agreed(looked_up)) place = this->look_up(tile + 2, row());
+          ask(this->look_up(tile, row()));
           rings().keys.claim(this->item_);
           store(rings().keys.buffer(this->item_) + warp() * kWarpKeys * 128);
           __syncwarp();
           if (lane() == 0) rings().keys.arrive_full(this->item_);
-        } else if (agreed(tile == piece.tiles.begin)) {
-          ++this->pieces_;  // its queries are the other warpgroup's
         }
+        // One warpgroup loads all queries, so that it never claims a buffer before it has got the
+        // one before; and now, when registers hold no rows.
+        if (agreed(turn_ == 0 && tile == piece.tiles.begin)) this->load_queries(piece);
         ++this->item_;
       }
     }
