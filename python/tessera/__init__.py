@@ -333,8 +333,10 @@ def cached_attention(
         k_scale, v_scale: of caches of 8 bits, float32, what their elements are multiplied by: one number; (batch,
             num_heads_k); or one for every slot and head, shaped as the cache without head_dim, any strides, so it
             may lie within the pages.
+            v_cache alone may be of 8 bits; then only it has a scale. v_scale may also have one for each of some equal
+            groups of columns: v_cache's shape with so many in place of head_dim.
         qv: a second query of each row, like q with v_cache's head_dim: scores are q k^T + qv v^T. k_cache and v_cache
-            may be columns of one row, as of latent attention (MLA). Never rotated. Not of caches of 8 bits.
+            may be columns of one row, as of latent attention (MLA). Never rotated. Not of a k_cache of 8 bits.
         cu_seqlens_q, max_seqlen_q, causal, window, softmax_scale, softcap, alibi_slopes, sink, batch_invariant: as
             `attention` takes them.
         chunk: queries see only keys of their own chunk of so many positions; 0: all.
