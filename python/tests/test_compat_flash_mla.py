@@ -156,10 +156,8 @@ def rows_of_bytes(cache: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(bytes_of, -1), torch.cat((stored, rotated.double()), -1)
 
 
-def check_rounded(
-    result: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]
-) -> None:
-    """Of values that a GPU rounds to bfloat16, as plain torch does, before they are keys: both results by its errors."""
+def check_rounded(result: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> None:
+    """Of values that a GPU rounds to bfloat16 before they are keys, as plain torch does: both results by its errors."""
     reference.assert_output_close(result[0], exact[0], plain[0])
     seen = exact[1].isfinite()
     assert torch.equal(result[1].isfinite(), seen)

@@ -80,8 +80,9 @@ std::string latent_problem(const core::Kernel& row, std::mt19937& random) {
                      " k=" + std::to_string(k) + " ";
   text += one_of(random, {"d=64/512 ", "d=64/512 ", "d=16/256 ", "d=56/496 "}) + "qv ";
   if (core::widens(row)) {
-    text += std::string("v=") + to_string(row.cached) + " scales=none/none/" +
-            one_of(random, {"tensor ", "head ", "token ", "group:128 ", "group:128 ", "group:256 "});
+    text +=
+        std::string("v=") + to_string(row.cached) + " scales=none/none/" +
+        one_of(random, {"tensor ", "head ", "token ", "group:128 ", "group:128 ", "group:256 "});
   }
   text += one_of(random, {"", "cache=full ", "cache=after ", "cache=before:1 "});
   const bool cached = text.find("cache") != std::string::npos;
