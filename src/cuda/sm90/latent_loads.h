@@ -11,6 +11,14 @@
 
 namespace tessera::cuda::sm90 {
 
+/// Of producers that widen, by warps: scales of the rows that are being stored.
+template <core::Kernel K, bool kWidens = core::widens(K)>
+struct LatentScales {};
+template <core::Kernel K>
+struct LatentScales<K, true> {
+  float of[2 * kLatentLoaders][K.head_dim_v / kScaledColumns][K.block_n / kLatentLoaders];
+};
+
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.
 template <core::Kernel K>
 struct LatentShared {
@@ -32,6 +40,7 @@ struct LatentShared {
   bool exists;              ///< whether there is a first piece
   int span_length;          ///< of core::Spans
   mma::DecodeSearch<K> search;
+  LatentScales<K> scales;
 };
 
 /// The rings, as both sides count them.

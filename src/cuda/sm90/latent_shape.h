@@ -9,7 +9,7 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kLatentStages = 2;  ///< blocks of keys and values under way
 /// Where the warps' pieces, states of rows and barriers lie.
 TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
-  return core::widens(row) ? 3072 : 2048;
+  return core::widens(row) ? 5120 : 2048;
 }
 /// Warps that fetch a tile; of rows that widen there are twice as many, in turns.
 inline constexpr int kLatentLoaders = 4;

@@ -22,11 +22,11 @@ class LatentWidening : LatentProducer<K> {
 
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr std::uint32_t kChunk = K.block_n * 128;  ///< bytes of 64 columns
-  // Two lanes have a key. They ask for 32 neighbouring bytes at a time.
-  static constexpr int kPieces = K.head_dim_v / 32;
-  static constexpr int kKeyPieces = K.head_dim / 16;
-  static constexpr int kScales = K.head_dim_v / kScaledColumns;
-  static_assert(kWarpKeys == 16 && K.cached == Dtype::e4m3);
+  // A lane has 8 values of the first half of a row and of the second: what a warp asks for at once
+  // are neighbours, and so are the 16 bytes that 8 lanes store.
+  static constexpr int kHalf = K.head_dim_v / 2, kLaneValues = 8;
+  static_assert(kWarpKeys == 16 && kHalf == 32 * kLaneValues && K.cached == Dtype::e4m3);
+  static_assert(kHalf == 2 * kScaledColumns);
 
  public:
   __device__ __forceinline__ LatentWidening(const mma::DecodeParams& params,
@@ -41,7 +41,7 @@ class LatentWidening : LatentProducer<K> {
 #pragma unroll 1
       for (int tile = piece.tiles.begin; agreed(tile < piece.tiles.end); ++tile) {
         if (agreed(this->item_ % 2 == turn_)) {
-          ask(this->look_up(tile, row()));
+          ask(this->look_up(tile, lane() % kWarpKeys));
           rings().keys.claim(this->item_);
           store(rings().keys.buffer(this->item_) + warp() * kWarpKeys * 128);
           __syncwarp();
@@ -57,35 +57,36 @@ class LatentWidening : LatentProducer<K> {
   }
 
  private:
-  /// The lane's key, of the warp's. Eight lanes that store 16 bytes each have four keys and, of
-  /// these, units 0 and 2 or 1 and 3 of a line, or 4 more: in any banks but each other's.
-  __device__ __forceinline__ static int row() {
-    const int four = lane() / 8, in_four = lane() / 2 % 4;
-    return four / 2 * 8 + four % 2 * 2 + in_four / 2 * 4 + in_four % 2;
-  }
-
   // ---- a tile on its way ----
 
+  /// place: of the warp's key lane % 16.
   __device__ __forceinline__ void ask(const PlaceOfKey& place) {
-    const int odd = lane() % 2;
+    const int lane = Base::lane();
     const ptx::CachePolicy policy = this->policy();
     const auto* const zeros = reinterpret_cast<const char*>(kZeros);
     const auto of = [&](std::uint64_t row, int bytes, int all_bytes) {
       return row != 0 && bytes < all_bytes ? reinterpret_cast<const char*>(row) + bytes : zeros;
     };
-    ask_scales(place);
+    ask_scales(place, lane);
     const std::uint64_t value = this->template row_of<1>(this->p.v, place);
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      ptx::load_in_order(of(value, i * 32 + odd * 16, this->p.head_dim_v), policy, values_[i]);
+    for (int row = 0; row < kWarpKeys; ++row) {
+      const std::uint64_t from = __shfl_sync(~0U, value, row);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::load_in_order(of(from, half * kHalf + lane * kLaneValues, this->p.head_dim_v), policy,
+                           values_[row][half]);
+      }
     }
     const std::uint64_t key = this->template row_of<2>(this->p.k, place);
 #pragma unroll
-    for (int i = 0; i < kKeyPieces; ++i) {
-      ptx::load_in_order(of(key, i * 32 + odd * 16, this->p.head_dim * 2), policy, keys_[i]);
+    for (int i = 0; i < kWarpKeys / 4; ++i) {
+      const std::uint64_t from = __shfl_sync(~0U, key, i * 4 + lane / 8);
+      ptx::load_in_order(of(from, lane % 8 * 16, this->p.head_dim * 2), policy, keys_[i]);
     }
   }
-  __device__ __forceinline__ void ask_scales(const PlaceOfKey& place) {
+  /// Lane i has those of the warp's key i % 16, of groups i / 16 and 2 further on.
+  __device__ __forceinline__ void ask_scales(const PlaceOfKey& place, int lane) {
     const core::Scales& scale = this->p.v_scale;
     const float* from = scale.data;
     if (scale.of_slots()) {
@@ -95,30 +96,41 @@ class LatentWidening : LatentProducer<K> {
     if (scale.by != Scaling::tensor) from += this->piece_.head * scale.stride_head;
     const bool exists = this->exists(place), grouped = scale.by == Scaling::group;
 #pragma unroll
-    for (int i = 0; i < kScales; ++i) {
-      const bool there = exists && i * kScaledColumns < this->p.head_dim_v;
-      const float* const at = from + (grouped ? this->p.value_groups.quotient(i) : 0);
-      scales_[i] = ptx::load_in_order(there ? at : &kZeros[0].x);
+    for (int half = 0; half < 2; ++half) {
+      const int group = half * 2 + lane / 16;
+      const bool there = exists && group * kScaledColumns < this->p.head_dim_v;
+      const float* const at = from + (grouped ? this->p.value_groups.quotient(group) : 0);
+      scales_[half] = ptx::load_in_order(there ? at : &kZeros[0].x);
     }
   }
 
   /// to: the warp's rows of the first chunk, which is that of keys.
   __device__ __forceinline__ void store(std::uint32_t to) const {
-    const auto odd = static_cast<std::uint32_t>(lane() % 2),
-               line = static_cast<std::uint32_t>(row());
-    to += line * 128;
-    const auto at = [&](std::uint32_t unit) { return (unit ^ line % 8) * 16; };
+    const int lane = Base::lane(), unit = lane % 8;
+    // Not by shuffles, of which the compiler would make all at once.
+    auto& scales = this->shared_.scales.of[threadIdx.x / 32 % (2 * Base::kWarps)];
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kKeyPieces; ++i) ptx::store_shared(to + at(2 * i + odd), keys_[i]);
+    for (int half = 0; half < 2; ++half) {
+      scales[half * 2 + lane / 16][lane % kWarpKeys] = scales_[half];
+    }
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const float scale = scales_[i * 32 / kScaledColumns];
+    for (int i = 0; i < kWarpKeys / 4; ++i) {
+      const int row = i * 4 + lane / 8;
+      ptx::store_shared(to + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16, keys_[i]);
+    }
+    to += (1 + lane / 8) * kChunk;
+#pragma unroll
+    for (int row = 0; row < kWarpKeys; ++row) {
+      const std::uint32_t line = to + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        const float scale = scales[half * 2 + lane / 16][row];
         std::uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 2; ++j) scaled(values_[i][half * 2 + j], scale, words + 2 * j);
-        ptx::store_shared(to + (1 + i / 2) * kChunk + at(i % 2 * 4 + odd * 2 + half), words);
+        for (int i = 0; i < 2; ++i) scaled(values_[row][half][i], scale, words + 2 * i);
+        ptx::store_shared(line + half * (kHalf / 64) * kChunk, words);
       }
     }
   }
@@ -136,9 +148,9 @@ class LatentWidening : LatentProducer<K> {
   }
 
   const std::uint32_t turn_;  ///< items of the ring that are this warpgroup's: even ones, or odd
-  std::uint32_t values_[kPieces][4];
-  std::uint32_t keys_[kKeyPieces][4];
-  float scales_[kScales];
+  std::uint32_t values_[kWarpKeys][2][2];
+  std::uint32_t keys_[kWarpKeys / 4][4];
+  float scales_[2];
 };
 
 }  // namespace tessera::cuda::sm90
