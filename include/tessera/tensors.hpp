@@ -64,14 +64,14 @@ struct Bias {
 /// fp32 numbers of the shape that a Scaling has: (batch, heads, ..), or (heads, ..) where sequences
 /// are packed; the last dimension is contiguous. Of k and v by token: (batch, seqlen, heads) with
 /// any strides, packed (total, heads), in a cache (rows, ..) or (num_pages, page_size,
-/// num_heads_k).
+/// num_heads_k). Of v by group the same, and a last dimension of groups.
 struct ConstScales {
   const float* data = nullptr;  ///< the first number
   /// From one number of a dimension to the next; ignored where there is no such dimension.
   /// @{
   std::int64_t stride_batch = 0;
   std::int64_t stride_head = 0;
-  std::int64_t stride_seqlen = 0;  ///< of k and v by token
+  std::int64_t stride_seqlen = 0;  ///< of k and v by token or group
   /// @}
 };
 
