@@ -294,6 +294,30 @@ CacheTensors cache_tensors(const Place& place) {
   return t;
 }
 
+/// The types of keys and values, and how those of 8 bits are scaled.
+void read_cached_types(const CacheInputs& in, Problem& p) {
+  const std::int64_t entries = in.k_cache.shape[0], slots = in.k_cache.shape[1];
+  if (const auto scaled =
+          read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, by_head(p))) {
+    p.scales.k = scaled->k;
+    p.scales.v = scaled->v;
+    p.scales.block_v = scaled->block_v;
+    const std::initializer_list<std::int64_t> keys = {entries, slots, p.num_heads_k, p.head_dim};
+    if (scaled->k == Scaling::none) {
+      p.dtype_v = scaled->dtype;
+      check_tensor("k_cache", in.k_cache, in.q, "q", keys);
+    } else {
+      p.dtype_kv = scaled->dtype;
+      check_any_tensor("k_cache", in.k_cache, in.q, "q", keys);
+    }
+    check_any_tensor("v_cache", in.v_cache, in.q, "q",
+                     {entries, slots, p.num_heads_k, p.head_dim_v});
+  } else {
+    check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
+    check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
+  }
+}
+
 }  // namespace
 
 Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
@@ -334,27 +358,8 @@ Problem problem_of(const CacheInputs& in, const CacheOptions& options) {
   p.cache = cache;
   read_cache_arrays(in, options, p);
 
-  const std::int64_t entries = in.k_cache.shape[0], slots = in.k_cache.shape[1];
   check_last_stride("q", in.q);
-  if (const auto scaled =
-          read_cached_scales(in.k_cache, in.v_cache, in.k_scale, in.v_scale, by_head(p))) {
-    p.scales.k = scaled->k;
-    p.scales.v = scaled->v;
-    p.scales.block_v = scaled->block_v;
-    const std::initializer_list<std::int64_t> keys = {entries, slots, p.num_heads_k, p.head_dim};
-    if (scaled->k == Scaling::none) {
-      p.dtype_v = scaled->dtype;
-      check_tensor("k_cache", in.k_cache, in.q, "q", keys);
-    } else {
-      p.dtype_kv = scaled->dtype;
-      check_any_tensor("k_cache", in.k_cache, in.q, "q", keys);
-    }
-    check_any_tensor("v_cache", in.v_cache, in.q, "q",
-                     {entries, slots, p.num_heads_k, p.head_dim_v});
-  } else {
-    check_tensor("k_cache", in.k_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim});
-    check_tensor("v_cache", in.v_cache, in.q, "q", {entries, slots, p.num_heads_k, p.head_dim_v});
-  }
+  read_cached_types(in, p);
   p.qv = static_cast<bool>(in.qv);
   for (const auto& [name, view] : {std::pair{"out", &in.o}, {"qv", &in.qv}}) {
     if (!*view) continue;
