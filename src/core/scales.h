@@ -9,6 +9,9 @@ namespace tessera::core {
 /// Keys that share a scale at least where a GPU multiplies i8; blocks of scales are multiples of
 /// it.
 inline constexpr int kIntegerScaleKeys = 128;
+/// Columns of a value that share a scale at least where a GPU widens values beside keys of more
+/// bits; groups are multiples of it.
+inline constexpr int kScaledColumns = 128;
 
 /// fp32 numbers of the shape of a Scaling. Elements from one to the next of a dimension.
 struct Scales {

@@ -147,10 +147,10 @@ std::string refused_latent_values(const core::Kernel& row, const Problem& proble
                  std::string("they are ") + to_string(problem.stored_k()) + " and " +
                      to_string(problem.stored_v()));
   }
-  constexpr std::int64_t kColumns = 128;
   const ScaleShape& s = problem.scales;
-  if (s.v == Scaling::group && s.block_v % kColumns != 0) {
-    return takes("scales of v by groups of a multiple of 128 columns",
+  if (s.v == Scaling::group && s.block_v % core::kScaledColumns != 0) {
+    return takes("scales of v by groups of a multiple of " + std::to_string(core::kScaledColumns) +
+                     " columns",
                  "block_v = " + std::to_string(s.block_v));
   }
   if (s.v == Scaling::block || s.v == Scaling::channel) {

@@ -33,9 +33,8 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   set_forward(params, plan, t);
   params.k_scale = k_scales_of(p, t);
   params.v_scale = v_scales_of(p, t);
-  constexpr std::int64_t kColumns = 128;
   params.value_groups =
-      core::Divisor(static_cast<int>(core::max<std::int64_t>(p.scales.block_v / kColumns, 1)));
+      core::Divisor(core::max(static_cast<int>(p.scales.block_v) / core::kScaledColumns, 1));
   params.dtype = p.dtype;
   params.spans = plan.spans;
   params.span_count = core::Divisor(plan.spans.count);

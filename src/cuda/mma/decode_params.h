@@ -43,7 +43,7 @@ struct DecodeParams {
   core::Sequences sequences;
   core::Cache cache;
   core::Scales k_scale, v_scale;  ///< rows that widen: by tensor, head, token or group
-  core::Divisor value_groups;     ///< of 128 columns in one that shares a scale of v
+  core::Divisor value_groups;     ///< of core::kScaledColumns, in a group of v
   Dtype dtype = Dtype::bf16;      ///< of q and o: rows that widen take both of 16 bits
   core::MaskRules mask;
   const float* sink = nullptr;  ///< null: no sink

@@ -16,7 +16,7 @@ template <core::Kernel K, bool kWidens = core::widens(K)>
 struct LatentScales {};
 template <core::Kernel K>
 struct LatentScales<K, true> {
-  float of[2 * kLatentLoaders][K.head_dim_v / kScaledColumns][K.block_n / kLatentLoaders];
+  float of[2 * kLatentLoaders][K.head_dim_v / core::kScaledColumns][K.block_n / kLatentLoaders];
 };
 
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.

@@ -13,8 +13,6 @@ TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
 }
 /// Warps that fetch a tile; of rows that widen there are twice as many, in turns.
 inline constexpr int kLatentLoaders = 4;
-/// Columns of values of 8 bits that share a scale, at least.
-inline constexpr int kScaledColumns = 128;
 
 /// Chunks of 128 bytes that a key with its value has, and a query with the one that meets values.
 TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {

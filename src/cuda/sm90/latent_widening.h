@@ -26,7 +26,7 @@ class LatentWidening : LatentProducer<K> {
   // are neighbours, and so are the 16 bytes that 8 lanes store.
   static constexpr int kHalf = K.head_dim_v / 2, kLaneValues = 8;
   static_assert(kWarpKeys == 16 && kHalf == 32 * kLaneValues && K.cached == Dtype::e4m3);
-  static_assert(kHalf == 2 * kScaledColumns);
+  static_assert(kHalf == 2 * core::kScaledColumns);
 
  public:
   __device__ __forceinline__ LatentWidening(const mma::DecodeParams& params,
@@ -98,7 +98,7 @@ class LatentWidening : LatentProducer<K> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int group = half * 2 + lane / 16;
-      const bool there = exists && group * kScaledColumns < this->p.head_dim_v;
+      const bool there = exists && group * core::kScaledColumns < this->p.head_dim_v;
       const float* const at = from + (grouped ? this->p.value_groups.quotient(group) : 0);
       scales_[half] = ptx::load_in_order(there ? at : &kZeros[0].x);
     }
