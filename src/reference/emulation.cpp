@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "reference/storage.h"
 
@@ -31,6 +32,7 @@ double cut(double x, int exponent) {
 struct RowState {
   double reference = -kInfinity;  ///< log2
   double sum = 0.0;
+  double part_sum = 0.0;     ///< where it is a product: the accumulator
   std::vector<double> part;  ///< [head_dim_v] the accumulator
   std::vector<double> o;     ///< [head_dim_v] promoted, in values
 };
@@ -78,11 +80,14 @@ class Emulator {
       row.o[c] = f32(row.o[c] + f32(row.part[c] * scale));
       row.part[c] = 0.0;
     }
+    row.sum = f32(row.sum + row.part_sum);
+    row.part_sum = 0.0;
   }
 
   static void raise(double reference, RowState& row) {
     const double factor = f32(std::exp2(row.reference - reference));
     row.sum = f32(row.sum * factor);
+    row.part_sum = f32(row.part_sum * factor);
     for (double& x : row.part) x = f32(x * factor);
     for (double& x : row.o) x = f32(x * factor);
     row.reference = reference;
@@ -94,13 +99,17 @@ class Emulator {
     const double top = *std::max_element(x.begin() + begin, x.begin() + end);
     if (top == -kInfinity) return;
     if (top > row.reference + kernel_.slack) raise(top, row);
-    std::array<double, kStep> weights{}, column{};
+    std::array<double, kStep> weights{}, column{}, ones{};
+    ones.fill(1.0);
     for (std::int64_t j = begin; j < end; j += kStep) {
       const std::int64_t n = std::min<std::int64_t>(kStep, end - j);
       for (std::int64_t i = 0; i < n; ++i) {
         const double weight = f32(std::exp2(x[size(j + i)] - row.reference + kernel_.offset));
         weights[size(i)] = static_cast<double>(round_to(Dtype::e4m3, static_cast<float>(weight)));
-        row.sum = f32(row.sum + (kernel_.rounded_weights ? weights[size(i)] : weight));
+        if (!kernel_.product_sum) row.sum = f32(row.sum + weights[size(i)]);
+      }
+      if (kernel_.product_sum) {
+        row.part_sum = accumulate(row.part_sum, {weights.data(), size(n)}, {ones.data(), size(n)});
       }
       for (std::size_t c = 0; c < row.part.size(); ++c) {
         for (std::int64_t i = 0; i < n; ++i) {
@@ -172,6 +181,46 @@ double accumulate(double accumulator, std::span<const double> a, std::span<const
 
 Outputs emulate(const Inputs& inputs, const EightBitKernel& kernel) {
   return Emulator(inputs, kernel).run();
+}
+
+std::vector<WeightRounding> weight_rounding(const Inputs& inputs) {
+  // The mean square of a rounding of numbers whose logarithms are as likely as any other's.
+  constexpr double kSquare = 0x1p-8 / 3.0 * 0.375 * kLog2e;
+  constexpr double kAlike = 64.0;  // parts of an octave
+  const Problem& p = inputs.problem();
+  std::vector<WeightRounding> heads(size(p.num_heads));
+  std::vector<double> squares(heads.size()), mean(size(p.head_dim_v));
+  for_each_row(inputs, [&](const Place& at) {
+    const Row row = softmax_row(inputs, at);
+    const double of_keys = 1.0 - row.p_sink;  // roundings of the sum of weights are in o, too
+    std::fill(mean.begin(), mean.end(), 0.0);
+    for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+      const double weight = row.p[size(j)];
+      if (weight == 0.0) continue;
+      const double* v = inputs.v(at.s.first_k + j, at.hk);
+      for (std::size_t c = 0; c < mean.size(); ++c) mean[c] += weight / of_keys * v[c];
+    }
+    std::map<double, std::vector<double>> moved;  // what weights that are alike move, by their size
+    for (std::int64_t j = 0; j < at.s.seqlen_k; ++j) {
+      const double weight = row.p[size(j)];
+      if (weight == 0.0) continue;
+      const double* v = inputs.v(at.s.first_k + j, at.hk);
+      std::vector<double>& sum = moved[std::floor(kAlike * std::log2(weight))];
+      sum.resize(mean.size());
+      for (std::size_t c = 0; c < mean.size(); ++c) sum[c] += weight * (v[c] - mean[c]);
+    }
+    for (const auto& [logarithm, sum] : moved) {
+      double energy = 0.0;
+      for (const double x : sum) energy += kSquare * x * x;
+      heads[size(at.h)].energy += energy;
+      squares[size(at.h)] += energy * energy;
+    }
+  });
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    if (squares[h] > 0.0) heads[h].count = heads[h].energy * heads[h].energy / squares[h];
+    heads[h].count /= inputs.copies();
+  }
+  return heads;
 }
 
 }  // namespace tessera::reference

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "reference/reference.h"
 
@@ -17,16 +18,26 @@ double accumulate(double accumulator, std::span<const double> a, std::span<const
 
 /// How a kernel for operands of 8 bits goes about it.
 struct EightBitKernel {
-  std::int64_t block_n = 128;   ///< keys between two looks at a row's maximum
-  std::int64_t promote_n = 0;   ///< keys after which sums go on in fp32; 0: never
-  double offset = 8.0;          ///< log2 of the weight of what a row's reference was taken from
-  double slack = 0.0;           ///< log2 of what weights may exceed that by before it is raised
-  bool rounded_weights = true;  ///< whether a row's sum is that of the weights as they multiply v
-  bool last_first = false;      ///< blocks of keys from the last to the first
+  std::int64_t block_n = 128;  ///< keys between two looks at a row's maximum
+  std::int64_t promote_n = 0;  ///< keys after which sums go on in fp32; 0: never
+  double offset = 8.0;         ///< log2 of the weight of what a row's reference was taken from
+  double slack = 0.0;          ///< log2 of what weights may exceed that by before it is raised
+  bool product_sum = false;    ///< the rounded weights of a row are added as products with ones
+  bool last_first = false;     ///< blocks of keys from the last to the first
 };
 
 /// o and lse of a forward with q, k and v of e4m3, rounded to fp32 where a kernel's registers are.
 /// Weights are e4m3, saturated. A scale of v by block needs promote_n that divides its block.
 Outputs emulate(const Inputs& inputs, const EightBitKernel& kernel);
+
+/// What casts of weights to e4m3 do to a head's part of o, wherever references lie.
+struct WeightRounding {
+  double energy = 0.0;  ///< the sum over elements of the error's expected square
+  double count = 0.0;   ///< of independent roundings that make it, as if all were of one size
+};
+
+/// [num_heads]. Weights of a row that are nearly alike round alike, all others independently. One
+/// emulation may be lucky: where all keys are alike, every weight may be a number of e4m3.
+std::vector<WeightRounding> weight_rounding(const Inputs& inputs);
 
 }  // namespace tessera::reference

@@ -320,8 +320,10 @@ double Inputs::dlse(std::int64_t batch, std::int64_t head, std::int64_t query) c
 }
 
 double Inputs::copies() const {
-  const auto along = [](std::int64_t q, std::int64_t dout, std::int64_t count) {
-    return q == 0 || dout == 0 ? static_cast<double>(std::max<std::int64_t>(count, 1)) : 1.0;
+  const bool backward = problem_.pass == Pass::backward;
+  const auto along = [backward](std::int64_t q, std::int64_t dout, std::int64_t count) {
+    return q == 0 || (backward && dout == 0) ? static_cast<double>(std::max<std::int64_t>(count, 1))
+                                             : 1.0;
   };
   const ConstTensor &q = tensors_.q, &dout = tensors_.dout;
   return (problem_.packed ? 1.0 : along(q.stride_batch, dout.stride_batch, problem_.batch)) *

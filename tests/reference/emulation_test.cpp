@@ -184,5 +184,72 @@ TEST(Emulation, SlackBelongsToTheOffset_S14) {
   EXPECT_GT(error(8.0, 2.8), 0.05);
 }
 
+/// One key of much weight, and 511 of 2^-14.4 of it: the accumulator cuts these off. A sum that is
+/// a product there lacks them, too; one in fp32 does not.
+TEST(Emulation, ASumThatIsAProductLosesWhatValuesLose_S14) {
+  for (const double others : {1.0, 0.0}) {
+    OneRow row(512, 1);
+    reference::store(Dtype::e4m3, row.q.data(), 0, 1.0);
+    for (std::int64_t j = 0; j < 512; ++j) {
+      reference::store(Dtype::e4m3, row.k.data(), j, j == 0 ? 10.0 : 0.0);
+      reference::store(Dtype::e4m3, row.v.data(), j, j == 0 ? 1.0 : others);
+    }
+    const reference::Inputs inputs = row.inputs();
+    const auto o = [&](bool product_sum) {
+      return reference::emulate(inputs, {.block_n = 512, .offset = 6.0, .product_sum = product_sum})
+          .o[0];
+    };
+    EXPECT_EQ(o(true), 1.0) << "others of " << others;
+    // Weights are rounded to 2^-9 beside 2^6.
+    EXPECT_NEAR(o(false), 1.0 / (1.0 + 511.0 * 0x1p-15), 1e-6) << "others of " << others;
+  }
+}
+
+/// Over all places that a reference may have in an octave.
+TEST(Emulation, CastsOfWeightsAreAsLargeAsExpected_S14) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::normal_distribution<double> normal;
+  OneRow row(256, 64);
+  for (std::int64_t i = 0; i < 64; ++i) {
+    reference::store(Dtype::e4m3, row.q.data(), i, normal(random));
+  }
+  for (std::int64_t i = 0; i < row.p.seqlen_k * 64; ++i) {
+    reference::store(Dtype::e4m3, row.k.data(), i, normal(random));
+    reference::store(Dtype::e4m3, row.v.data(), i, normal(random));
+  }
+  const reference::Inputs inputs = row.inputs();
+  const std::vector<double> exact = reference::attend(inputs).o;
+  constexpr int kPlaces = 32;
+  double energy = 0.0;
+  for (int i = 0; i < kPlaces; ++i) {
+    const double offset = 6.0 + static_cast<double>(i) / kPlaces;
+    const std::vector<double> o =
+        reference::emulate(inputs, {.promote_n = 128, .offset = offset}).o;
+    for (std::size_t c = 0; c < o.size(); ++c) energy += (o[c] - exact[c]) * (o[c] - exact[c]);
+  }
+  const reference::WeightRounding casts = reference::weight_rounding(inputs)[0];
+  EXPECT_GT(casts.energy, 0.5 * energy / kPlaces);
+  EXPECT_LT(casts.energy, 2.0 * energy / kPlaces);
+  EXPECT_GT(casts.count, 4.0);
+  EXPECT_LT(casts.count, 256.0);
+}
+
+/// Weights that are alike are rounded alike: of two sizes, one rounding is all that moves o.
+TEST(Emulation, AlikeWeightsRoundAlike_S14) {
+  OneRow row(64, 1);
+  reference::store(Dtype::e4m3, row.q.data(), 0, 1.0);
+  for (std::int64_t j = 0; j < 64; ++j) {
+    reference::store(Dtype::e4m3, row.k.data(), j, 1.0);
+    reference::store(Dtype::e4m3, row.v.data(), j, static_cast<double>(j % 5));
+  }
+  EXPECT_NEAR(reference::weight_rounding(row.inputs())[0].energy, 0.0, 1e-20);
+  reference::store(Dtype::e4m3, row.k.data(), 0, 4.0);
+  const reference::WeightRounding casts = reference::weight_rounding(row.inputs())[0];
+  EXPECT_GT(casts.energy, 0.0);
+  EXPECT_NEAR(casts.count, 2.0, 1e-6);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -65,8 +65,10 @@ std::vector<Verdict> judge_eight_bits(const core::Kernel& kernel_row,
           std::int64_t{kernel_row.block_n} * core::promoted_blocks(kernel_row.block_n, block_v),
       .offset = 6.0,
       .slack = 2.8,
+      .product_sum = true,
       .last_first = true};
   const reference::Outputs emulated = reference::emulate(inputs, kernel);
+  const std::vector<reference::WeightRounding> expected = reference::weight_rounding(inputs);
   const std::int64_t heads = p.num_heads, dim = p.head_dim_v, row = heads * dim;
   Verdict of_o{"o", max_difference(o, exact.o), 0.0, 0.0}, worst = of_o;
   if (!std::isnan(of_o.error)) {
@@ -84,10 +86,13 @@ std::vector<Verdict> judge_eight_bits(const core::Kernel& kernel_row,
         count += 1.0;
       }
       if (count == 0.0) continue;
-      const Verdict one{"o", std::sqrt(error / count),
-                        (1.1 + 4.0 / std::sqrt(count)) * std::sqrt(rounding / count) +
-                            1e-3 * std::sqrt(whole / count),
-                        std::sqrt(whole / count)};
+      const reference::WeightRounding& casts = expected[static_cast<std::size_t>(h)];
+      const double independent = std::max(1.0, std::min(count, casts.count));
+      const double yardstick = std::sqrt(std::max(rounding, casts.energy) / count);
+      const Verdict one{
+          "o", std::sqrt(error / count),
+          (1.1 + 4.0 / std::sqrt(independent)) * yardstick + 1e-3 * std::sqrt(whole / count),
+          std::sqrt(whole / count)};
       const double ratio = one.error == 0.0 ? 0.0 : one.error / one.bound;
       if (ratio <= share) continue;
       share = ratio;

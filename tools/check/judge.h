@@ -43,8 +43,10 @@ double max_difference(const std::vector<double>& a, const std::vector<double>& b
 Verdict judge(const Standard& standard, const std::vector<double>& result);
 
 /// A row that multiplies 8 bits rounds weights to e4m3 and adds up in its accumulator. The
-/// yardstick is its emulation (reference/emulation.h). Of every head, with rms over its elements:
-///   o            rms(o - exact) <= (1.1 + 4 / sqrt(elements)) rms(emulation - exact)
+/// yardstick is its emulation, or what casts of weights are expected to do where the emulation is
+/// luckier (reference/emulation.h). Of every head, with rms over its elements, and n the number of
+/// independent roundings, or of elements where those are fewer:
+///   o            rms(o - exact) <= (1.1 + 4 / sqrt(n)) max(rms(emulation - exact), expected rms)
 ///                                  + 1e-3 rms(exact)
 ///   softmax_lse  |lse - exact| <= 1.5 max|emulation - exact| + noise, and what it does to round
 ///                all weights alike, or to lose those below e4m3's range
