@@ -25,6 +25,10 @@
 // variances count as many times as there are copies. Constants and exp2's bias, the same for all,
 // enter each output through the signed sum of what they multiply.
 //
+// Far scores may err by more than 1 where they are made of rounded values. An error x of an
+// exponent grows a weight to p e^x / sum_i p_i e^(-x_i) at most, and never beyond 1: it counts in
+// that proportion.
+//
 // Normalisation. In the forward, errors that all weights of a row share cancel: weight j moves o by
 // p_j (v_j - o). The sum of weights itself has roundings of its own, all terms positive.
 //
@@ -302,6 +306,24 @@ class Noise {
     }
   }
 
+  /// Errors of weights that are not small, in proportion to what they may grow to.
+  static void grow(const Row& row, std::vector<Exponent>& exponents) {
+    const auto bound = [](const Exponent& e) {
+      return std::min(e.own.worst, kSigmas * std::sqrt(e.own.variance));
+    };
+    double least = row.p_sink;
+    for (std::size_t j = 0; j < exponents.size(); ++j) {
+      least += row.p[j] * std::exp(-bound(exponents[j]));
+    }
+    for (std::size_t j = 0; j < exponents.size(); ++j) {
+      const double x = bound(exponents[j]), moves = row.p[j] * x;
+      if (moves == 0.0) continue;
+      const double factor = std::max(1.0, std::min(std::exp(x) / least, 1.0 / moves));
+      exponents[j].own.variance *= square(factor);
+      exponents[j].own.worst *= factor;
+    }
+  }
+
   void add_forward_row(const Place& at, const Row& row, const std::vector<Parts>& keys,
                        double largest) {
     const std::int64_t n = at.s.seqlen_k, columns = p_.head_dim_v;
@@ -325,11 +347,17 @@ class Noise {
       exponents += p * std::sqrt(e.own.variance);
       lse.add(e.own, p);
     };
+    std::vector<Exponent> errors(size(n));
+    for (std::size_t j = 0; j < errors.size(); ++j) {
+      if (row.p[j] == 0.0) continue;
+      errors[j] = exponent(keys[j], row.slope[j], slack - std::log(row.p[j]), 0.0);
+      if (splits > 0) errors[j].own.round(row.lse, 4 * splits);  // lse of a part and its way back
+    }
+    grow(row, errors);
     for (std::int64_t j = 0; j < n; ++j) {
       const double p = row.p[size(j)], weight = p * row.keep[size(j)];
       if (p == 0.0) continue;
-      Exponent e = exponent(keys[size(j)], row.slope[size(j)], slack - std::log(p), 0.0);
-      if (splits > 0) e.own.round(row.lse, 4 * splits);  // lse of a part and its way back
+      const Exponent& e = errors[size(j)];
       enter(p, e);
       const double* v = in_.v(at.s.first_k + j, at.hk);
       Error rounding;

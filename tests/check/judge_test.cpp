@@ -158,6 +158,26 @@ TEST(Judge, NoiseOfOneKeyIsTheResultsRounding) {
   }
 }
 
+/// Two scores of 2^24, 6 apart: roundings of either may turn the order about, and o with it. What a
+/// weight of e^-6 would move, times its error, is far less.
+TEST(Judge, FarScoresMayErrByMoreThanTheirWeights) {
+  Problem p;
+  p.seqlen_q = p.head_dim = p.head_dim_v = 1;
+  p.seqlen_k = 2;
+  p.softmax_scale = 1.0F;
+  const float q = 0x1p12F, k[] = {0x1p12F, 0x1p12F - 6.0F / 0x1p12F}, v[] = {1.0F, 2.0F};
+  float o = 0.0F;
+  Tensors t;
+  t.q = {&q, 1, 1, 1};
+  t.k = {k, 2, 1, 1};
+  t.v = {v, 2, 1, 1};
+  t.o = {&o, 1, 1, 1};
+  const reference::Inputs inputs(p, t);
+  const reference::Outputs noise = reference::noise(inputs, reference::attend(inputs));
+  EXPECT_GT(noise.o[0], 0.5);
+  EXPECT_LT(noise.o[0], 4.0);
+}
+
 /// Mistakes that a kernel could make, each in one place of a reference result: all must be seen.
 TEST(Judge, SeesSmallMistakes) {
   RunMemory memory(parse("fwd bf16 h=1 q=20 k=24 d=16"), seed_with({}, 1));
