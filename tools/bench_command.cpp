@@ -390,7 +390,8 @@ void add_bench(CLI::App& app, Context& context) {
   command
       ->add_option("--cache", options->cache,
                    "... type of the cache: bf16, e4m3, i8, the last two with /token if each head's "
-                   "key and value has a scale")
+                   "key and value has a scale, of latent rows with /group:128 if so many columns "
+                   "have one")
       ->needs("--model");
   command->callback([options, &context] { context.exit_code = run_bench(*options); });
 }

@@ -82,6 +82,7 @@ Status read_cache(const std::string& text, Usage& usage) {
   const Result<CacheType> type = parse_cache_type(text);
   if (!type) return type.status();
   usage.token_scales = type->token_scales;
+  usage.group = type->group;
   usage.cache_bytes = size_of(type->dtype);
   return {};
 }
@@ -91,6 +92,7 @@ Result<Answer> compute(MemoryOptions o) {
   if (Status s = validate(o.usage); !s) return s;
   const Result<ModelShape> model = choose_model(o);
   if (!model) return model.status();
+  if (Status s = validate_group(*model, o.usage.group); !s) return s;
   const Result<std::int64_t> sram = choose_sram(o);
   if (!sram) return sram.status();
   Answer a{*model, o.usage, kv_cache(*model, o.usage), attention_memory(*model, o.usage), *sram,
@@ -123,6 +125,7 @@ Json to_json(const Answer& a) {
       {"element_bytes", a.usage.element_bytes},
       {"cache_bytes", a.usage.cache_bytes > 0 ? a.usage.cache_bytes : a.usage.element_bytes},
       {"token_scales", a.usage.token_scales},
+      {"group", a.usage.group},
       {"kv_cache",
        {{"per_token", a.cache.per_token},
         {"per_sequence", a.cache.per_sequence},
@@ -154,8 +157,13 @@ void print(const Answer& a) {
               static_cast<long long>(a.usage.seqlen), static_cast<long long>(a.usage.batch),
               static_cast<long long>(a.usage.element_bytes));
   if (a.usage.cache_bytes > 0) {
+    std::string scales;
+    if (a.usage.token_scales) scales = ", and a scale for each head's key and value";
+    if (a.usage.group > 0) {
+      scales = ", and a scale for every " + std::to_string(a.usage.group) + " columns";
+    }
     std::printf("cache: %lld bytes an element%s\n", static_cast<long long>(a.usage.cache_bytes),
-                a.usage.token_scales ? ", and a scale for each head's key and value" : "");
+                scales.c_str());
   }
   if (!m.note.empty()) std::printf("note: %s\n", std::string(m.note).c_str());
 
@@ -225,8 +233,9 @@ void add_memory(CLI::App& app, Context& context) {
   add_size("--element-bytes", o->usage.element_bytes, "4, 2 or 1")->capture_default_str();
   command->add_option(
       "--cache", o->cache,
-      "type of the cache: f32, bf16, f16, e4m3, i8, the last two with /token if each "
-      "head's key and value has a scale; default: as --element-bytes says");
+      "type of the cache: f32, bf16, f16, e4m3, i8, the last two with /token if each head's key "
+      "and value has a scale, of latent rows with /group:128 if so many columns have one; default: "
+      "as --element-bytes says");
   add_size("--layers", o->layers, "a model of one's own: layers");
   add_size("--heads", o->heads, "... query heads");
   add_size("--heads-k", o->heads_k, "... key/value heads; default: --heads");

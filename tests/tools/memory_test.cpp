@@ -45,10 +45,12 @@ TEST(KvCache, TypesOfItsOwn) {
             64 * kKiB + 32 * 8 * 8);
   EXPECT_EQ(kv_cache(llama, {.seqlen = 1, .element_bytes = 4, .cache_bytes = 2}).per_token,
             128 * kKiB);
-  // A latent row is one, for all heads.
+  // A latent row is one, for all heads; 64 columns keep 16 bits. By group: 656 bytes, FlashMLA's.
   const ModelShape& latent = model("deepseek-v3");
   EXPECT_EQ(kv_cache(latent, {.seqlen = 1, .cache_bytes = 1, .token_scales = true}).per_token,
-            61 * (576 + 4));
+            61 * (512 + 128 + 4));
+  EXPECT_EQ(kv_cache(latent, {.seqlen = 1, .cache_bytes = 1, .group = 128}).per_token, 61 * 656);
+  EXPECT_FALSE(validate(Usage{.group = -1}).ok());
   EXPECT_FALSE(validate(Usage{.cache_bytes = 3}).ok());
 }
 
@@ -57,7 +59,11 @@ TEST(CacheType, IsATypeAndSaysWhetherKeysHaveScales) {
   ASSERT_TRUE(e4m3 && bf16);
   EXPECT_TRUE(e4m3->dtype == Dtype::e4m3 && e4m3->token_scales);
   EXPECT_TRUE(bf16->dtype == Dtype::bf16 && !bf16->token_scales);
-  for (const char* wrong : {"", "bf16/token", "/token", "int8", "e4m3/head"}) {
+  const auto group = parse_cache_type("e4m3/group:128");
+  ASSERT_TRUE(group) << group.status().text;
+  EXPECT_TRUE(group->dtype == Dtype::e4m3 && !group->token_scales && group->group == 128);
+  for (const char* wrong : {"", "bf16/token", "/token", "int8", "e4m3/head", "e4m3/",
+                            "e4m3/group:", "e4m3/group:0", "e4m3/group:12x", "bf16/group:128"}) {
     const auto type = parse_cache_type(wrong);
     ASSERT_FALSE(type) << wrong;
     EXPECT_EQ(type.status().text.find("cache = '" + std::string(wrong) + "': must be f32"), 0U)
@@ -90,6 +96,14 @@ TEST(DecodeStep, HasTheLayersOfAModelAndTheirBytes) {
   EXPECT_EQ(to_string((*deepseek)[0].problem),
             "fwd bf16 b=2 h=128/1 q=1 k=100 d=64/512 cache=full qv");
   EXPECT_EQ((*deepseek)[0].bytes, 61.0 * 2 * 100 * 576 * 2);
+  const auto rows = layers_of(
+      model("deepseek-v3"),
+      {.batch = 2, .seqlen = 100, .cache = CacheType{.dtype = Dtype::e4m3, .group = 128}});
+  ASSERT_TRUE(rows) << rows.status().text;
+  EXPECT_EQ(to_string((*rows)[0].problem),
+            "fwd bf16 b=2 h=128/1 q=1 k=100 d=64/512 cache=full qv v=e4m3 "
+            "scales=none/none/group:128");
+  EXPECT_EQ((*rows)[0].bytes, 61.0 * 2 * 100 * 656);
   // A window that reaches all keys hides none.
   const auto gemma = layers_of(model("gemma-2-9b"), {.seqlen = 4096, .dtype = Dtype::f16});
   ASSERT_TRUE(gemma) << gemma.status().text;
@@ -105,8 +119,8 @@ TEST(DecodeStep, SaysWhatHasNone) {
   };
   EXPECT_EQ(said("bert-base", {}),
             "model = 'bert-base': an encoder, which has no steps of decoding");
-  EXPECT_EQ(said("deepseek-v3", {.cache = CacheType{Dtype::e4m3, false}})
-                .find("model = 'deepseek-v3': latent attention"),
+  EXPECT_EQ(said("gpt-2", {.cache = CacheType{.dtype = Dtype::e4m3, .group = 128}})
+                .find("model = 'gpt-2': no latent rows, which scales by group = 128 columns"),
             0U);
   EXPECT_EQ(said("gpt-2", {.batch = 0}).find("batch = 0: must lie in [1, "), 0U);
   EXPECT_EQ(said("gpt-2", {.seqlen = 0}).find("seqlen = 0: must lie in [1, "), 0U);

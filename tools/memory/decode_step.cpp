@@ -1,37 +1,51 @@
 // Problems of a step of decoding; see decode_step.h.
 #include "memory/decode_step.h"
 
-namespace tessera::tools {
+#include <algorithm>
+#include <charconv>
+#include <string_view>
 
-Result<CacheType> parse_cache_type(const std::string& text) {
-  constexpr std::string_view kScaled = "/token";
-  CacheType type;
-  type.token_scales = text.ends_with(kScaled);
-  const std::string name =
-      text.substr(0, text.size() - (type.token_scales ? kScaled.size() : std::size_t{0}));
-  for (int i = 0; i < kDtypes; ++i) {
-    type.dtype = static_cast<Dtype>(i);
-    if (name == to_string(type.dtype) && (!type.token_scales || is_scaled(type.dtype))) return type;
-  }
-  return Status::invalid("cache = '" + text +
-                         "': must be f32, bf16, f16, e4m3, i8, e4m3/token or i8/token");
-}
+namespace tessera::tools {
 
 namespace {
 
-/// Of a latent row, in every model that has such.
-constexpr std::int64_t kRotatedColumns = 64;
+/// What stands behind the type: false where that is nothing known.
+bool parse_cache_scales(std::string_view text, CacheType& type) {
+  constexpr std::string_view kGroup = "group:";
+  type.token_scales = text == "token";
+  if (type.token_scales) return true;
+  if (!text.starts_with(kGroup)) return false;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data() + kGroup.size(), end, type.group);
+  return read.ec == std::errc() && read.ptr == end && type.group > 0;
+}
+
+}  // namespace
+
+Result<CacheType> parse_cache_type(const std::string& text) {
+  const std::size_t slash = std::min(text.find('/'), text.size());
+  const bool scales = slash < text.size();
+  CacheType type;
+  if (!scales || parse_cache_scales(std::string_view(text).substr(slash + 1), type)) {
+    for (int i = 0; i < kDtypes; ++i) {
+      type.dtype = static_cast<Dtype>(i);
+      if (text.compare(0, slash, to_string(type.dtype)) != 0) continue;
+      if (!scales || is_scaled(type.dtype)) return type;
+    }
+  }
+  return Status::invalid("cache = '" + text +
+                         "': must be f32, bf16, f16, e4m3 or i8, the last two with /token or "
+                         "/group:COLUMNS if they have scales by token or by group");
+}
+
+namespace {
 
 Status check(const ModelShape& model, const DecodeStep& step) {
   const std::string name = "model = '" + std::string(model.name) + "'";
   if (!model.causal) {
     return Status::invalid(name + ": an encoder, which has no steps of decoding");
   }
-  if (model.latent > 0 && step.cache && is_scaled(step.cache->dtype)) {
-    return Status::unsupported(name +
-                               ": latent attention, which takes caches of 16 bits only; cache = '" +
-                               to_string(step.cache->dtype) + "'");
-  }
+  if (Status s = validate_group(model, step.cache ? step.cache->group : 0); !s) return s;
   const struct {
     const char* name;
     std::int64_t value, low;
@@ -80,9 +94,17 @@ Problem problem_of(const ModelShape& model, const DecodeStep& step) {
     p.seqlen_k = pages * step.page_size;  // whole pages
   }
   p.cache = cache;
-  if (step.cache && is_scaled(step.cache->dtype)) {
+  if (!step.cache || !is_scaled(step.cache->dtype)) return p;
+  p.scales.v = step.cache->token_scales ? Scaling::token : Scaling::tensor;
+  if (model.latent > 0) {
+    p.dtype_v = step.cache->dtype;
+    if (step.cache->group > 0) {
+      p.scales.v = Scaling::group;
+      p.scales.block_v = step.cache->group;
+    }
+  } else {
     p.dtype_kv = step.cache->dtype;
-    p.scales.k = p.scales.v = step.cache->token_scales ? Scaling::token : Scaling::tensor;
+    p.scales.k = p.scales.v;
   }
   return p;
 }
@@ -93,8 +115,10 @@ Result<std::vector<StepLayers>> layers_of(const ModelShape& model, const DecodeS
   if (Status s = check(model, step); !s) return s;
   const Problem problem = problem_of(model, step);
   const Usage usage{.batch = step.batch,
-                    .cache_bytes = size_of(problem.stored_k()),
-                    .token_scales = step.cache && step.cache->token_scales};
+                    .element_bytes = size_of(problem.dtype),
+                    .cache_bytes = size_of(problem.stored_v()),
+                    .token_scales = step.cache && step.cache->token_scales,
+                    .group = step.cache ? step.cache->group : 0};
   std::vector<StepLayers> found;
   const auto add = [&](std::int64_t layers, std::int64_t window) {
     if (layers == 0) return;

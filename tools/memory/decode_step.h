@@ -14,10 +14,11 @@ namespace tessera::tools {
 struct CacheType {
   Dtype dtype = Dtype::bf16;
   bool token_scales = false;  ///< of 8 bits: every key and every value has a scale, for each head
+  std::int64_t group = 0;     ///< of latent rows of 8 bits: columns that share a scale; 0: others
 };
 
-/// "bf16", "e4m3", "i8/token", ...
-/// Errors: invalid (no type, or "/token" where it has no scales).
+/// "bf16", "e4m3", "i8/token", "e4m3/group:128" (FlashMLA's rows of 656 bytes), ...
+/// Errors: invalid (no type, or "/token" and "/group:N" where it has no scales).
 Result<CacheType> parse_cache_type(const std::string& text);
 
 /// What a step is asked for.
@@ -37,9 +38,10 @@ struct StepLayers {
 };
 
 /// Layers that see all keys, and those that have a window. Sequences are as long as seqlen; scales
-/// that are not by token are by tensor.
-/// Errors: invalid (an encoder, a seqlen, batch or page_size below 1), unsupported (latent
-/// attention over a cache of 8 bits).
+/// that are not by token or group are by tensor. Of latent rows, what is rotated has the queries'
+/// type whatever the cache's.
+/// Errors: invalid (an encoder, a seqlen, batch or page_size below 1, scales by group without
+/// latent rows).
 Result<std::vector<StepLayers>> layers_of(const ModelShape& model, const DecodeStep& step);
 
 }  // namespace tessera::tools

@@ -14,18 +14,22 @@ Status in_range(const char* name, std::int64_t value, std::int64_t low, std::int
                          std::to_string(low) + ", " + std::to_string(high) + "]");
 }
 
-/// Elements that one layer caches for one token.
-double cached_elements(const ModelShape& model) {
+/// Bytes that one layer caches for one token, scales among them.
+double cached_bytes(const ModelShape& model, const Usage& usage) {
+  constexpr double kScaleBytes = 4.0;
   if (!model.causal) return 0.0;
-  if (model.latent > 0) return static_cast<double>(model.latent);
-  return static_cast<double>(model.num_heads_k) *
-         static_cast<double>(model.head_dim + model.head_dim_v);
-}
-
-/// Scales that one layer caches for one token, if it has them: of a latent row one.
-double cached_scales(const ModelShape& model) {
-  if (!model.causal) return 0.0;
-  return model.latent > 0 ? 1.0 : 2.0 * static_cast<double>(model.num_heads_k);
+  const auto bytes =
+      static_cast<double>(usage.cache_bytes > 0 ? usage.cache_bytes : usage.element_bytes);
+  if (model.latent == 0) {
+    const auto heads = static_cast<double>(model.num_heads_k);
+    return heads * static_cast<double>(model.head_dim + model.head_dim_v) * bytes +
+           (usage.token_scales ? 2.0 * heads * kScaleBytes : 0.0);
+  }
+  const std::int64_t columns = std::max<std::int64_t>(model.latent - kRotatedColumns, 0);
+  const std::int64_t groups = usage.group > 0 ? (columns + usage.group - 1) / usage.group : 0;
+  return static_cast<double>(columns) * bytes +
+         static_cast<double>((model.latent - columns) * usage.element_bytes) +
+         kScaleBytes * static_cast<double>(groups + (usage.token_scales ? 1 : 0));
 }
 
 }  // namespace
@@ -64,13 +68,18 @@ Status validate(const Usage& usage) {
     return Status::invalid("cache_bytes = " + std::to_string(usage.cache_bytes) +
                            ": must be 4, 2 or 1, or 0 for element_bytes");
   }
-  return {};
+  return in_range("group", usage.group, 0, kLargestSize);
+}
+
+Status validate_group(const ModelShape& model, std::int64_t group) {
+  if (group == 0 || model.latent > 0) return {};
+  return Status::invalid("model = '" + std::string(model.name) +
+                         "': no latent rows, which scales " +
+                         "by group = " + std::to_string(group) + " columns are for");
 }
 
 KvCache kv_cache(const ModelShape& model, const Usage& usage) {
-  const std::int64_t bytes = usage.cache_bytes > 0 ? usage.cache_bytes : usage.element_bytes;
-  const double token_layer = cached_elements(model) * static_cast<double>(bytes) +
-                             (usage.token_scales ? 4.0 * cached_scales(model) : 0.0);
+  const double token_layer = cached_bytes(model, usage);
   const auto full_layers = static_cast<double>(model.layers - model.window_layers);
   const auto window_layers = static_cast<double>(model.window_layers);
   const auto seqlen = static_cast<double>(usage.seqlen);

@@ -27,13 +27,16 @@ struct ModelShape {
   std::int64_t window_layers = 0;
   std::int64_t window = 0;
   /// Latent attention (MLA): elements cached per token and layer instead of keys and values; 0:
-  /// none.
+  /// none. kRotatedColumns of them are rotated and keep the activations' type.
   std::int64_t latent = 0;
   bool causal = true;  ///< false: an encoder, which caches nothing
   std::string_view note;
   float softcap = 0.0F;  ///< of scores; 0: none
   bool sink = false;     ///< a number a head that takes part in the softmax
 };
+
+/// Of a latent row, in every model that has such.
+inline constexpr std::int64_t kRotatedColumns = 64;
 
 /// A GPU as its maker states it.
 struct GpuFacts {
@@ -51,6 +54,7 @@ struct Usage {
   std::int64_t element_bytes = 2;  ///< of activations, and of a cache by default: 4, 2 or 1
   std::int64_t cache_bytes = 0;    ///< of an element of the cache; 0: element_bytes
   bool token_scales = false;       ///< every key and every value has an fp32 scale, for each head
+  std::int64_t group = 0;  ///< of latent rows: columns that share an fp32 scale; 0: no such scales
 };
 
 /// Bytes of keys and values kept for decoding.
@@ -91,6 +95,8 @@ Result<ModelShape> model_named(const std::string& name);
 /// Says whether the numbers make sense; the text names the first that does not.
 Status validate(const ModelShape& model);
 Status validate(const Usage& usage);
+/// Only latent rows have scales by group.
+Status validate_group(const ModelShape& model, std::int64_t group);
 
 /// Precondition of the following: both are valid.
 KvCache kv_cache(const ModelShape& model, const Usage& usage);

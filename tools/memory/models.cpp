@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kLatentNote =
     "latent attention: caches 512 compressed + 64 rotary elements a token and layer, shared by all "
-    "heads; heads and dims are those of the expanded form";
+    "heads, the 64 never of 8 bits; heads and dims are those of the expanded form";
 
 // name, layers, heads, kv heads, head_dim, head_dim_v, window layers, window, latent, causal, note,
 // softcap, sink
