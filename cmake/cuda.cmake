@@ -1,6 +1,7 @@
 # Device code. A build-time tool makes a cubin of every GPU row of the catalog with NVRTC and one C++
 # file that embeds them; the library needs neither NVRTC nor the CUDA toolkit, and opens the driver at
-# run time. Without NVRTC the library has no device code and says so when a GPU is asked for.
+# run time. What device code includes is embedded, too: kernels that a build does not have, as there was
+# no NVRTC, are compiled when they are needed, if there is one then.
 option(TESSERA_CUDA "Compile the GPU kernels, if libnvrtc is there" ON)
 if(TESSERA_CUDA)
   if(TESSERA_NVRTC AND NOT EXISTS "${TESSERA_NVRTC}")
@@ -15,15 +16,53 @@ if(TESSERA_CUDA)
     DOC "libnvrtc, of the CUDA toolkit or the nvidia-cuda-nvrtc wheel")
 endif()
 
+# Sets `result` to a C++ file that embeds the texts that device code includes, by the names that it
+# includes them by; without arguments to one that embeds none. See compiler/device_headers.h.
+function(tessera_embed_device_headers result)
+  set(file ${PROJECT_BINARY_DIR}/device_headers.cpp)
+  set(symbols)
+  set(table)
+  set(number 0)
+  foreach(header IN LISTS ARGN)
+    string(REGEX REPLACE "^.*/(src/cuda/compiler/include|src|include)/" "" name ${header})
+    set(begin tessera_header_${number})
+    math(EXPR number "${number} + 1")
+    string(APPEND symbols
+      "asm(\".pushsection .rodata\\n${begin}:\\n.incbin \\\"${header}\\\"\\n${begin}_end:\\n.popsection\\n\");\n"
+      "extern \"C\" const char ${begin}[], ${begin}_end[];\n")
+    string(APPEND table "    {\"${name}\", ${begin}, ${begin}_end},\n")
+  endforeach()
+  if(number EQUAL 0)
+    set(body "  return {};\n")
+  else()
+    set(body "  static const DeviceHeader table[] = {\n${table}  };\n  return table;\n")
+  endif()
+  file(CONFIGURE OUTPUT ${file} @ONLY CONTENT
+    "// Made by cmake/cuda.cmake.\n#include \"cuda/compiler/device_headers.h\"\n\n@symbols@
+namespace tessera::cuda {\n\nstd::span<const DeviceHeader> device_headers() {\n@body@}\n\n}  // namespace tessera::cuda\n")
+  set_source_files_properties(${file} PROPERTIES OBJECT_DEPENDS "${ARGN}")
+  set(${result} ${file} PARENT_SCOPE)
+endfunction()
+
 # Adds an object library of the file with the cubins, of its own so that nothing else waits for them, and
 # returns its object.
 function(tessera_add_device_code result)
   set(source_folder ${PROJECT_SOURCE_DIR}/src/cuda)
+  file(GLOB device_headers CONFIGURE_DEPENDS
+    ${source_folder}/source.h
+    ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h ${source_folder}/mma/*.h
+    ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
+    ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
+  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target)\\.h$")
+  if(NOT TESSERA_CUDA)
+    set(device_headers)
+  endif()
+  tessera_embed_device_headers(embedded_headers ${device_headers})
   if(NOT TESSERA_CUDA OR NOT TESSERA_NVRTC)
     if(TESSERA_CUDA)
       message(STATUS "libnvrtc not found: this build has no GPU kernels (TESSERA_NVRTC names it)")
     endif()
-    add_library(tessera_device_code OBJECT ${source_folder}/compiler/no_cubins.cpp)
+    add_library(tessera_device_code OBJECT ${source_folder}/compiler/no_cubins.cpp ${embedded_headers})
     target_include_directories(tessera_device_code PRIVATE
       ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
     set(${result} $<TARGET_OBJECTS:tessera_device_code> PARENT_SCOPE)
@@ -43,12 +82,10 @@ function(tessera_add_device_code result)
   set(folder ${PROJECT_BINARY_DIR}/cubins)
   file(MAKE_DIRECTORY ${folder})
   file(GLOB device_sources CONFIGURE_DEPENDS
-    ${source_folder}/*.h ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h
-    ${source_folder}/mma/*.h
-    ${source_folder}/sm90/*.h
-    ${source_folder}/compiler/*.h ${source_folder}/compiler/include/*
-    ${PROJECT_SOURCE_DIR}/src/core/*.h ${PROJECT_SOURCE_DIR}/src/plan/catalog.h
-    ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
+    ${source_folder}/*.h ${source_folder}/*/programs.h ${source_folder}/*/*_program.h
+    ${source_folder}/compiler/compiler.h ${source_folder}/compiler/nvrtc.h
+    ${PROJECT_SOURCE_DIR}/src/plan/catalog.h)
+  list(APPEND device_sources ${device_headers})
   # pip's build environments come and go, and the compiler with them: the kernels are compiled anew where
   # sources, not these, have changed, or where NVRTC is another one, as its size tells.
   file(SIZE ${TESSERA_NVRTC} nvrtc_size)
@@ -79,7 +116,7 @@ function(tessera_add_device_code result)
     DEPENDS ${done}
     COMMENT "Embedding the GPU kernels"
     VERBATIM)
-  add_library(tessera_device_code OBJECT ${folder}/cubins.cpp)
+  add_library(tessera_device_code OBJECT ${folder}/cubins.cpp ${embedded_headers})
   target_include_directories(tessera_device_code PRIVATE
     ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   set(${result} $<TARGET_OBJECTS:tessera_device_code> PARENT_SCOPE)

@@ -336,6 +336,13 @@ const char* tessera_plan_kernel(const tessera_plan* plan) {
   return plan == nullptr ? "" : plan->kernel.c_str();
 }
 
+tessera_code tessera_prepare(const tessera_plan* plan, char* error, size_t error_size) {
+  return guarded(error, error_size, [&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan = null");
+    return tessera::prepare(plan->plan);
+  });
+}
+
 tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors, void* workspace,
                          size_t workspace_bytes, const tessera_execution* execution, char* error,
                          size_t error_size) {

@@ -114,6 +114,7 @@ int run_cli(int argc, const char* const* argv) {
   add_bench(app, context);
   add_plan(app, context);
   add_memory(app, context);
+  add_cache(app, context);
   add_info(app, context);
   add_docs(app, context);
   if (Status s = known_command(app, argc > 1 ? argv[1] : ""); !s) return fail(s);

@@ -23,6 +23,7 @@ void add_check(CLI::App& app, Context& context);
 void add_bench(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_memory(CLI::App& app, Context& context);
+void add_cache(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_docs(CLI::App& app, Context& context);
 

@@ -297,6 +297,10 @@ TESSERA_API size_t tessera_plan_workspace_bytes(const tessera_plan* plan);
 /** Name of the chosen kernel; lives as long as the plan. */
 TESSERA_API const char* tessera_plan_kernel(const tessera_plan* plan);
 
+/** Loads all code that runs of the plan need on its GPU, and compiles what the build does not have:
+ * for before a stream is captured. As tessera::prepare in code.hpp. */
+TESSERA_API tessera_code tessera_prepare(const tessera_plan* plan, char* error, size_t error_size);
+
 /** Runs a plan. `execution`: NULL is all defaults. On a GPU all pointers are device memory; the
  * work is enqueued and not waited for. */
 TESSERA_API tessera_code tessera_run(const tessera_plan* plan, const tessera_tensors* tensors,

@@ -16,6 +16,7 @@
 
 #include "tessera/append.hpp"
 #include "tessera/buffer.hpp"
+#include "tessera/code.hpp"
 #include "tessera/device.hpp"
 #include "tessera/executor.hpp"
 #include "tessera/export.h"

@@ -13,8 +13,14 @@ Result<Device> device_at(int ordinal);
 /// As tessera::driver_version.
 Result<std::string> driver_version();
 
-/// Is the row's machine code part of this build?
+/// Is the row's machine code part of this build, or can it be compiled here?
 bool has_code(const core::Kernel& row);
+
+/// As tessera::prepare and compile_ahead, of a plan for a GPU.
+/// @{
+Status prepare(const PlanData& plan);
+Result<std::size_t> compile_ahead(const PlanData& plan);
+/// @}
 
 /// Enqueues the plan on execution.stream of its device. The problem fits the tensors; their memory
 /// is the device's. Errors: invalid (an address or stride that the copy engine cannot take),

@@ -1,16 +1,30 @@
-// Machine code on its way to the device: a kernel by its symbol, loaded by its first use.
+// Machine code on its way to the device: of a build, or compiled when it is needed; loaded by its
+// first use.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
+#include "cuda/compiler/compiler.h"
 #include "cuda/driver.h"
 
 namespace tessera::cuda {
 
-/// Loads the cubin of this name into the current context and finds the function `name` in it;
-/// allows it shared_bytes of shared memory. Errors: device (not part of this build, or the driver's
-/// own).
-Status load_function(CuFunction& function, const std::string& cubin, const char* name,
-                     int shared_bytes);
+/// A program's code, loaded into a library of the driver's. In this order: what the build has, what
+/// the folder of compiled code has, what NVRTC makes of it; code of the build that the driver does
+/// not take counts as not there. stream: that the first launch is for, as nothing may be compiled
+/// while it is captured. Errors: device (no code and no way to make it, a stream that is captured,
+/// the driver's own).
+Status load_library(CuLibrary& library, const Program& program, CuStream stream);
+
+/// Finds the function `name` in it, for the current context, and allows it shared_bytes of shared
+/// memory. Errors: device.
+Status load_function(CuFunction& function, CuLibrary library, const char* name, int shared_bytes);
+
+/// Is the program part of this build?
+bool has_code(const Program& program);
+
+/// As tessera::compile_ahead, of one program: what was compiled is counted in `compiled`.
+Status compile_ahead(const Program& program, std::size_t& compiled);
 
 }  // namespace tessera::cuda

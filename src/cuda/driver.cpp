@@ -46,6 +46,7 @@ Driver open_driver() {
   find(d.copy_to_device, "cuMemcpyHtoD_v2");
   find(d.copy_to_host, "cuMemcpyDtoH_v2");
   find(d.stream_synchronize, "cuStreamSynchronize");
+  find(d.stream_is_capturing, "cuStreamIsCapturing");
   find(d.library_load, "cuLibraryLoadData");
   find(d.library_kernel, "cuLibraryGetKernel");
   find(d.kernel_function, "cuKernelGetFunction");

@@ -77,6 +77,7 @@ struct Driver {
   CuResult (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes);
   CuResult (*copy_to_host)(void* to, std::uint64_t from, std::size_t bytes);
   CuResult (*stream_synchronize)(CuStream);
+  CuResult (*stream_is_capturing)(CuStream, int* status);
   CuResult (*library_load)(CuLibrary*, const void* image, int* jit_options, void** jit_values,
                            unsigned num_jit, int* options, void** values, unsigned num);
   CuResult (*library_kernel)(CuKernel*, CuLibrary, const char* name);

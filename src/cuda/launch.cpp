@@ -10,7 +10,6 @@
 #include "cuda/code.h"
 #include "cuda/context.h"
 #include "cuda/once.h"
-#include "cuda/symbol.h"
 #include "cuda/target.h"
 #include "plan/catalog.h"
 
@@ -21,6 +20,12 @@ namespace {
 struct Loaded {
   Once once;
   CuFunction function = nullptr;
+};
+
+/// What an architecture has beside its rows: one library.
+struct LoadedLibrary {
+  Once once;
+  CuLibrary library = nullptr;
 };
 
 /// Whether the driver captures launches that begin early: CUDA 12.3.
@@ -52,9 +57,13 @@ Status enqueue(CuFunction function, std::int64_t blocks, int threads, int shared
   return d.check(d.launch_kernel(&config, function, arguments, nullptr), "cuLaunchKernelEx");
 }
 
+Status nobody_launches(const PlanData& plan) {
+  return Status::device("kernel = " + plan.kernel_name + ": nothing here launches it");
+}
+
 }  // namespace
 
-Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* params) const {
+Result<CuFunction> Queue::load(const core::Kernel& row) const {
   static std::array<std::array<Loaded, kCatalog.size()>, kMostDevices> all;
   const core::Kernel* const found = std::find(kCatalog.begin(), kCatalog.end(), row);
   if (found == kCatalog.end()) {
@@ -62,40 +71,82 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   }
   Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices]
                       [static_cast<std::size_t>(found - kCatalog.begin())];
-  const int shared_bytes = architecture->shared_bytes(row);
   Status status = loaded.once([&] {
-    const std::string symbol = symbol_of(row);
-    return load_function(loaded.function, symbol, symbol.c_str(), shared_bytes);
+    const Program program = program_of(*architecture, row);
+    CuLibrary library = nullptr;
+    if (Status s = load_library(library, program, stream); !s) return s;
+    return load_function(loaded.function, library, program.symbol.c_str(),
+                         architecture->shared_bytes(row));
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->threads(row), shared_bytes, stream, params,
-                 row.form == core::Form::decode);
+  return loaded.function;
 }
 
-Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
+Result<CuFunction> Queue::load_auxiliary(std::size_t number) const {
   constexpr std::size_t kMost = 32;  // of an architecture
   static std::array<std::array<std::array<Loaded, kMost>, kMostDevices>, kArchs> all;
+  static std::array<std::array<LoadedLibrary, kMostDevices>, kArchs> libraries;
   if (number >= architecture->auxiliary.size() || number >= kMost) {
     return Status::device("auxiliary kernel = " + std::to_string(number) + ": there is none");
   }
-  Loaded& loaded = all[static_cast<std::size_t>(architecture->arch)]
-                      [static_cast<std::size_t>(device) % kMostDevices][number];
+  const auto arch = static_cast<std::size_t>(architecture->arch),
+             at = static_cast<std::size_t>(device) % kMostDevices;
+  LoadedLibrary& code = libraries[arch][at];
+  Loaded& loaded = all[arch][at][number];
   Status status = loaded.once([&] {
-    return load_function(loaded.function, architecture->auxiliary_symbol,
-                         architecture->auxiliary[number].name, 0);
+    Status s = code.once(
+        [&] { return load_library(code.library, auxiliary_program_of(*architecture), stream); });
+    if (!s) return s;
+    return load_function(loaded.function, code.library, architecture->auxiliary[number].name, 0);
   });
   if (!status) return status;
-  return enqueue(loaded.function, blocks, architecture->auxiliary_threads, 0, stream, params,
+  return loaded.function;
+}
+
+Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* params) const {
+  const Result<CuFunction> function = load(row);
+  if (!function) return function.status();
+  return enqueue(*function, blocks, architecture->threads(row), architecture->shared_bytes(row),
+                 stream, params, row.form == core::Form::decode);
+}
+
+Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
+  const Result<CuFunction> function = load_auxiliary(number);
+  if (!function) return function.status();
+  return enqueue(*function, blocks, architecture->auxiliary_threads, 0, stream, params,
                  architecture->auxiliary[number].begins_early);
+}
+
+Status prepare(const PlanData& plan) {
+  if (!driver().available()) return Status::device(driver().missing);
+  const Target* const target = target_of(plan.kernel.arch);
+  if (target == nullptr) return nobody_launches(plan);
+  const CurrentContext context(plan.device.ordinal);
+  if (!context.status()) return context.status();
+  const Queue queue = {target->architecture, context.device(), nullptr};
+  if (const auto function = queue.load(plan.kernel); !function) return function.status();
+  for (std::size_t i = 0; i < target->architecture->auxiliary.size(); ++i) {
+    if (const auto function = queue.load_auxiliary(i); !function) return function.status();
+  }
+  return {};
+}
+
+Result<std::size_t> compile_ahead(const PlanData& plan) {
+  const Target* const target = target_of(plan.kernel.arch);
+  if (target == nullptr) return nobody_launches(plan);
+  std::size_t compiled = 0;
+  for (const Program& program : {program_of(*target->architecture, plan.kernel),
+                                 auxiliary_program_of(*target->architecture)}) {
+    if (Status s = compile_ahead(program, compiled); !s) return s;
+  }
+  return compiled;
 }
 
 Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
            const Execution& execution) {
   if (!driver().available()) return Status::device(driver().missing);
   const Target* const target = target_of(plan.kernel.arch);
-  if (target == nullptr) {
-    return Status::device("kernel = " + plan.kernel_name + ": nothing here launches it");
-  }
+  if (target == nullptr) return nobody_launches(plan);
   const CurrentContext context(plan.device.ordinal);
   if (!context.status()) return context.status();
   const Queue queue = {target->architecture, context.device(),

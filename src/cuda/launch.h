@@ -17,9 +17,15 @@ struct Queue {
   CuDevice device = 0;
   CuStream stream = nullptr;
 
+  /// A row's kernel, or the architecture's auxiliary kernel with that number, on the device: loaded
+  /// by whoever asks first. What could not be loaded is tried again by the next. Errors: device.
+  /// @{
+  Result<CuFunction> load(const core::Kernel& row) const;
+  Result<CuFunction> load_auxiliary(std::size_t number) const;
+  /// @}
+
   /// Enqueues a row's kernel, or the architecture's auxiliary kernel with that number; params: the
-  /// kernel's only parameter, copied. What could not be loaded is tried again by the next launch.
-  /// Errors: device.
+  /// kernel's only parameter, copied. Errors: device.
   Status launch(const core::Kernel& row, std::int64_t blocks, const void* params) const;
   Status launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const;
 };

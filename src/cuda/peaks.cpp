@@ -43,10 +43,12 @@ LoadedYardstick& loaded_on(CuDevice device) {
   return all[static_cast<std::size_t>(device) % kMostDevices];
 }
 
-Status load(LoadedYardstick& loaded, const Yardstick& yardstick) {
+Status load(LoadedYardstick& loaded, const Architecture& architecture) {
+  CuLibrary library = nullptr;
+  if (Status s = load_library(library, yardstick_program_of(architecture), nullptr); !s) return s;
   Status status =
-      load_function(loaded.multiply, yardstick.symbol, "multiply_peak", yardstick.shared_bytes);
-  return status ? load_function(loaded.read, yardstick.symbol, "read_peak", 0) : status;
+      load_function(loaded.multiply, library, "multiply_peak", architecture.yardstick.shared_bytes);
+  return status ? load_function(loaded.read, library, "read_peak", 0) : status;
 }
 
 /// A kernel of the yardstick and what it is launched with.
@@ -102,7 +104,7 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   const CurrentContext context(ordinal);
   if (!context.status()) return context.status();
   LoadedYardstick& loaded = loaded_on(context.device());
-  if (Status s = loaded.once([&] { return load(loaded, yardstick); }); !s) return s;
+  if (Status s = loaded.once([&] { return load(loaded, *target->architecture); }); !s) return s;
 
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   Memory memory;

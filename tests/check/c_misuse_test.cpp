@@ -230,6 +230,9 @@ TEST_F(CMisuse, NullOutputsAreSkipped) {
   EXPECT_GT(tessera_problem_print(&problem_, nullptr, 7), 10U);
   EXPECT_EQ(tessera_plan_workspace_bytes(nullptr), 0U);
   EXPECT_STREQ(tessera_plan_kernel(nullptr), "");
+  char error[64];
+  EXPECT_EQ(tessera_prepare(nullptr, error, sizeof error), TESSERA_INVALID);
+  EXPECT_STREQ(error, "plan = null");
   tessera_plan_destroy(nullptr);
   tessera_problem_init(nullptr, sizeof problem_);
   tessera_tensors_init(nullptr, sizeof tensors_);

@@ -49,7 +49,10 @@ struct State {
   std::vector<std::array<unsigned, 4>> boxes;  ///< of the tensor maps, in order
   /// Sees what a kernel is launched with, if set.
   std::function<void(const Launch&, const void* parameters)> on_launch;
-  void* current = nullptr;  ///< context
+  void* current = nullptr;   ///< context
+  void* captured = nullptr;  ///< a stream that is being captured
+  int driver_version = 13010;
+  bool refuses_first_image_only = false;  ///< a failure of cuLibraryLoadData is not repeated
 };
 
 /// Context of a device.

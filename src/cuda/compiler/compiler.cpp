@@ -6,7 +6,6 @@
 #include "plan/catalog.h"
 
 namespace tessera::cuda {
-namespace {
 
 /// The log says in words what complaint() looks for only because these ask for it.
 std::vector<std::string> options_of(const Architecture& architecture, const std::string& root) {
@@ -26,6 +25,8 @@ std::vector<std::string> options_of(const Architecture& architecture, const std:
   }
   return options;
 }
+
+namespace {
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -52,16 +53,27 @@ std::string complaint(const Compilation& result) {
   return {};
 }
 
+Program program_of(const Architecture& architecture, const core::Kernel& row) {
+  std::string symbol = symbol_of(row);
+  std::string text = architecture.row_program(row, symbol);
+  return {&architecture, std::move(symbol), std::move(text), &row};
+}
+Program auxiliary_program_of(const Architecture& architecture) {
+  return {&architecture, architecture.auxiliary_symbol, architecture.auxiliary_program()};
+}
+Program yardstick_program_of(const Architecture& architecture) {
+  return {&architecture, architecture.yardstick.symbol, architecture.yardstick.text};
+}
+
 std::vector<Program> programs() {
   std::vector<Program> list;
   for (const Architecture* const one : architectures()) {
     for (const core::Kernel& row : kCatalog) {
       if (row.arch != one->arch) continue;
-      const std::string symbol = symbol_of(row);
-      list.push_back({one, symbol, one->row_program(row, symbol), &row});
+      list.push_back(program_of(*one, row));
     }
-    list.push_back({one, one->auxiliary_symbol, one->auxiliary_program()});
-    list.push_back({one, one->yardstick.symbol, one->yardstick.text});
+    list.push_back(auxiliary_program_of(*one));
+    list.push_back(yardstick_program_of(*one));
   }
   return list;
 }

@@ -19,6 +19,13 @@ struct Program {
   const core::Kernel* row = nullptr;  ///< null: not a row of the catalog
 };
 
+/// Of a row, of what an architecture has beside its rows, and of its yardstick.
+/// @{
+Program program_of(const Architecture& architecture, const core::Kernel& row);
+Program auxiliary_program_of(const Architecture& architecture);
+Program yardstick_program_of(const Architecture& architecture);
+/// @}
+
 /// All that a build embeds: every catalog row of a GPU, and what its architecture has besides.
 std::vector<Program> programs();
 
@@ -33,6 +40,9 @@ struct MachineCode {
   std::string log;        ///< NVRTC's and ptxas's
   std::string complaint;  ///< why it is not good enough; empty: it is
 };
+
+/// NVRTC's options for a program of this architecture; root: of Headers.
+std::vector<std::string> options_of(const Architecture& architecture, const std::string& root);
 
 /// Thread-safe. Precondition: nvrtc.missing() is empty.
 MachineCode compile(const Nvrtc& nvrtc, const Program& program, const Headers& headers);

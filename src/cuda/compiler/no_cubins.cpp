@@ -1,4 +1,4 @@
-// The table of cubins of a build without NVRTC.
+// The table of cubins of a build that compiles no kernels.
 #include "cuda/cubins.h"
 
 namespace tessera::cuda {

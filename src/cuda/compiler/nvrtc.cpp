@@ -32,6 +32,10 @@ Nvrtc::Nvrtc(const std::string& path) {
   find(nvrtc_.log, "nvrtcGetProgramLog");
   find(nvrtc_.cubin_size, "nvrtcGetCUBINSize");
   find(nvrtc_.cubin, "nvrtcGetCUBIN");
+  nvrtc_.count_architectures = reinterpret_cast<decltype(nvrtc_.count_architectures)>(
+      dlsym(library, "nvrtcGetNumSupportedArchs"));
+  nvrtc_.architectures =
+      reinterpret_cast<decltype(nvrtc_.architectures)>(dlsym(library, "nvrtcGetSupportedArchs"));
   // NVRTC opens its built-ins by name; beside a library that was given by path they are found only
   // if they are open already.
   const std::size_t slash = path.rfind('/');
@@ -44,6 +48,23 @@ std::string Nvrtc::version() const {
   int major = 0, minor = 0;
   nvrtc_.version(&major, &minor);
   return std::to_string(major) + "." + std::to_string(minor);
+}
+
+int Nvrtc::major() const {
+  int major = 0, minor = 0;
+  nvrtc_.version(&major, &minor);
+  return major;
+}
+
+std::vector<int> Nvrtc::architectures() const {
+  int count = 0;
+  if (nvrtc_.count_architectures == nullptr || nvrtc_.architectures == nullptr ||
+      nvrtc_.count_architectures(&count) != 0) {
+    return {};
+  }
+  std::vector<int> known(static_cast<std::size_t>(count));
+  if (nvrtc_.architectures(known.data()) != 0) return {};
+  return known;
 }
 
 Compilation Nvrtc::compile(const std::string& name, const std::string& source,

@@ -28,6 +28,9 @@ class Nvrtc {
   /// Why NVRTC cannot be used; empty: it can.
   const std::string& missing() const { return missing_; }
   std::string version() const;
+  int major() const;
+  /// Numbers of the architectures that it makes code for, e.g. 90; empty if it does not say.
+  std::vector<int> architectures() const;
   /// Thread-safe.
   Compilation compile(const std::string& name, const std::string& source,
                       const std::vector<HeaderText>& headers,
@@ -38,6 +41,8 @@ class Nvrtc {
   struct Functions {
     const char* (*error_string)(int);
     int (*version)(int*, int*);
+    int (*count_architectures)(int*);  // null: before CUDA 11.2
+    int (*architectures)(int*);        // the same
     int (*create)(Handle*, const char* source, const char* name, int headers,
                   const char* const* header_sources, const char* const* header_names);
     int (*destroy)(Handle*);
