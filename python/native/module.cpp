@@ -489,6 +489,17 @@ PyObject* gpu_name(PyObject*, PyObject* ordinal) {
   });
 }
 
+PyObject* add_folder(PyObject*, PyObject* folder) {
+  PyObject* const path = PyUnicode_EncodeFSDefault(folder);
+  if (path == nullptr) return nullptr;
+  PyObject* const done = guarded([&] {
+    add_nvrtc_folder(PyBytes_AsString(path));
+    return none();
+  });
+  Py_DECREF(path);
+  return done;
+}
+
 PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
@@ -513,6 +524,7 @@ PyMethodDef* methods() {
       {"after_fork", after_fork, METH_NOARGS, nullptr},
       {"version", version_text, METH_NOARGS, nullptr},
       {"gpu", gpu_name, METH_O, nullptr},
+      {"add_nvrtc_folder", add_folder, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   return table;

@@ -54,6 +54,10 @@ __all__ = [
 
 __version__: str = _native.version()
 
+for _folder in _sys.path:
+    if _os.path.isdir(_os.path.join(_folder, "nvidia")):  # wheels of the CUDA toolkit
+        _native.add_nvrtc_folder(_folder)
+
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_native.after_fork)
 
