@@ -53,7 +53,8 @@ function(tessera_add_device_code result)
     ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h ${source_folder}/mma/*.h
     ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
     ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
-  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target)\\.h$")
+  # Those of the host, and of kernels that no row has.
+  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target|/mma/forward[a-z_]*)\\.h$")
   if(NOT TESSERA_CUDA)
     set(device_headers)
   endif()

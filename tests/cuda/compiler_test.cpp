@@ -6,6 +6,7 @@
 
 #include <set>
 #include <string>
+#include <utility>
 
 namespace tessera::cuda {
 namespace {
@@ -109,6 +110,34 @@ TEST_F(CompiledPrograms, HeadersMayBeThisProjects) {
   for (const Program& program : programs()) {
     if (program.symbol != program.architecture->yardstick.symbol) continue;
     expect_fit(compile(nvrtc_, program, {TESSERA_SOURCE, {}}));
+  }
+}
+
+// The forward of mma.sync, of which no row is made so far: without a spilled register on Ampere,
+// Ada, Hopper and consumer Blackwell.
+TEST_F(CompiledPrograms, ForwardsByMmaSyncFitTheirRegisters) {
+  for (const char* option : {"-arch=sm_80", "-arch=sm_86", "-arch=sm_90", "-arch=sm_120"}) {
+    Architecture other = *architectures()[0];
+    other.compiler_option = option;
+    for (const auto& [head_dim, tile_m] : {std::pair{64, 32}, {128, 32}, {256, 16}}) {
+      core::Kernel row;
+      row.arch = Arch::sm80;
+      row.operand = head_dim == 64 ? core::Operand::f16 : core::Operand::bf16;
+      row.block_m = row.q_rows = 128;
+      row.tile_m = tile_m;
+      row.block_n = 64;
+      row.head_dim = row.head_dim_v = head_dim;
+      const std::string text =
+          "#include \"cuda/mma/forward.h\"\nusing namespace tessera;\nconstexpr core::Kernel kRow "
+          "= " +
+          value_text(row) +
+          ";\nextern \"C\" __global__ void __launch_bounds__(cuda::mma::forward_threads(kRow), "
+          "cuda::mma::forward_blocks(kRow)) tessera_test(const __grid_constant__ "
+          "cuda::mma::ForwardParams p) {\n  extern __shared__ char shared[];\n"
+          "  cuda::mma::forward<kRow>(p, shared);\n}\n";
+      SCOPED_TRACE(std::string(option) + " " + std::to_string(head_dim));
+      expect_fit(compile(nvrtc_, {&other, "tessera_test", text}, {TESSERA_SOURCE, {}}));
+    }
   }
 }
 

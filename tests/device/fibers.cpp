@@ -2,6 +2,8 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "cuda_names.h"
@@ -83,6 +85,33 @@ unsigned meet(Meeting& meeting, unsigned count) {
     wait([&] { return meeting.generation != before; });
   }
   return before;
+}
+
+void begin_copy(const Copy& copy) {
+  auto& groups = block().copies[thread()];
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back(copy);
+  std::memset(copy.to, 0xFF, copy.bytes);
+}
+void end_group() {
+  auto& groups = block().copies[thread()];
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+void finish_copies(std::size_t left, bool all) {
+  auto& groups = block().copies[thread()];
+  const std::size_t ended = groups.empty() ? 0 : groups.size() - (all ? 0 : 1);
+  const std::size_t done = ended - std::min(ended, left);
+  for (std::size_t i = 0; i < done; ++i) {
+    for (const Copy& copy : groups[i]) {
+      if (copy.from == nullptr) {
+        std::memset(copy.to, 0, copy.bytes);
+      } else {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      }
+    }
+  }
+  groups.erase(groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,

@@ -25,12 +25,21 @@ struct Mbarrier {
   unsigned phase = 0;
 };
 
+/// A copy to shared memory that is under way: nothing of it is there, and it may read late.
+struct Copy {
+  void* to = nullptr;
+  const void* from = nullptr;  ///< null: zeros
+  std::size_t bytes = 0;
+};
+
 /// What a block has besides its threads.
 struct Block {
   unsigned threads = 0;
   std::vector<char> memory;  ///< shared memory, from an address that is a multiple of 1024
   char* shared = nullptr;
   std::map<std::uint32_t, Mbarrier> mbarriers;
+  /// Groups of copies of a thread, the last one still open.
+  std::array<std::vector<std::vector<Copy>>, kMostThreads> copies;
   std::array<Meeting, 16> named;
   /// Whether a thread of a meeting has shown true: of this one, the next, and the one before, at
   /// which some may still look.
@@ -50,6 +59,13 @@ unsigned thread();
 void wait(const std::function<bool()>& condition);
 /// Waits for `count` threads; returns the number of meetings before.
 unsigned meet(Meeting& meeting, unsigned count);
+
+/// Asks for a copy, of which nobody may see anything before it is done: until then there is NaN.
+void begin_copy(const Copy& copy);
+/// Ends the thread's open group.
+void end_group();
+/// All groups are done but the last `left` that have ended; all: what is open, too.
+void finish_copies(std::size_t left, bool all);
 
 /// Runs blocks of a grid one after another. Returns what went wrong: nothing, or that all wait.
 std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,

@@ -3,10 +3,12 @@
 // and products, and judged like a GPU's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "check/check.h"
 #include "check/inputs.h"
@@ -14,6 +16,7 @@
 #include "cuda/backend.h"
 #include "cuda/fake_driver.h"
 #include "kernels.h"
+#include "plan/catalog.h"
 #include "plan/names.h"
 #include "plan/select.h"
 
@@ -29,10 +32,14 @@ class ForwardOnFibers : public testing::TestWithParam<core::Kernel> {
     gpu_ = *gpu;
     if (!runs_here(name_of(GetParam()))) GTEST_SKIP() << "this build has no GPU kernels";
     fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
-      wrong_ += device::launch(launch.kernel, launch.grid_x, params);
+      wrong_ += launched(launch, params);
     };
   }
   void TearDown() override { fake::state().on_launch = nullptr; }
+
+  virtual std::string launched(const fake::Launch& launch, const void* params) const {
+    return device::launch(launch.kernel, launch.grid_x, params);
+  }
 
   /// False: the row does not take such inputs.
   bool check(const Problem& p, std::uint64_t seed) {
@@ -181,6 +188,66 @@ TEST_P(ForwardOnFibers, IsRight) {
   EXPECT_GE(ran, 3) << "seed " << seed;
 }
 
+/// The kernel of mma.sync in a Hopper row's place: it is given the same.
+class MmaOnFibers : public ForwardOnFibers {
+ protected:
+  std::string launched(const fake::Launch& launch, const void* params) const override {
+    return device::launch_mma(GetParam(), launch.grid_x, params);
+  }
+};
+
+std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
+  const auto up_to = [&random](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  const int heads_k = up_to(1, 2), group = up_to(1, 4), q = up_to(1, 300), k = up_to(1, 300);
+  const int batch = up_to(1, 2);
+  const int dim = row.head_dim - (random() % 2 == 0 ? 0 : 8);
+  std::string text = std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
+                     " b=" + std::to_string(batch) + " h=" + std::to_string(heads_k * group) + "/" +
+                     std::to_string(heads_k) + " q=" + std::to_string(q) +
+                     " k=" + std::to_string(k) + " d=" + std::to_string(dim) + "/" +
+                     std::to_string(random() % 2 == 0 ? dim : row.head_dim) + " ";
+  text += one_of(random, {"", "causal ", "causal ", "window=70,30 ", "window=0,5 ",
+                          "align=tl causal ", "causal window=40,0 "});
+  if (batch == 2 && random() % 2 == 0) {
+    text +=
+        "packed=" + std::to_string(q + up_to(0, q)) + "," + std::to_string(k + up_to(0, k)) + " ";
+  }
+  return text + one_of(random, {"", "sink "}) + one_of(random, {"", "scale=1 ", "scale=0.02 "});
+}
+
+TEST_P(MmaOnFibers, IsRight) {
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  int ran = 0;
+  for (int trial = 0; trial < 60 && ran < 6; ++trial) {
+    const Result<Problem> p = parse_problem(mma_problem(GetParam(), random));
+    ASSERT_TRUE(p.ok()) << p.status().text;
+    ran += check(*p, random()) ? 1 : 0;
+  }
+  EXPECT_GE(ran, 3) << "seed " << seed;
+}
+
+/// Rows with tiles of 128 query rows and nothing between products and weights.
+std::vector<core::Kernel> mma_rows() {
+  std::vector<core::Kernel> rows;
+  for (const core::Kernel& row : kCatalog) {
+    const bool plain = row.arch == Arch::sm90 && row.pass == Pass::forward &&
+                       row.form == core::Form::tile && row.extra == core::Extra::none &&
+                       row.block_m == 128 && row.head_dim == row.head_dim_v;
+    const bool bf16 = row.operand == core::Operand::bf16, f16 = row.operand == core::Operand::f16;
+    const bool known = std::any_of(rows.begin(), rows.end(), [&](const core::Kernel& other) {
+      return other.head_dim == row.head_dim && other.operand == row.operand;
+    });
+    const bool chosen = row.head_dim == 64    ? bf16 || f16
+                        : row.head_dim == 128 ? bf16
+                                              : row.head_dim == 256 && bf16;
+    if (plain && chosen && !known) rows.push_back(row);
+  }
+  return rows;
+}
+
 std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
   std::string name = name_of(info.param);
   std::replace(name.begin(), name.end(), '.', '_');
@@ -189,6 +256,7 @@ std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, ForwardOnFibers, testing::ValuesIn(rows().begin(), rows().end()),
                          row_name);
+INSTANTIATE_TEST_SUITE_P(MmaRows, MmaOnFibers, testing::ValuesIn(mma_rows()), row_name);
 INSTANTIATE_TEST_SUITE_P(DecodeRows, ForwardOnFibers,
                          testing::ValuesIn(decode_rows().begin(), decode_rows().end()), row_name);
 

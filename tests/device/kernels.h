@@ -22,4 +22,8 @@ std::string launch(const std::string& symbol, unsigned blocks, const void* param
 bool launch_decode(const std::string& symbol, unsigned blocks, const void* params,
                    std::string& wrong);
 
+/// The same launch by the kernel of mma.sync for head dims and type of the row, which has 128 query
+/// rows a tile.
+std::string launch_mma(const core::Kernel& row, unsigned blocks, const void* params);
+
 }  // namespace tessera::device

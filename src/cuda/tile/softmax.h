@@ -27,13 +27,14 @@ struct Weights {
   /// What a thread's weights of a block and row add up to at most.
   static constexpr float kMost = kOffset == 0 ? kMostPart : 0x1p15F;
 
-  const float to_base2;           ///< what scores lack as they lie in s, where no series made them
+  float to_base2 = 1.0F;          ///< what scores lack as they lie in s, where no series made them
   float s[kN / 2];                ///< of a block: products, scores, weights
   std::uint32_t operand[kN / 4];  ///< the weights as the A operand of the next product
   float reference[2];             ///< of the rows, lacks to_base2
   float sum[2];                   ///< of the rows' weights, this thread's
   float factor[2];                ///< what O must be multiplied by after raise()
 
+  Weights() = default;
   __device__ __forceinline__ explicit Weights(float to_base2) : to_base2(to_base2) {}
 
   __device__ __forceinline__ void reset() {

@@ -1,4 +1,4 @@
-// cuda/ptx/mma.h for fibers: copies are there at once.
+// cuda/ptx/mma.h for fibers: copies are there when they have been waited for.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,7 @@ namespace tessera::cuda::ptx {
 using CachePolicy = std::uint64_t;
 inline CachePolicy cache_policy(bool once) { return once ? 1 : 0; }
 inline void copy_async(std::uint32_t to, const void* from, bool exists) {
-  if (exists) {
-    std::memcpy(shared_memory(to), from, 16);
-  } else {
-    std::memset(shared_memory(to), 0, 16);
-  }
+  device::begin_copy({shared_memory(to), exists ? from : nullptr, 16});
 }
 inline void copy_async(std::uint32_t to, const void* from, bool exists, CachePolicy /*policy*/) {
   copy_async(to, from, exists);
@@ -25,13 +21,17 @@ inline void copy_async(std::uint32_t to, const void* from, CachePolicy /*policy*
   copy_async(to, from, true);
 }
 inline void copy_async_word(std::uint32_t to, const void* from, bool exists) {
-  const std::uint32_t nothing = 0;
-  std::memcpy(shared_memory(to), exists ? from : &nothing, sizeof nothing);
+  device::begin_copy({shared_memory(to), exists ? from : nullptr, 4});
 }
-inline void copy_arrive(std::uint32_t barrier) { mbarrier_arrive(barrier); }
-inline void copy_commit() {}
+inline void copy_arrive(std::uint32_t barrier) {
+  device::finish_copies(0, true);
+  mbarrier_arrive(barrier);
+}
+inline void copy_commit() { device::end_group(); }
 template <int kPending>
-void copy_wait() {}
+void copy_wait() {
+  device::finish_copies(kPending, false);
+}
 
 /// Exactly, and rounded once.
 template <Dtype kType>

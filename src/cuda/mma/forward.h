@@ -1,0 +1,401 @@
+// The forward pass by mma.sync: FlashAttention-2's loop (Dao 2023, section 3), with two buffers of
+// keys and of values, so that a block of one comes while the other is multiplied.
+//
+// A warp has tile_m query rows, 32 where two tiles of 16 share what ldmatrix brings, and all warps
+// of a block share its keys. A block of threads takes one tile of query rows after another. Of a
+// tile's blocks of keys, from the right (the diagonal) to the left: S = Q K^T while values come,
+// weights, O += P V while the next keys come. Rows past a sequence's end are zeros as they come.
+//
+// No row of the catalog is made of it so far: tests/device runs it in place of Hopper's rows.
+#pragma once
+
+#include "core/softmax.h"
+#include "core/storage.h"
+#include "cuda/mma/forward_params.h"
+#include "cuda/mma/forward_shape.h"
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/memory.h"
+#include "cuda/ptx/mma.h"
+#include "cuda/tile/fragment.h"
+#include "cuda/tile/softmax.h"
+
+namespace tessera::cuda::mma {
+
+/// A tile, in shared memory: what few steps ask for would take registers from all.
+struct ForwardTileState {
+  core::Sequence sequence;
+  core::Band band;
+  core::KeyBlocks blocks;  ///< of keys that its rows see
+  int first_row, head;
+};
+
+template <core::Kernel K>
+class Forward {
+  static constexpr Dtype kType = core::dtype_of(K.operand);
+  static constexpr int kN = K.block_n, kRows = K.tile_m;
+  static constexpr int kD = K.head_dim, kDv = K.head_dim_v;
+  static constexpr int kGroups = kRows / 16;  ///< of 16 rows of a warp
+  static constexpr int kThreads = forward_threads(K), kStages = forward_stages(K);
+  static constexpr bool kSpares = forward_spares(K);
+  static constexpr int kQBytes = chunk_bytes(kD, K.block_m), kKBytes = chunk_bytes(kD, kN),
+                       kVBytes = chunk_bytes(kDv, kN);
+  static_assert(K.block_m % kRows == 0 && kRows % 16 == 0 && kN % (kThreads / 8) == 0);
+
+ public:
+  __device__ __forceinline__ Forward(const ForwardParams& params, std::uint32_t shared,
+                                     ForwardTileState& tile)
+      : p(params),
+        q_(shared),
+        k_(shared + kQBytes),
+        v_(k_ + kStages * kKBytes),
+        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        query_(q_ + (warp_ * kRows + lane_ % 16) * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
+        key_(k_ + (lane_ / 16 * 8 + lane_ % 8) * 128 + (lane_ / 8 % 2 ^ lane_ % 8) * 16),
+        value_(v_ + lane_ % 16 * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
+        tile_(tile) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) w_[g].to_base2 = params.score.pre;
+  }
+
+  __device__ __forceinline__ void run() {
+    for (int i = 0;; ++i) {
+      const int index =
+          core::WorkOrder::index_of(i, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+      if (index >= p.work.count<int>()) return;
+      compute(p.work.at(index));
+    }
+  }
+
+ private:
+  // ---- a tile ----
+
+  __device__ __forceinline__ void compute(const core::Work& work) {
+    core::Sequence sequence = p.sequences.at(work.batch);
+    const int first_row = work.block * K.block_m;
+    const int row_count = sequence.seqlen_q << p.rows.shift;
+    if (first_row >= row_count) return;
+    const core::Band band = p.window.band_of(sequence);
+    const core::Range queries =
+        p.rows.queries_of({first_row, core::min(first_row + K.block_m, row_count)});
+    const core::KeyBlocks blocks = core::key_blocks(band, queries, kN);
+    __syncthreads();  // of the tile before all have read what lay here
+    if (threadIdx.x == 0) {
+      tile_.sequence = sequence;
+      tile_.band = band;
+      tile_.blocks = blocks;
+      tile_.first_row = first_row;
+      tile_.head = work.head;
+    }
+    if (blocks.seen.empty()) {
+      __syncthreads();
+      write_zeros();
+      return;
+    }
+    int n = blocks.seen.end - 1;
+    load_queries(sequence, first_row, work.head, row_count);
+    const int head_k = work.head / p.group;
+    left_ = sequence.seqlen_k - n * kN - static_cast<int>(threadIdx.x) / 8;
+    next_k_ = row_of_source(p.k, sequence, head_k, n);
+    next_v_ = row_of_source(p.v, sequence, head_k, n);
+    load_keys(n);
+    ptx::copy_commit();
+    load_values(n);
+    ptx::copy_commit();
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) w_[g].reset();
+#pragma unroll
+    for (int i = 0; i < kGroups * kDv / 2; ++i) o_[i / (kDv / 2)][i % (kDv / 2)] = 0.0F;
+    if constexpr (kSpares) {
+      own_end_ = end_of_warp(band, first_row, row_count);
+      ptx::copy_wait<1>();
+      __syncthreads();
+      hold_queries();
+    }
+#pragma unroll 1
+    for (; n >= blocks.seen.begin; --n) step(n);
+    write();
+  }
+
+  /// Keys of block n are the older of two groups of copies under way, its values the newer one.
+  __device__ __forceinline__ void step(int n) {
+    ptx::copy_wait<1>();
+    __syncthreads();
+    const bool last = n == tile_.blocks.seen.begin;
+    if (!last && kStages > 1) load_keys(n - 1);
+    ptx::copy_commit();
+    const bool sees = !kSpares || agreed(n < own_end_);
+    if (sees) multiply_keys(n);
+    if (agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin))) mask(n);
+    ptx::copy_wait<1>();
+    __syncthreads();
+    if (!last && kStages == 1) load_keys(n - 1);
+    if (!last && kStages > 1) load_values(n - 1);
+    ptx::copy_commit();
+    if (sees) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        w_[g].weigh_at_once([&] {
+#pragma unroll
+          for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
+        });
+      }
+      multiply_values(n);
+    }
+    if constexpr (kStages == 1) {
+      __syncthreads();
+      if (!last) load_values(n - 1);
+      ptx::copy_commit();
+    }
+  }
+
+  // ---- copies: chunks of 64 columns, rows of 128 bytes, units of 16 bytes at their number XOR the
+  // row's, so that neither copies nor ldmatrix meet in a bank ----
+
+  /// kCount rows of kColumns columns, of which `dim` exist; from(row): where a row begins, of those
+  /// that exist.
+  template <int kCount, int kColumns, class From>
+  __device__ __forceinline__ void load(std::uint32_t to, int dim, const From& from) const {
+    constexpr int kRowsAtOnce = kThreads / 8;
+    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
+    const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
+#pragma unroll
+    for (int i = 0; i < kCount / kRowsAtOnce; ++i) {
+      const std::uint16_t* x = nullptr;
+      const bool exists = from(row + i * kRowsAtOnce, x);
+#pragma unroll
+      for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
+        const bool inside = exists && c * 64 + unit * 8 < dim;
+        ptx::copy_async(at + (c * kCount + i * kRowsAtOnce) * 128, x + c * 64 + unit * 8, inside);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_queries(const core::Sequence& sequence, int first_row,
+                                               int head, int row_count) const {
+    const auto* const data = static_cast<const std::uint16_t*>(p.q.data) +
+                             sequence.query_offset(p.q.strides, 0, head << p.rows.shift);
+    load<K.block_m, kD>(q_, p.head_dim, [&](int row, const std::uint16_t*& x) {
+      const int r = first_row + row;
+      const bool exists = r < row_count;
+      x = data +
+          (exists ? p.rows.query_of(r) * p.q.strides.seqlen + p.rows.member_of(r) * p.q.strides.head
+                  : 0);
+      return exists;
+    });
+  }
+  /// The thread's unit of its first row of block n.
+  __device__ __forceinline__ const std::uint16_t* row_of_source(const Source& source,
+                                                                const core::Sequence& sequence,
+                                                                int head_k, int n) const {
+    const int key = n * kN + static_cast<int>(threadIdx.x) / 8;
+    return static_cast<const std::uint16_t*>(source.data) +
+           sequence.key_offset(source.strides, key, head_k) + static_cast<int>(threadIdx.x) % 8 * 8;
+  }
+  /// The block at x; x goes on to the one on its left. left: keys from the thread's first row on.
+  template <int kColumns>
+  __device__ __forceinline__ void load_block(std::uint32_t to, const std::uint16_t*& x, int left,
+                                             std::int64_t stride, int dim) const {
+    constexpr int kRowsAtOnce = kThreads / 8;
+    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
+    const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
+    const std::int64_t step = kRowsAtOnce * stride;
+    const std::uint16_t* from = x;
+#pragma unroll
+    for (int i = 0; i < kN / kRowsAtOnce; ++i) {
+#pragma unroll
+      for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
+        const bool inside = i * kRowsAtOnce < left && c * 64 + unit * 8 < dim;
+        ptx::copy_async(at + (c * kN + i * kRowsAtOnce) * 128, from + c * 64, inside);
+      }
+      from += step;
+    }
+    x -= kN * stride;
+  }
+  __device__ __forceinline__ void load_keys(int n) {
+    load_block<kD>(k_ + n % kStages * kKBytes, next_k_, left_, p.k.strides.seqlen, p.head_dim);
+  }
+  __device__ __forceinline__ void load_values(int n) {
+    load_block<kDv>(v_ + n % kStages * kVBytes, next_v_, left_, p.v.strides.seqlen, p.head_dim_v);
+    left_ += kN;
+  }
+
+  // ---- products ----
+
+  __device__ __forceinline__ void hold_queries() {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int i = 0; i < kD / 16; ++i) {
+        ptx::load_matrices(held_ + (g * kD / 16 + i) * 4, query_address(g, i));
+      }
+    }
+  }
+  /// Of 16 rows and 16 columns of the warp's queries.
+  __device__ __forceinline__ std::uint32_t query_address(int g, int i) const {
+    return (query_ ^ i % 4 * 32) + g * 16 * 128 + i / 4 * K.block_m * 128;
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void multiply_keys(int n) {
+    // Lanes 0 to 7 name rows of keys 0 to 7 and the first 8 columns, 8 to 15 the other 8 columns,
+    // 16 to 31 the same of keys 8 to 15.
+    const std::uint32_t keys = key_ + n % kStages * kKBytes;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int i = 0; i < kN / 2; ++i) w_[g].s[i] = 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      std::uint32_t a[kGroups][4];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        if constexpr (kSpares) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[g][j] = held_[(g * kD / 16 + i) * 4 + j];
+        } else {
+          ptx::load_matrices(a[g], query_address(g, i));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kN / 16; ++j) {
+        std::uint32_t b[4];
+        ptx::load_matrices(b, (keys ^ i % 4 * 32) + (i / 4 * kN + j * 16) * 128);
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          ptx::mma<kType>(w_[g].s + j * 8, a[g], b[0], b[1]);
+          ptx::mma<kType>(w_[g].s + j * 8 + 4, a[g], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// O += P V.
+  __device__ __forceinline__ void multiply_values(int n) {
+    // Lanes 0 to 15 name rows of values and the first 8 columns, 16 to 31 the other 8.
+    const std::uint32_t values = value_ + n % kStages * kVBytes;
+#pragma unroll
+    for (int j = 0; j < kN / 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < kDv / 16; ++i) {
+        std::uint32_t b[4];
+        ptx::load_matrices_across(b, (values ^ i % 4 * 32) + (i / 4 * kN + j * 16) * 128);
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          float* const o = o_[g] + i * 8;
+          ptx::mma<kType>(o, w_[g].operand + j * 4, b[0], b[1]);
+          ptx::mma<kType>(o + 4, w_[g].operand + j * 4, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // ---- rows: a thread has two of each 16, its half-th ----
+
+  __device__ __forceinline__ int row_of(int g, int half) const {
+    return tile_.first_row + warp_ * kRows + g * 16 + lane_ / 4 + 8 * half;
+  }
+  __device__ __forceinline__ int query_of(int g, int half) const {
+    return p.rows.query_of(row_of(g, half));
+  }
+
+  /// Blocks of keys from there on lie to the right of what the warp's rows see.
+  __device__ __forceinline__ int end_of_warp(const core::Band& band, int first_row,
+                                             int row_count) const {
+    const int first = first_row + warp_ * kRows;
+    if (first >= row_count) return 0;
+    const int last = core::min(first + kRows, row_count) - 1;
+    return core::ceil_div(band.keys_of(p.rows.query_of(last)).end, kN);
+  }
+
+  __device__ __forceinline__ void mask(int n) {
+    const int first = n * kN + lane_ % 4 * 2;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const core::Range keys = tile_.band.keys_of(query_of(g, half));
+        mask_row(w_[g].s, half, {keys.begin - first, keys.end - first}, -core::kInfinity);
+      }
+    }
+  }
+
+  // ---- results ----
+
+  __device__ __forceinline__ bool row_exists(int g, int half) const {
+    return query_of(g, half) < tile_.band.seqlen_q;
+  }
+  __device__ __forceinline__ void store_lse(int g, int half, float x) const {
+    const int row = row_of(g, half);
+    const std::int64_t first = tile_.sequence.lse_index(p.lse_head, p.work.heads << p.rows.shift,
+                                                        tile_.head << p.rows.shift, 0);
+    ptx::store_if(row_exists(g, half) && p.softmax_lse != nullptr && lane_ % 4 == 0,
+                  p.softmax_lse + first + p.rows.member_of(row) * p.lse_head + p.rows.query_of(row),
+                  x);
+  }
+  __device__ __forceinline__ std::uint16_t* output_of(int g, int half) const {
+    const int row = row_of(g, half);
+    return static_cast<std::uint16_t*>(p.o) +
+           tile_.sequence.query_offset(p.o_strides, 0, tile_.head << p.rows.shift) +
+           p.rows.query_of(row) * p.o_strides.seqlen + p.rows.member_of(row) * p.o_strides.head +
+           store_column(lane_);
+  }
+  __device__ __forceinline__ float sink() const {
+    return p.sink == nullptr ? -core::kInfinity : p.sink[tile_.head];
+  }
+
+  __device__ __forceinline__ void write_zeros() const {
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      const int g = i / 2, half = i % 2;
+      store_lse(g, half, sink());
+      std::uint16_t* const to = output_of(g, half);
+      const int end = row_exists(g, half) ? p.head_dim_v - store_column(lane_) : 0;
+      for (int c = 0; c < kDv; c += 16) store_columns<false>(c, end, to + c, 0, 0);
+    }
+  }
+
+  __device__ __forceinline__ void write() {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = w_[g].sum[half];
+        sum += __shfl_xor_sync(~0U, sum, 1);
+        sum += __shfl_xor_sync(~0U, sum, 2);
+        const core::Softmax<float> row = {w_[g].reference[half] * w_[g].to_base2, sum};
+        const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink());
+        store_lse(g, half, core::lse_of(end.state));
+        store_row<kType, false>(o_[g], half, end.factor, row_exists(g, half), lane_, p.head_dim_v,
+                                output_of(g, half));
+      }
+    }
+  }
+
+  const ForwardParams& p;
+  const std::uint32_t q_, k_, v_;  ///< buffers
+  const int warp_, lane_;
+  /// Of the lane in the first 16 columns; others by XOR, as rows are aligned.
+  const std::uint32_t query_, key_, value_;
+
+  ForwardTileState& tile_;
+  const std::uint16_t *next_k_ = nullptr, *next_v_ = nullptr;  ///< the thread's of the next blocks
+  int left_ = 0;     ///< keys from the thread's first one of the next block on
+  int own_end_ = 0;  ///< of the blocks that the warp's rows see
+
+  Weights<kType, kN> w_[kGroups];
+  std::uint32_t held_[kSpares ? kGroups * kD / 4 : 1];  ///< queries as operands, or unused
+  float o_[kGroups][kDv / 2];
+};
+
+template <core::Kernel K>
+__device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
+  const std::uint32_t start = ptx::shared_address(shared);
+  const std::uint32_t base = (start + 1023) / 1024 * 1024;
+  constexpr int kBuffers = forward_buffer_bytes(K);
+  auto& tile = *reinterpret_cast<ForwardTileState*>(shared + (base - start) + kBuffers);
+  Forward<K>(p, base, tile).run();
+}
+
+}  // namespace tessera::cuda::mma
