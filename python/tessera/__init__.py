@@ -55,7 +55,8 @@ __all__ = [
 __version__: str = _native.version()
 
 for _folder in _sys.path:
-    if _os.path.isdir(_os.path.join(_folder, "nvidia")):  # wheels of the CUDA toolkit
+    # Wheels of the CUDA toolkit. Not below the current folder, whatever that is.
+    if isinstance(_folder, str) and _os.path.isabs(_folder) and _os.path.isdir(_os.path.join(_folder, "nvidia")):
         _native.add_nvrtc_folder(_folder)
 
 if hasattr(_os, "register_at_fork"):
