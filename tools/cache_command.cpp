@@ -5,6 +5,7 @@
 
 #include "commands.h"
 #include "memory/decode_step.h"
+#include "numbers.h"
 #include "report.h"
 
 namespace tessera::tools {

@@ -12,6 +12,7 @@
 #include "cuda/once.h"
 #include "cuda/target.h"
 #include "plan/catalog.h"
+#include "plan/names.h"
 
 namespace tessera::cuda {
 namespace {

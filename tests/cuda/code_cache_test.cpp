@@ -149,7 +149,8 @@ TEST_F(Caches, TheEnvironmentNamesTheFolder) {
 TEST_F(Caches, ProcessesDoNotSeeEachOthersHalves) {
   const CodeCache cache = opened();
   const auto version = [](int i) {
-    return KeptCode{"text", std::to_string(i), std::string(100000 + i, static_cast<char>('a' + i))};
+    const std::size_t size = 100000 + static_cast<std::size_t>(i);
+    return KeptCode{"text", std::to_string(i), std::string(size, static_cast<char>('a' + i))};
   };
   constexpr int kProcesses = 8, kTimes = 20;
   for (int i = 0; i < kProcesses; ++i) {
