@@ -178,7 +178,7 @@ TEST_F(AtNeed, SaysWhatDoesNotCompile) {
   EXPECT_EQ(status.code, Code::device);
   EXPECT_NE(status.text.find("does not compile it"), std::string::npos) << status.text;
   EXPECT_NE(status.text.find("tessera_test_wrong.cu("), std::string::npos) << status.text;
-  EXPECT_FALSE(CodeCache::open(false)->list().size() > 0);
+  EXPECT_TRUE(cache().list().empty());
 }
 
 TEST_F(AtNeed, AnNvrtcMustSuitDriverAndDevice) {
@@ -240,8 +240,7 @@ TEST_F(AtNeed, NothingIsCompiledWhileAStreamIsCaptured) {
   fake::state().captured = &stream;
   CuLibrary library = nullptr;
   const Program one = program("captured");
-  const Status status =
-      load_library(library, one, reinterpret_cast<CuStream>(static_cast<void*>(&stream)));
+  const Status status = load_library(library, one, reinterpret_cast<CuStream>(&stream));
   EXPECT_EQ(status.code, Code::device);
   EXPECT_NE(status.text.find("must be compiled first, but the stream is being captured"),
             std::string::npos)
