@@ -253,7 +253,7 @@ class Prepared : public Launches {
  protected:
   void SetUp() override {
     Launches::SetUp();
-    gpu_ = *this_gpu(1);  // no other test has loaded anything there
+    gpu_ = *this_gpu(1);  // no other test has loaded these rows there
   }
 };
 

@@ -1,5 +1,5 @@
 // The forward pass by mma.sync: FlashAttention-2's loop (Dao 2023, section 3), with two buffers of
-// keys and of values, so that a block of one comes while the other is multiplied.
+// keys and of values where they fit, so that a block of one comes while the other is multiplied.
 //
 // A warp has tile_m query rows, 32 where two tiles of 16 share what ldmatrix brings, and all warps
 // of a block share its keys. A block of threads takes one tile of query rows after another. Of a
