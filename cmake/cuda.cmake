@@ -15,6 +15,55 @@ if(TESSERA_CUDA)
     PATH_SUFFIXES nvidia/cu13/lib nvidia/cuda_nvrtc/lib lib
     DOC "libnvrtc, of the CUDA toolkit or the nvidia-cuda-nvrtc wheel")
 endif()
+set(TESSERA_CUDA_ARCHS auto CACHE STRING
+  "GPUs to compile for: auto (those found; none: 90a and ptx), all, or a list of 80, 90a, 120, ptx")
+
+# Sets `result` to the device compiler's targets, with commas between them.
+function(tessera_cuda_targets result)
+  set(known 80 90a 120 ptx)
+  set(wanted ${TESSERA_CUDA_ARCHS})
+  if(wanted STREQUAL "all")
+    set(wanted ${known})
+  elseif(wanted STREQUAL "auto")
+    set(wanted)
+    # The driver's own tool says what there is; without a driver there is none, and no GPU.
+    execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE found ERROR_QUIET RESULT_VARIABLE failed)
+    if(failed EQUAL 0)
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]" found "${found}")
+    else()
+      set(found)
+    endif()
+    foreach(capability IN LISTS found)
+      if(capability STREQUAL "9.0")
+        list(APPEND wanted 90a)
+      elseif(capability MATCHES "^8\\." AND NOT capability STREQUAL "8.7")
+        list(APPEND wanted 80)
+      elseif(capability MATCHES "^12\\.")
+        list(APPEND wanted 120)
+      else()
+        list(APPEND wanted ptx)
+      endif()
+    endforeach()
+    if(NOT wanted)
+      set(wanted 90a ptx)
+    endif()
+    list(REMOVE_DUPLICATES wanted)
+  endif()
+  set(targets)
+  foreach(one IN LISTS wanted)
+    if(NOT one IN_LIST known)
+      message(FATAL_ERROR "TESSERA_CUDA_ARCHS: ${one}: must be auto, all, or a list of 80, 90a, 120, ptx")
+    endif()
+    if(one STREQUAL "ptx")
+      list(APPEND targets compute_80)
+    else()
+      list(APPEND targets sm_${one})
+    endif()
+  endforeach()
+  list(JOIN targets "," targets)
+  set(${result} ${targets} PARENT_SCOPE)
+endfunction()
 
 # Sets `result` to a C++ file that embeds the texts that device code includes, by the names that it
 # includes them by; without arguments to one that embeds none. See compiler/device_headers.h.
@@ -51,10 +100,9 @@ function(tessera_add_device_code result)
   file(GLOB device_headers CONFIGURE_DEPENDS
     ${source_folder}/source.h
     ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h ${source_folder}/mma/*.h
-    ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
+    ${source_folder}/sm80/*.h ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
     ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
-  # Those of the host, and of kernels that no row has.
-  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target|/mma/forward[a-z_]*)\\.h$")
+  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target)\\.h$")  # the host's
   if(NOT TESSERA_CUDA)
     set(device_headers)
   endif()
@@ -69,10 +117,12 @@ function(tessera_add_device_code result)
     set(${result} $<TARGET_OBJECTS:tessera_device_code> PARENT_SCOPE)
     return()
   endif()
-  message(STATUS "GPU kernels: by ${TESSERA_NVRTC}")
+  tessera_cuda_targets(targets)
+  message(STATUS "GPU kernels: ${targets}, by ${TESSERA_NVRTC}")
   file(GLOB program_sources CONFIGURE_DEPENDS ${source_folder}/*/programs.cpp)
   set(compiler_sources ${source_folder}/compiler/main.cpp ${source_folder}/compiler/compiler.cpp
-    ${source_folder}/compiler/nvrtc.cpp ${source_folder}/architecture.cpp ${program_sources}
+    ${source_folder}/compiler/nvrtc.cpp ${source_folder}/architecture.cpp
+    ${source_folder}/auxiliary.cpp ${program_sources}
     ${PROJECT_SOURCE_DIR}/src/plan/device.cpp)
   add_executable(tessera_device_compiler ${compiler_sources})
   target_include_directories(tessera_device_compiler PRIVATE
@@ -94,7 +144,8 @@ function(tessera_add_device_code result)
   cmake_path(GET TESSERA_NVRTC FILENAME nvrtc_name)
   set(nvrtc_link ${PROJECT_BINARY_DIR}/nvrtc_${nvrtc_size})
   file(CREATE_LINK ${nvrtc_folder} ${nvrtc_link} SYMBOLIC)
-  set(compiler $<TARGET_FILE:tessera_device_compiler> --nvrtc ${nvrtc_link}/${nvrtc_name})
+  set(compiler
+    $<TARGET_FILE:tessera_device_compiler> --nvrtc ${nvrtc_link}/${nvrtc_name} --targets ${targets})
   # In parts, so that the build, not one command, shares the cores among them and the host's code. NVRTC is
   # some 5 % faster in large pages.
   set(parts 28)

@@ -30,7 +30,7 @@ bool runs_here(std::string_view kernel) {
     if (name_of(row) != kernel) continue;
     if (!is_gpu(row.arch)) return runs(best_arch(), row.arch);
     const Result<Device> gpu = this_gpu();
-    return gpu && runs(gpu->arch, row.arch) && cuda::has_code(row);
+    return gpu && runs(gpu->arch, row.arch) && cuda::has_code(row, *gpu);
   }
   return false;
 }

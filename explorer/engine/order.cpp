@@ -190,7 +190,7 @@ class Schedule {
   /// A GPU's decoding: every resident block of threads has a span. They begin together, and blocks
   /// are spread over the multiprocessors.
   void deal_spans() {
-    resident_ = core::decode_blocks(plan_.kernel);
+    resident_ = plan_.kernel.blocks;
     const int batch = plan_.work.batch;
     core::Spans spans = plan_.spans;
     if (plan_.problem.packed || plan_.problem.cache) {

@@ -28,6 +28,8 @@ struct Device {
   std::int64_t l1_bytes = 32 << 10;  ///< per core; GPU: shared memory of one block
   std::int64_t l2_bytes = 1 << 20;   ///< per core; GPU: all of it
   int ordinal = 0;                   ///< GPU: its number in this process
+  int capability =
+      0;  ///< GPU: its compute capability, 90 for 9.0; decides what code is made for it
 
   friend bool operator==(const Device&, const Device&) = default;
 };
@@ -38,7 +40,9 @@ TESSERA_API Device this_cpu();
 /// The best instruction set this machine can execute.
 TESSERA_API Arch best_arch();
 
-/// A GPU of this machine, as CUDA numbers them. Errors: device (no driver, no such GPU, or one that
+/// A GPU of this machine, as CUDA numbers them. Where the environment's TESSERA_GPU_AS names one of
+/// device_names(), it is planned for as if it were that one, which runs where that one's kernels
+/// do: "a100" tries an A100's on a newer GPU. Errors: device (no driver, no such GPU, or one that
 /// no kernel runs on; the text says which).
 TESSERA_API Result<Device> this_gpu(int ordinal = 0);
 

@@ -66,8 +66,7 @@ enum class Arch : std::uint8_t {
   avx2,         ///< AVX2, FMA, F16C
   avx512,       ///< AVX-512 F, BW, DQ, VL
   avx512_bf16,  ///< and VDPBF16PS
-  sm80,         ///< NVIDIA Ampere, of data centres; without kernels so far
-  sm89,         ///< NVIDIA Ada; without kernels so far
+  sm80,         ///< NVIDIA Ampere and newer: mma.sync and cp.async, which all of them have
   sm90,         ///< NVIDIA Hopper
 };
 /// How many there are.

@@ -18,8 +18,8 @@ enum class Form : std::uint8_t {
 /// What the multiply-add instructions take.
 enum class Operand : std::uint8_t {
   f32,      ///< fp32 FMA; 16-bit tensors are widened tile by tile
-  bf16,     ///< bf16 into fp32 (VDPBF16PS, wgmma)
-  f16,      ///< fp16 into fp32 (wgmma)
+  bf16,     ///< bf16 into fp32 (VDPBF16PS, wgmma, mma.sync)
+  f16,      ///< fp16 into fp32 (wgmma, mma.sync)
   e4m3,     ///< 8 bits into 22 or so (wgmma): sums are promoted to fp32 in time
   i8_bf16,  ///< scores of i8, exactly; weights and values of bf16 into fp32 (wgmma)
   i8_f16,   ///< the same, and fp16
@@ -41,7 +41,7 @@ struct Kernel {
   int block_m = 0;   ///< query rows a work item owns (forward; CPU tile: at most), or visits at a
                      ///< time (backward)
   int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
-                     ///< GPU: of a warpgroup); divides block_m
+                     ///< GPU: of a warpgroup, by mma.sync of a warp); divides block_m
   int block_n = 0;   ///< keys a step takes (forward; GPU decode: of all warps), or a work item
                      ///< owns (backward)
   int split_n = 0;   ///< keys after which the forward may split; 0: never. A GPU: a part, where
@@ -51,7 +51,7 @@ struct Kernel {
   int head_dim_v = 0;  ///< GPU: the same of values
   int q_rows = 0;      ///< GPU: rows of a buffer of queries: block_m, or tile_m (forward: one for
                        ///< each warpgroup, so that the next tile's come while others are read)
-  int q_stages = 0;    ///< GPU: such buffers; decode: 0
+  int q_stages = 0;    ///< GPU: such buffers in a ring; 0: one, or two of decoding rows
   Extra extra = Extra::none;  ///< GPU
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too
@@ -60,6 +60,8 @@ struct Kernel {
                               ///< scaled values are rounded to the operand
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
   bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
+  int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp
+  int blocks = 1;  ///< GPU: blocks of threads of a multiprocessor that registers suffice for
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -83,14 +85,6 @@ TESSERA_HD constexpr int decode_tile_keys(const Kernel& row) { return row.qv ? r
 TESSERA_HD constexpr int part_words(const Kernel& row) {
   if (row.qv) return row.block_m * row.head_dim_v / 4 + row.block_m / 2;
   return row.block_m * row.head_dim_v / 2;
-}
-
-/// Blocks of threads of a GPU's decoding row that a multiprocessor has at once. Narrow heads need
-/// more: there is less to a tile, so latencies of its instructions count.
-TESSERA_HD constexpr int decode_blocks(const Kernel& kernel) {
-  if (kernel.qv) return 1;
-  if (kernel.block_m > kernel.tile_m) return 2;  // sums of more keys: registers for no third one
-  return kernel.head_dim <= 64 ? 3 : kernel.head_dim <= 128 ? 2 : 1;
 }
 
 }  // namespace tessera::core

@@ -121,13 +121,11 @@ Status refusal(const AppendShape& s) {
 
 Status append(const AppendShape& shape, const AppendTensors& tensors, const Device& device,
               const Execution& execution) {
-  return enqueue_on(device, execution, "append", [&](const Target& target, const Queue& queue) {
-    return append(shape, tensors, target.append, queue);
-  });
+  return enqueue_on(device, execution, "append",
+                    [&](const Queue& queue) { return append(shape, tensors, queue); });
 }
 
-Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_t kernels,
-              const Queue& queue) {
+Status append(const AppendShape& shape, const AppendTensors& tensors, const Queue& queue) {
   if (Status s = refusal(shape); !s) return s;
   const aux::AppendParams params = append_params(shape, tensors);
   const std::int64_t blocks = params.blocks();
@@ -140,8 +138,9 @@ Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_
   }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
   const std::size_t quantizing = shape.quantizes() ? static_cast<std::size_t>(kPlainDtypes) : 0;
-  return queue.launch_auxiliary(kernels + quantizing + static_cast<std::size_t>(shape.dtype),
-                                blocks, &params);
+  return queue.launch_auxiliary(
+      number_of(AuxiliaryKernel::append_f32) + quantizing + static_cast<std::size_t>(shape.dtype),
+      blocks, &params);
 }
 
 }  // namespace tessera::cuda

@@ -13,8 +13,7 @@ aux::AppendParams append_params(const AppendShape& shape, const AppendTensors& t
 /// What no kernel does. Errors: unsupported.
 Status refusal(const AppendShape& shape);
 
-/// Enqueues it; kernels: Target::append of the queue's architecture. Errors: unsupported, device.
-Status append(const AppendShape& shape, const AppendTensors& tensors, std::size_t kernels,
-              const Queue& queue);
+/// Enqueues it. Errors: unsupported, device.
+Status append(const AppendShape& shape, const AppendTensors& tensors, const Queue& queue);
 
 }  // namespace tessera::cuda

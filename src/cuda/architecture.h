@@ -1,22 +1,23 @@
 // One GPU architecture with kernels of its own, as the device compiler and the launches know it:
-// which programs there are, and what a block of theirs needs.
+// which programs there are, what they are compiled for, and what a block of theirs needs.
 #pragma once
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/kernel.h"
+#include "cuda/auxiliary.h"
 
 namespace tessera::cuda {
 
-/// A kernel that is not a row of the catalog: what a pass does before and after its main kernel.
-struct Auxiliary {
-  const char* name;    ///< of its function in the cubin
-  const char* call;    ///< the device function, in tessera::cuda
-  const char* params;  ///< its parameter's type
-  int resident = 8;    ///< blocks of a multiprocessor that registers must suffice for
-  /// It waits by itself for what was enqueued before it, and may be launched before that is done.
-  bool begins_early = false;
+/// What machine code is made for, and what runs it.
+struct Image {
+  const char* target;  ///< as NVRTC's -arch names it: "sm_80", or "compute_80", which is PTX
+  bool (*runs_on)(int capability);  ///< of devices, 90 for 9.0
+
+  /// The driver makes machine code of it.
+  bool is_ptx() const;
 };
 
 /// What measure_peaks runs: a program with two kernels, launched with `threads` a block.
@@ -32,22 +33,28 @@ struct Yardstick {
 
 struct Architecture {
   Arch arch;
-  const char* compiler_option;  ///< NVRTC's -arch
+  std::span<const Image> images;  ///< that a build may have, those that fit best first
+  /// What is compiled for a device where there is no image: for exactly that one.
+  std::string (*target_on)(int capability);
+  /// Grids may begin before those that they depend on have ended (ptx/grid.h).
+  bool begins_early;
   /// Of a row of this arch: threads of a block, bytes of its shared memory.
   int (*threads)(const core::Kernel& row);
   int (*shared_bytes)(const core::Kernel& row);
   /// CUDA C++ of a row's kernel, a function of that name.
   std::string (*row_program)(const core::Kernel& row, const std::string& name);
-  /// In one program, together.
+  /// In one program, together; kAuxiliary first.
   std::span<const Auxiliary> auxiliary;
   const char* auxiliary_symbol;
-  int auxiliary_threads;
-  std::string (*auxiliary_program)();
+  const char* auxiliary_includes;  ///< lines of CUDA C++: of what is not in kAuxiliary
   Yardstick yardstick;
 };
 
 /// All of them; compiler/compiler.cpp lists their programs.
 std::span<const Architecture* const> architectures();
+
+/// Every image's target, each once.
+std::vector<std::string> all_targets();
 
 /// A row as an expression of CUDA C++, so that a program depends on nothing but its row.
 std::string value_text(const core::Kernel& row);

@@ -1,6 +1,6 @@
 #include "cuda/code.h"
 
-#include <algorithm>
+#include <string_view>
 
 #include "cuda/backend.h"
 #include "cuda/compiler/at_need.h"
@@ -11,11 +11,17 @@
 namespace tessera::cuda {
 namespace {
 
-/// Null: not part of this build.
-const Cubin* find(const std::string& symbol) {
-  const auto found = std::find_if(cubins().begin(), cubins().end(),
-                                  [&](const Cubin& c) { return symbol == c.symbol; });
-  return found == cubins().end() ? nullptr : &*found;
+/// Of this build: what runs on such a device, or PTX of that. Null: there is none.
+const Cubin* find(const Program& program, int capability, bool ptx) {
+  for (const Image& image : program.architecture->images) {
+    if (image.is_ptx() != ptx || !image.runs_on(capability)) continue;
+    for (const Cubin& cubin : cubins()) {
+      if (program.symbol == cubin.symbol && std::string_view(image.target) == cubin.target) {
+        return &cubin;
+      }
+    }
+  }
+  return nullptr;
 }
 
 /// CUresult of code that is not for this device or this driver: invalid image, no binary for the
@@ -44,39 +50,67 @@ Status check_not_captured(const Program& program, CuStream stream, bool embedded
                         "before the capture");
 }
 
-CuResult load_image(CuLibrary& library, const void* image) {
-  return driver().library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
+/// Loads code of the build; false: the driver does not take it, and `status` says why.
+bool load_cubin(CuLibrary& library, const Cubin& cubin, Status& status) {
+  const Driver& d = driver();
+  const CuResult result =
+      d.library_load(&library, cubin.begin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  status = d.check(result, "cuLibraryLoadData");
+  return !is_other_code(result);
+}
+
+std::string version_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+/// What this build has of a program.
+std::string images_text(const Program& program) {
+  std::string text;
+  for (const Cubin& cubin : cubins()) {
+    if (program.symbol == cubin.symbol)
+      text += (text.empty() ? "" : ", ") + std::string(cubin.target);
+  }
+  return text.empty() ? "none" : text;
 }
 
 }  // namespace
 
-bool has_code(const Program& program) { return find(program.symbol) != nullptr; }
+bool has_code(const Program& program, int capability) {
+  return find(program, capability, false) != nullptr;
+}
 
-bool has_code(const core::Kernel& row) {
+bool has_code(const core::Kernel& row, const Device& device) {
   const Target* const target = target_of(row.arch);
   if (target == nullptr) return false;
   const Program program = program_of(*target->architecture, row);
-  return has_code(program) || can_compile(program, version_of_driver());
+  return has_code(program, device.capability) ||
+         find(program, device.capability, true) != nullptr ||
+         can_compile(program, device.capability, version_of_driver());
 }
 
-Status load_library(CuLibrary& library, const Program& program, CuStream stream) {
-  const Driver& d = driver();
-  const Cubin* const found = find(program.symbol);
-  Status embedded;
-  if (found != nullptr) {
+Status load_library(CuLibrary& library, const Program& program, int capability, CuStream stream) {
+  const Cubin* const code = find(program, capability, false);
+  const Cubin* const ptx = find(program, capability, true);
+  Status refused;  // by the driver
+  if (code != nullptr) {
     if (Status s = check_not_captured(program, stream, true); !s) return s;
-    const CuResult result = load_image(library, found->begin);
-    embedded = d.check(result, "cuLibraryLoadData");
-    if (!is_other_code(result)) return embedded;
+    if (load_cubin(library, *code, refused)) return refused;
   }
   if (Status s = check_not_captured(program, stream, false); !s) return s;
-  const Result<std::string> code = machine_code(program, version_of_driver());
-  if (!code && found != nullptr) {
-    return Status::device(program.symbol + ": this driver does not take the build's code (" +
-                          embedded.text + "), and there is no other: " + code.status().text);
+  const Result<std::string> made = machine_code(program, capability, version_of_driver());
+  if (made) {
+    const Driver& d = driver();
+    return d.check(d.library_load(&library, made->data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+                   "cuLibraryLoadData");
   }
-  if (!code) return code.status();
-  return d.check(load_image(library, code->data()), "cuLibraryLoadData");
+  if (ptx != nullptr && load_cubin(library, *ptx, refused)) return refused;
+  if (code == nullptr && ptx == nullptr) {
+    return Status::device(program.symbol + ": this build has no code for a GPU of " +
+                          version_text(capability) + " (it has " + images_text(program) +
+                          "), and nothing here compiles it: " + made.status().text);
+  }
+  return Status::device(program.symbol + ": this driver does not take the build's code (" +
+                        refused.text + "), and there is no other: " + made.status().text);
 }
 
 Status load_function(CuFunction& function, CuLibrary library, const char* name, int shared_bytes) {
@@ -91,11 +125,11 @@ Status load_function(CuFunction& function, CuLibrary library, const char* name, 
   return status;
 }
 
-Status compile_ahead(const Program& program, std::size_t& compiled) {
-  if (has_code(program)) return {};
+Status compile_ahead(const Program& program, int capability, std::size_t& compiled) {
+  if (has_code(program, capability)) return {};
   // What cannot be kept is of no use to anybody.
   if (const Result<CodeCache> cache = CodeCache::open(true); !cache) return cache.status();
-  return machine_code(program, version_of_driver(), &compiled).status();
+  return machine_code(program, capability, version_of_driver(), &compiled).status();
 }
 
 }  // namespace tessera::cuda

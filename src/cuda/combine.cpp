@@ -57,18 +57,17 @@ aux::CombineParams combine_params(const PartialResults& results, const PartialTe
 
 Status combine(const PartialResults& results, const PartialTensors& tensors, const Device& device,
                const Execution& execution) {
-  return enqueue_on(device, execution, "combine", [&](const Target& target, const Queue& queue) {
-    return combine(results, tensors, target.combine, queue);
-  });
+  return enqueue_on(device, execution, "combine",
+                    [&](const Queue& queue) { return combine(results, tensors, queue); });
 }
 
-Status combine(const PartialResults& results, const PartialTensors& tensors, std::size_t kernels,
-               const Queue& queue) {
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Queue& queue) {
   const aux::CombineParams params = combine_params(results, tensors);
   if (params.rows == 0) return {};
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
-  return queue.launch_auxiliary(kernels + static_cast<std::size_t>(results.dtype),
-                                std::min<std::int64_t>(params.blocks(), INT32_MAX), &params);
+  return queue.launch_auxiliary(
+      number_of(AuxiliaryKernel::combine_f32) + static_cast<std::size_t>(results.dtype),
+      std::min<std::int64_t>(params.blocks(), INT32_MAX), &params);
 }
 
 }  // namespace tessera::cuda

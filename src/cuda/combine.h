@@ -10,8 +10,7 @@ namespace tessera::cuda {
 /// Of what has been validated.
 aux::CombineParams combine_params(const PartialResults& results, const PartialTensors& tensors);
 
-/// Enqueues it; kernels: Target::combine of the queue's architecture. Errors: device.
-Status combine(const PartialResults& results, const PartialTensors& tensors, std::size_t kernels,
-               const Queue& queue);
+/// Enqueues it. Errors: device.
+Status combine(const PartialResults& results, const PartialTensors& tensors, const Queue& queue);
 
 }  // namespace tessera::cuda

@@ -1,6 +1,7 @@
 #include "cuda/context.h"
 
 #include <array>
+#include <utility>
 
 #include "cuda/once.h"
 
@@ -9,16 +10,23 @@ namespace {
 
 struct Primary {
   Once once;
-  CuDevice device = 0;
+  GpuDevice device;
   CuContext context = nullptr;
 };
 
 Status retain(Primary& p, int ordinal) {
   const Driver& d = driver();
   if (!d.available()) return Status::device(d.missing);
-  Status status = d.check(d.device_get(&p.device, ordinal), "cuDeviceGet");
+  Status status = d.check(d.device_get(&p.device.handle, ordinal), "cuDeviceGet");
+  int major = 0, minor = 0;
+  for (const auto& [value, attribute] :
+       {std::pair{&major, kComputeMajor}, {&minor, kComputeMinor}}) {
+    if (!status) return status;
+    status = d.check(d.device_attribute(value, attribute, p.device.handle), "cuDeviceGetAttribute");
+  }
   if (!status) return status;
-  return d.check(d.primary_context_retain(&p.context, p.device), "cuDevicePrimaryCtxRetain");
+  p.device.capability = 10 * major + minor;
+  return d.check(d.primary_context_retain(&p.context, p.device.handle), "cuDevicePrimaryCtxRetain");
 }
 
 }  // namespace

@@ -5,13 +5,15 @@
 
 namespace tessera::cuda {
 
-/// One catalog row's machine code.
+/// A program's machine code, or PTX that the driver makes some of.
 struct Cubin {
-  const char* symbol;  ///< symbol_of(row)
+  const char* symbol;  ///< Program::symbol
+  const char* target;  ///< Image::target
   const unsigned char* begin;
   const unsigned char* end;
 };
 
+/// PTX ends with a 0, behind `end`.
 std::span<const Cubin> cubins();
 
 }  // namespace tessera::cuda

@@ -1,17 +1,43 @@
 // GPUs as the planner sees them.
+#include <algorithm>
+
 #include "cuda/backend.h"
+#include "cuda/compiler/environment.h"
 #include "cuda/driver.h"
 #include "cuda/target.h"
+#include "plan/device_table.h"
 
 namespace tessera::cuda {
 namespace {
 
-/// Null: none runs there.
-const Target* target_on(int compute_major, int compute_minor) {
+/// The first is the one whose kernels are for this device alone. Null: none runs there.
+const Target* target_on(int capability) {
   for (const Target& target : targets()) {
-    if (target.runs_on(compute_major, compute_minor)) return &target;
+    if (target.runs_on(capability)) return &target;
   }
   return nullptr;
+}
+
+/// The device as $TESSERA_GPU_AS wants it to be planned for. Errors: device (it names no GPU, or
+/// one whose kernels do not run here).
+Result<Device> pretended(const Device& real, const std::string& name) {
+  for (const Device& device : device_table()) {
+    if (device.name != name || !is_gpu(device.arch)) continue;
+    if (!target_of(device.arch)->runs_on(real.capability)) {
+      return Status::device("TESSERA_GPU_AS = '" + name + "': " + real.name +
+                            " does not run kernels of " + to_string(device.arch));
+    }
+    Device planned = real;
+    planned.name = device.name + " (" + real.name + ")";
+    planned.arch = device.arch;
+    planned.l1_bytes = std::min(device.l1_bytes, real.l1_bytes);
+    return planned;
+  }
+  std::string known;
+  for (const Device& device : device_table()) {
+    if (is_gpu(device.arch)) known += (known.empty() ? "" : ", ") + device.name;
+  }
+  return Status::device("TESSERA_GPU_AS = '" + name + "': unknown; known: " + known);
 }
 
 std::string all_devices() {
@@ -52,7 +78,8 @@ Result<Device> device_at(int ordinal) {
       return s;
     }
   }
-  const Target* const target = target_on(major, minor);
+  const int capability = 10 * major + minor;
+  const Target* const target = target_on(capability);
   if (target == nullptr) {
     return Status::device("device = 'gpu:" + std::to_string(ordinal) + "': " + name +
                           " has compute capability " + std::to_string(major) + "." +
@@ -65,7 +92,9 @@ Result<Device> device_at(int ordinal) {
   device.l1_bytes = shared;
   device.l2_bytes = l2;
   device.ordinal = ordinal;
-  return device;
+  device.capability = capability;
+  const std::string as = environment("TESSERA_GPU_AS");
+  return as.empty() ? device : pretended(device, as);
 }
 
 Result<std::string> driver_version() {

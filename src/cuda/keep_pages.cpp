@@ -8,14 +8,14 @@ aux::KeepPagesParams keep_pages_params(const Problem& problem, const Tensors& te
           layout.stride, layout.seqlens};
 }
 
-Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, std::size_t kernel,
-                  const Queue& queue) {
+Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue) {
   Workspace memory(workspace);
   const KeptPagesLayout layout = layout_kept_pages(memory, plan);
   const aux::KeepPagesParams params = keep_pages_params(plan.problem, tensors, layout);
   tensors.cache = cache_of_kept(layout);
   if (plan.problem.batch == 0) return {};
-  return queue.launch_auxiliary(kernel, plan.problem.batch, &params);
+  return queue.launch_auxiliary(number_of(AuxiliaryKernel::keep_pages), plan.problem.batch,
+                                &params);
 }
 
 }  // namespace tessera::cuda

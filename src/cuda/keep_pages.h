@@ -15,7 +15,6 @@ aux::KeepPagesParams keep_pages_params(const Problem& problem, const Tensors& te
                                        const KeptPagesLayout& layout);
 
 /// Enqueues the kernel with that number, and makes the cache of `tensors` what it lists.
-Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, std::size_t kernel,
-                  const Queue& queue);
+Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue);
 
 }  // namespace tessera::cuda

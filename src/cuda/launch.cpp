@@ -70,12 +70,12 @@ Result<CuFunction> Queue::load(const core::Kernel& row) const {
   if (found == kCatalog.end()) {
     return Status::device("kernel = " + name_of(row) + ": is not a row of the catalog");
   }
-  Loaded& loaded = all[static_cast<std::size_t>(device) % kMostDevices]
+  Loaded& loaded = all[static_cast<std::size_t>(device.handle) % kMostDevices]
                       [static_cast<std::size_t>(found - kCatalog.begin())];
   Status status = loaded.once([&] {
     const Program program = program_of(*architecture, row);
     CuLibrary library = nullptr;
-    if (Status s = load_library(library, program, stream); !s) return s;
+    if (Status s = load_library(library, program, device.capability, stream); !s) return s;
     return load_function(loaded.function, library, program.symbol.c_str(),
                          architecture->shared_bytes(row));
   });
@@ -91,12 +91,14 @@ Result<CuFunction> Queue::load_auxiliary(std::size_t number) const {
     return Status::device("auxiliary kernel = " + std::to_string(number) + ": there is none");
   }
   const auto arch = static_cast<std::size_t>(architecture->arch),
-             at = static_cast<std::size_t>(device) % kMostDevices;
+             at = static_cast<std::size_t>(device.handle) % kMostDevices;
   LoadedLibrary& code = libraries[arch][at];
   Loaded& loaded = all[arch][at][number];
   Status status = loaded.once([&] {
-    Status s = code.once(
-        [&] { return load_library(code.library, auxiliary_program_of(*architecture), stream); });
+    Status s = code.once([&] {
+      return load_library(code.library, auxiliary_program_of(*architecture), device.capability,
+                          stream);
+    });
     if (!s) return s;
     return load_function(loaded.function, code.library, architecture->auxiliary[number].name, 0);
   });
@@ -108,14 +110,14 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   const Result<CuFunction> function = load(row);
   if (!function) return function.status();
   return enqueue(*function, blocks, architecture->threads(row), architecture->shared_bytes(row),
-                 stream, params, row.form == core::Form::decode);
+                 stream, params, architecture->begins_early && row.form == core::Form::decode);
 }
 
 Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {
   const Result<CuFunction> function = load_auxiliary(number);
   if (!function) return function.status();
-  return enqueue(*function, blocks, architecture->auxiliary_threads, 0, stream, params,
-                 architecture->auxiliary[number].begins_early);
+  return enqueue(*function, blocks, kAuxiliaryThreads, 0, stream, params,
+                 architecture->begins_early && architecture->auxiliary[number].begins_early);
 }
 
 Status prepare(const PlanData& plan) {
@@ -138,7 +140,7 @@ Result<std::size_t> compile_ahead(const PlanData& plan) {
   std::size_t compiled = 0;
   for (const Program& program : {program_of(*target->architecture, plan.kernel),
                                  auxiliary_program_of(*target->architecture)}) {
-    if (Status s = compile_ahead(program, compiled); !s) return s;
+    if (Status s = compile_ahead(program, plan.device.capability, compiled); !s) return s;
   }
   return compiled;
 }

@@ -6,15 +6,16 @@
 
 #include "core/kernel.h"
 #include "cuda/architecture.h"
+#include "cuda/context.h"
 #include "cuda/driver.h"
 #include "plan/plan.h"
 
 namespace tessera::cuda {
 
-/// A device of which the context is current, a stream of it, and what its code is made for.
+/// A device of which the context is current, a stream of it, and whose kernels run there.
 struct Queue {
   const Architecture* architecture = nullptr;
-  CuDevice device = 0;
+  GpuDevice device;
   CuStream stream = nullptr;
 
   /// A row's kernel, or the architecture's auxiliary kernel with that number, on the device: loaded

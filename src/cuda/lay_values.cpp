@@ -26,8 +26,7 @@ aux::LayValuesParams lay_values_params(const PlanData& plan, const Tensors& tens
   return params;
 }
 
-Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, std::size_t kernel,
-                  const Queue& queue) {
+Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue) {
   const Problem& p = plan.problem;
   if (Status s = check_aligned("v", tensors.v, p, p.stored_v(), false); !s) return s;
   Workspace memory(workspace);
@@ -40,7 +39,7 @@ Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, std::
                           " blocks of threads; up to " + std::to_string(INT32_MAX) +
                           " are one launch");
   }
-  return queue.launch_auxiliary(kernel, params.blocks, &params);
+  return queue.launch_auxiliary(number_of(AuxiliaryKernel::lay_values), params.blocks, &params);
 }
 
 }  // namespace tessera::cuda

@@ -16,7 +16,6 @@ aux::LayValuesParams lay_values_params(const PlanData& plan, const Tensors& tens
 
 /// Enqueues the kernel with that number, and makes v of `tensors` the tiles. Errors: invalid (rows
 /// that do not begin at multiples of 16 bytes), device.
-Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, std::size_t kernel,
-                  const Queue& queue);
+Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue);
 
 }  // namespace tessera::cuda

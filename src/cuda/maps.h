@@ -46,15 +46,17 @@ void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
   params.score = plan.score;
-  params.extras.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
-  params.extras.alibi_batch = p.alibi == PerHead::batch_heads ? p.num_heads : 0;
   if constexpr (requires { params.dropout; }) {
     params.dropout = core::make_dropout(p.dropout_p, t.philox_seed, t.philox_offset);
   }
-  if (!p.bias) return;
-  params.extras.bias = t.bias.data;
-  params.extras.bias_dtype = p.bias->dtype;
-  params.extras.bias_strides = strides_of(*p.bias, t.bias);
+  if constexpr (requires { params.extras; }) {
+    params.extras.alibi_slopes = p.alibi == PerHead::none ? nullptr : t.alibi_slopes;
+    params.extras.alibi_batch = p.alibi == PerHead::batch_heads ? p.num_heads : 0;
+    if (!p.bias) return;
+    params.extras.bias = t.bias.data;
+    params.extras.bias_dtype = p.bias->dtype;
+    params.extras.bias_strides = strides_of(*p.bias, t.bias);
+  }
 }
 
 /// The same for a forward pass: its outputs and its sink, too.

@@ -38,14 +38,16 @@ struct LoadedYardstick {
   CuFunction multiply = nullptr, read = nullptr;
 };
 
-LoadedYardstick& loaded_on(CuDevice device) {
-  static std::array<LoadedYardstick, kMostDevices> all;
-  return all[static_cast<std::size_t>(device) % kMostDevices];
+LoadedYardstick& loaded_on(const GpuDevice& device, Arch arch) {
+  static std::array<std::array<LoadedYardstick, kArchs>, kMostDevices> all;
+  return all[static_cast<std::size_t>(device.handle) % kMostDevices]
+            [static_cast<std::size_t>(arch)];
 }
 
-Status load(LoadedYardstick& loaded, const Architecture& architecture) {
+Status load(LoadedYardstick& loaded, const Architecture& architecture, int capability) {
   CuLibrary library = nullptr;
-  if (Status s = load_library(library, yardstick_program_of(architecture), nullptr); !s) return s;
+  if (Status s = load_library(library, yardstick_program_of(architecture), capability, nullptr); !s)
+    return s;
   Status status =
       load_function(loaded.multiply, library, "multiply_peak", architecture.yardstick.shared_bytes);
   return status ? load_function(loaded.read, library, "read_peak", 0) : status;
@@ -103,8 +105,11 @@ Result<Peaks> measure_peaks(const Device& device, double seconds) {
   const int ordinal = device.ordinal;
   const CurrentContext context(ordinal);
   if (!context.status()) return context.status();
-  LoadedYardstick& loaded = loaded_on(context.device());
-  if (Status s = loaded.once([&] { return load(loaded, *target->architecture); }); !s) return s;
+  LoadedYardstick& loaded = loaded_on(context.device(), device.arch);
+  if (Status s = loaded.once(
+          [&] { return load(loaded, *target->architecture, context.device().capability); });
+      !s)
+    return s;
 
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;
   Memory memory;

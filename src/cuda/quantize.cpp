@@ -141,13 +141,11 @@ aux::QuantizeParams quantize_params(const QuantizeShape& s, const QuantizeTensor
 
 Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Device& device,
                 const Execution& execution) {
-  return enqueue_on(device, execution, "quantize", [&](const Target& target, const Queue& queue) {
-    return quantize(shape, tensors, target.quantize, queue);
-  });
+  return enqueue_on(device, execution, "quantize",
+                    [&](const Queue& queue) { return quantize(shape, tensors, queue); });
 }
 
-Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, std::size_t kernels,
-                const Queue& queue) {
+Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Queue& queue) {
   if (Status s = refusal(shape, tensors); !s) return s;
   const aux::QuantizeParams params = quantize_params(shape, tensors);
   const std::int64_t blocks = params.blocks();
@@ -158,8 +156,9 @@ Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, std:
   }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
   const std::size_t usual = params.usual() ? static_cast<std::size_t>(kPlainDtypes) : 0;
-  return queue.launch_auxiliary(kernels + usual + static_cast<std::size_t>(shape.dtype), blocks,
-                                &params);
+  return queue.launch_auxiliary(
+      number_of(AuxiliaryKernel::quantize_f32) + usual + static_cast<std::size_t>(shape.dtype),
+      blocks, &params);
 }
 
 }  // namespace tessera::cuda

@@ -13,8 +13,7 @@ aux::QuantizeParams quantize_params(const QuantizeShape& shape, const QuantizeTe
 /// What the kernel does not do. Errors: unsupported.
 Status refusal(const QuantizeShape& shape, const QuantizeTensors& tensors);
 
-/// Enqueues it; kernels: Target::quantize of the queue's architecture. Errors: unsupported, device.
-Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, std::size_t kernels,
-                const Queue& queue);
+/// Enqueues it. Errors: unsupported, device.
+Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, const Queue& queue);
 
 }  // namespace tessera::cuda

@@ -14,20 +14,12 @@ namespace tessera::cuda {
 
 struct Target {
   const Architecture* architecture;
-  const char* devices;  ///< in words, for errors
-  bool (*runs_on)(int compute_major, int compute_minor);
+  const char* devices;              ///< in words, for errors
+  bool (*runs_on)(int capability);  ///< 90 for 9.0
   Status (*run_forward)(const PlanData& plan, const Tensors& tensors, void* workspace,
                         const Queue& queue);
   Status (*run_backward)(const PlanData& plan, const Tensors& tensors, void* workspace,
                          const Queue& queue);
-  /// Number of the first auxiliary kernel that merges partial results (aux/combine.h): one for
-  /// parts of every type, in the order of Dtype.
-  std::size_t combine;
-  /// The same of those that append to a cache (aux/append.h), and behind them of those that
-  /// quantise what they append (aux/append_quantizing.h).
-  std::size_t append;
-  /// The same of those that quantise (aux/quantize.h), and behind them of the usual.
-  std::size_t quantize;
 };
 
 std::span<const Target> targets();
@@ -35,7 +27,7 @@ std::span<const Target> targets();
 /// Null: this library has none.
 const Target* target_of(Arch arch);
 
-/// Calls enqueue(target, queue) for execution.stream of the device, whose context is current
+/// Calls enqueue(queue) for execution.stream of the device, whose context is current
 /// meanwhile. what: in errors, "combine". Errors: device, and its own.
 template <class Enqueue>
 Status enqueue_on(const Device& device, const Execution& execution, const char* what,
@@ -48,8 +40,8 @@ Status enqueue_on(const Device& device, const Execution& execution, const char* 
   }
   const CurrentContext context(device.ordinal);
   if (!context.status()) return context.status();
-  return enqueue(*target, Queue{target->architecture, context.device(),
-                                static_cast<CuStream>(execution.stream)});
+  return enqueue(
+      Queue{target->architecture, context.device(), static_cast<CuStream>(execution.stream)});
 }
 
 }  // namespace tessera::cuda

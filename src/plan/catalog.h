@@ -50,9 +50,6 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,      64,        64,    128,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     64,      0,    0,     128,       128,    128,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    64,     32,      0,    0,     256,       256,    128,       2, core::Extra::all,     true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,    128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,    128,      0,    0,     128,       128,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       128,     64,       3, core::Extra::none},
@@ -62,6 +59,22 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
+};
+
+// Kernels by mma.sync. A warp has tile_m rows of queries: 32, which halves what a product reads of keys and values, or 16,
+// which makes more warps of a tile. Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kMmaRows[] = {
+  // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached      qv     prefixes stages blocks
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      64,        64,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      96,        96,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,     128,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     32,      0,    0,     128,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,     192,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       192,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     256,       256,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
 };
 
 // Scores of 8 bits, weights and values of 16. Each of these is two rows: bf16, and the same for fp16.
@@ -91,93 +104,92 @@ inline constexpr core::Kernel kEightBitRows[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::softcap},
 };
-// Decoding over caches of 8 bits, which are widened to fp16; q and o are of bf16 or fp16. Each of these is two rows: e4m3,
+// Decoding. Memory answers Hopper after some 0.8 us, in which a multiprocessor takes 30 KB: so many are in stages. Narrow
+// heads need more blocks: there is less to a tile, so latencies of its instructions count. Each of these is two rows: bf16,
+// and the same for fp16.
+inline constexpr core::Kernel kDecodeRows[] = {
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 4, 3},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 3, 2},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 3, 1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16, 16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 4, 3},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16, 16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 3, 2},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16, 16,    16,     32,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 4, 2},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16, 16,    16,     32,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 4, 1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16, 16,    16,     16,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, false, 5, 1},
+};
+// The same over caches of 8 bits, which are widened to fp16; q and o are of bf16 or fp16. Each of these is two rows: e4m3,
 // and the same for i8.
 inline constexpr core::Kernel kCacheRows[] = {
-  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra          any_layout cached
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all, false, Dtype::e4m3},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all, false, Dtype::e4m3},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all, false, Dtype::e4m3},
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 4, 3},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 6, 2},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 6, 1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,  16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 4, 3},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,  16,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 4, 2},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,  16,    16,     32,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false, 4, 1},
 };
 // Decoding of latent attention: values are keys, too. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kLatentRows[] = {
-  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra              any_layout cached   qv
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::f32, true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::f32, true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::f32, true},
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::f32, true, false, 0, 1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::f32, true, false, 0, 1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::f32, true, false, 0, 1},
 };
 // The same where values are of 8 bits beside keys of q's type. Each of these is two rows, too.
 inline constexpr core::Kernel kLatentCacheRows[] = {
-  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra              any_layout cached   qv
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::e4m3, true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::e4m3, true},
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::e4m3, true, false, 0, 1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::e4m3, true, false, 0, 1},
 };
 // Decoding over pages that neighbouring sequences share; up to 64 of their rows side by side, where registers hold the
 // queries. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kPrefixRows[] = {
-  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra          any_layout cached   qv     prefixes
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all, false, Dtype::f32, false, true},
+  // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 4, 2},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 2},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 1},
 };
 // clang-format on
+
+template <unsigned kCount>
+constexpr unsigned count(const core::Kernel (&)[kCount]) {
+  return kCount;
+}
 
 /// All rows, in the order of the tables.
 struct Catalog {
   using value_type = core::Kernel;
-  static constexpr unsigned kCpu = sizeof kCpuRows / sizeof kCpuRows[0];
-  static constexpr unsigned kGpu = sizeof kGpuRows / sizeof kGpuRows[0];
-  static constexpr unsigned kInteger = sizeof kIntegerRows / sizeof kIntegerRows[0];
-  static constexpr unsigned kEightBit = sizeof kEightBitRows / sizeof kEightBitRows[0];
 
-  static constexpr unsigned kCache = sizeof kCacheRows / sizeof kCacheRows[0];
-  static constexpr unsigned kLatent = sizeof kLatentRows / sizeof kLatentRows[0];
-  static constexpr unsigned kLatentCache = sizeof kLatentCacheRows / sizeof kLatentCacheRows[0];
-  static constexpr unsigned kPrefix = sizeof kPrefixRows / sizeof kPrefixRows[0];
-
-  core::Kernel rows[kCpu + 2 * kGpu + kEightBit + 2 * kInteger + 2 * kCache + 2 * kLatent +
-                    2 * kLatentCache + 2 * kPrefix] = {};
+  core::Kernel rows[count(kCpuRows) + 2 * count(kGpuRows) + 2 * count(kMmaRows) +
+                    2 * count(kDecodeRows) + count(kEightBitRows) + 2 * count(kIntegerRows) +
+                    2 * count(kCacheRows) + 2 * count(kLatentRows) + 2 * count(kLatentCacheRows) +
+                    2 * count(kPrefixRows)] = {};
 
   constexpr Catalog() {
+    using core::Operand;
     core::Kernel* row = rows;
-    for (const core::Kernel& one : kCpuRows) *row++ = one;
-    for (const core::Kernel& one : kGpuRows) {
-      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
-        *row = one;
-        row++->operand = operand;
+    const auto add = [&row](const auto& table) {
+      for (const core::Kernel& one : table) *row++ = one;
+    };
+    const auto add_both = [&row](const auto& table, auto member, auto first, auto second) {
+      for (const core::Kernel& one : table) {
+        for (const auto value : {first, second}) {
+          *row = one;
+          row++->*member = value;
+        }
       }
-    }
-    for (const core::Kernel& one : kEightBitRows) *row++ = one;
-    for (const core::Kernel& one : kIntegerRows) {
-      for (const core::Operand operand : {core::Operand::i8_bf16, core::Operand::i8_f16}) {
-        *row = one;
-        row++->operand = operand;
-      }
-    }
-    for (const core::Kernel& one : kCacheRows) {
-      for (const Dtype cached : {Dtype::e4m3, Dtype::i8}) {
-        *row = one;
-        row++->cached = cached;
-      }
-    }
-    for (const core::Kernel& one : kLatentRows) {
-      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
-        *row = one;
-        row++->operand = operand;
-      }
-    }
-    for (const core::Kernel& one : kLatentCacheRows) {
-      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
-        *row = one;
-        row++->operand = operand;
-      }
-    }
-    for (const core::Kernel& one : kPrefixRows) {
-      for (const core::Operand operand : {core::Operand::bf16, core::Operand::f16}) {
-        *row = one;
-        row++->operand = operand;
-      }
-    }
+    };
+    add(kCpuRows);
+    add_both(kGpuRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kMmaRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kDecodeRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add(kEightBitRows);
+    add_both(kIntegerRows, &core::Kernel::operand, Operand::i8_bf16, Operand::i8_f16);
+    add_both(kCacheRows, &core::Kernel::cached, Dtype::e4m3, Dtype::i8);
+    add_both(kLatentRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kLatentCacheRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kPrefixRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
   }
   constexpr const core::Kernel* begin() const { return rows; }
   constexpr const core::Kernel* end() const { return rows + size(); }

@@ -1,4 +1,5 @@
 // What a GPU's row costs, by the numbers of its architecture.
+#include "core/mma_shape.h"
 #include "core/storage.h"
 #include "plan/cost.h"
 #include "plan/shape.h"
@@ -50,8 +51,30 @@ double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
 
 }  // namespace
 
+namespace {
+
+/// A tile of a row by mma.sync. A multiprocessor has several blocks at once, whose warps multiply
+/// while others wait: what it takes is shared out among them.
+double mma_piece_cost(const PlanData& plan, double steps) {
+  const MmaCosts& costs = kMmaCosts;
+  const core::Kernel& row = plan.kernel;
+  const bool much = plan.device.l1_bytes >= costs.much_memory;
+  const double pairs = static_cast<double>(row.block_m) * row.block_n;
+  const double multiply = pairs * (row.head_dim + row.head_dim_v) /
+                          (costs.multiply_adds * (much ? 2.0 : 1.0)) *
+                          (much && row.tile_m == 16 ? costs.waiting : 1.0);
+  const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
+  constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
+  const double warps = core::max(1.0, row.block_m / row.tile_m / kUnits);
+  const double alone = multiply / warps + costs.latency;
+  return steps * core::max(multiply, alone / blocks) + costs.tile / blocks;
+}
+
+}  // namespace
+
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
+  if (row.form == core::Form::tile && row.stages > 0) return mma_piece_cost(plan, steps);
   if (row.form == core::Form::decode) {
     if (row.qv) return steps * (costs.latent_step + costs.latent_row * row.block_m);
     const bool again = plan.work.blocks > 1;

@@ -11,7 +11,6 @@ const char* to_string(Arch arch) {
     case Arch::avx512: return "avx512";
     case Arch::avx512_bf16: return "avx512_bf16";
     case Arch::sm80: return "sm80";
-    case Arch::sm89: return "sm89";
     case Arch::sm90: return "sm90";
   }
   return "?";
@@ -28,10 +27,18 @@ const std::vector<Device>& device_table() {
       {"zen5-16", Arch::avx512_bf16, 16, 48 << 10, 1 << 20},
       {"sapphire-rapids-56", Arch::avx512_bf16, 56, 48 << 10, 2 << 20},
       {"graviton3-64", Arch::portable, 64, 64 << 10, 1 << 20},
-      {"a100", Arch::sm80, 108, 166912, 40 << 20},
-      {"rtx-4090", Arch::sm89, 128, 101376, 72 << 20},
-      {"h100", Arch::sm90, 132, 232448, 50 << 20},
-      {"h200", Arch::sm90, 132, 232448, 50 << 20},
+      {"a100", Arch::sm80, 108, 166912, 40 << 20, 0, 80},
+      {"a10", Arch::sm80, 72, 101376, 6 << 20, 0, 86},
+      {"rtx-3090", Arch::sm80, 82, 101376, 6 << 20, 0, 86},
+      {"orin", Arch::sm80, 16, 166912, 4 << 20, 0, 87},
+      {"l4", Arch::sm80, 58, 101376, 48 << 20, 0, 89},
+      {"l40s", Arch::sm80, 142, 101376, 96 << 20, 0, 89},
+      {"rtx-4090", Arch::sm80, 128, 101376, 72 << 20, 0, 89},
+      {"h100", Arch::sm90, 132, 232448, 50 << 20, 0, 90},
+      {"h200", Arch::sm90, 132, 232448, 50 << 20, 0, 90},
+      {"b200", Arch::sm80, 148, 232448, 126 << 20, 0, 100},
+      {"rtx-5090", Arch::sm80, 170, 101376, 96 << 20, 0, 120},
+      {"rtx-pro-6000", Arch::sm80, 188, 101376, 128 << 20, 0, 120},
   };
   return table;
 }

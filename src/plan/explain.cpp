@@ -29,17 +29,21 @@ std::string padded_right(const std::string& text, std::size_t width) {
   return text + std::string(width - std::min(width, text.size()), ' ');
 }
 
-/// A line for every row that the device could run, were it rich enough: what keeps all others back
-/// is the device alone, so their number does.
+/// A line for every row of the device's kind: what keeps all others back is the device alone, so
+/// their number does.
 std::string candidates_text(const Problem& problem, const Device& device,
                             const core::Kernel* chosen) {
   const bool on_gpu = is_gpu(device.arch);
   std::string text = on_gpu ? "candidates (estimated multiprocessor cycles a query head)\n"
                             : "candidates (estimated core cycles a key/value head)\n";
-  int others = 0;
+  int others = 0, of_other_gpus = 0;
   for (const core::Kernel& row : kCatalog) {
     if (is_gpu(row.arch) != on_gpu) {
       ++others;
+      continue;
+    }
+    if (on_gpu && !runs(device.arch, row.arch)) {
+      ++of_other_gpus;
       continue;
     }
     const std::string reason = refusal(row, problem, device);
@@ -48,6 +52,9 @@ std::string candidates_text(const Problem& problem, const Device& device,
             (reason.empty() ? padded_left(grouped(cost(plan_row(row, problem, device))), 20)
                             : "refused: " + reason) +
             "\n";
+  }
+  if (of_other_gpus > 0) {
+    text += "   " + std::to_string(of_other_gpus) + " rows for other GPUs are left out\n";
   }
   return text + "   " + std::to_string(others) +
          (on_gpu

@@ -7,30 +7,51 @@
 namespace tessera {
 
 /// What a row of an architecture costs, in cycles of a multiprocessor (cost_gpu.cpp). Fitted to
-/// measured choices; good for comparing rows of the same architecture only.
+/// measured choices; good for comparing rows of the same architecture only. What no row of it has
+/// is left out.
 struct GpuCosts {
-  double multiply_adds;  ///< a cycle, of 16-bit operands
-  double step;           ///< beside its multiply-adds
+  double multiply_adds = 0.0;  ///< a cycle, of 16-bit operands
+  double step = 0.0;           ///< beside its multiply-adds
   /// The shortest that a step of a warpgroup can be, from its scores to its weights: a chain of
   /// latencies. And where they go through two warpgroups (core::splits_roles).
-  double latency, latency_of_roles;
-  double extras, any_layout;  ///< times as long, each
-  double decode_step;         ///< all of a step of a decoding row
+  double latency = 0.0, latency_of_roles = 0.0;
+  double extras = 1.0, any_layout = 1.0;  ///< times as long, each
+  double decode_step = 0.0;               ///< all of a step of a decoding row
   /// The same where several blocks of rows read the same keys, and what it is more for every column
   /// of keys and values.
-  double decode_again, decode_column;
-  double latent_step, latent_row;  ///< of a decoding row with qv, and of each of its rows
-  double tile_row;                 ///< from tile to tile, a row
+  double decode_again = 0.0, decode_column = 0.0;
+  double latent_step = 0.0,
+         latent_row = 0.0;  ///< of a decoding row with qv, and of each of its rows
+  double tile_row = 0.0;    ///< from tile to tile, a row
   /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
-  double wait, waiting_step;
+  double wait = 0.0, waiting_step = 1.0;
   /// Forward rows with larger tiles at larger head dims are crowded: they read keys and values less
   /// often, but have few registers and more to do from tile to tile. And of few query rows they
   /// make so few tiles that multiprocessors stay idle.
-  int uncrowded_rows, uncrowded_dim;
-  int few_rows;                    ///< less than this
-  double crowded, crowded_of_few;  ///< times as long as their multiply-adds say
-  double crowded_tile_row;         ///< instead of tile_row
-  double moved;                    ///< bytes a cycle, where values are laid out as tiles
+  int uncrowded_rows = 0, uncrowded_dim = 0;
+  int few_rows = 0;                            ///< less than this
+  double crowded = 1.0, crowded_of_few = 1.0;  ///< times as long as their multiply-adds say
+  double crowded_tile_row = 0.0;               ///< instead of tile_row
+  double moved = 1.0;  ///< bytes a cycle, where values are laid out as tiles
+};
+
+/// The same of rows by mma.sync, which devices of several kinds run. What a block may have of
+/// shared memory tells two kinds apart: those with much have tensor cores that are twice as fast,
+/// and that are kept waiting where a warp has 16 rows and reads keys and values for so few.
+struct MmaCosts {
+  std::int64_t much_memory;  ///< bytes of a block
+  double multiply_adds;      ///< a cycle of a multiprocessor, without much memory; with: twice
+  double waiting;            ///< times as long, with much memory, of 16 rows a warp
+  double latency;            ///< of a step of a warp beside its multiply-adds
+  double tile;               ///< from tile to tile
+};
+
+inline constexpr MmaCosts kMmaCosts = {
+    .much_memory = 128 << 10,
+    .multiply_adds = 512.0,
+    .waiting = 1.25,
+    .latency = 1300.0,
+    .tile = 2500.0,
 };
 
 struct GpuFacts {
@@ -73,6 +94,14 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .crowded_tile_row = 22.0,
                 .moved = 16.0,
             },
+    },
+    {
+        .arch = Arch::sm80,
+        .loader = "cp.async",
+        .load_bytes = 16,
+        .shares_rows = true,
+        .counted_bits = 30,
+        .costs = {.decode_step = 300.0, .decode_again = 600.0, .decode_column = 5.0},
     },
 };
 

@@ -1,6 +1,7 @@
 // Why a row of the catalog does not take a problem on a device, in a sentence.
 #include <limits>
 
+#include "core/mma_shape.h"
 #include "core/scales.h"
 #include "core/storage.h"
 #include "core/value_tiles.h"
@@ -42,8 +43,9 @@ std::string refused_mask(const Problem& problem) {
 }
 
 /// A GPU's row whose tiles of query rows walk over the keys of a cache.
-std::string refused_cache(const Problem& problem) {
+std::string refused_cache(const core::Kernel& row, const Problem& problem) {
   if (!problem.cache) return {};
+  if (row.stages > 0) return "takes no cache";
   if (problem.packed && problem.batch_invariant) {
     return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
            "decoding rows take any number of queries";
@@ -222,6 +224,13 @@ std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   return {};
 }
 
+/// A row by mma.sync runs on GPUs of several kinds, whose blocks may have more or less.
+std::string refused_device(const core::Kernel& row, const Device& device) {
+  if (row.stages == 0 || core::mma_blocks(row, device.l1_bytes) > 0) return {};
+  return "takes " + std::to_string(core::mma_bytes(row)) +
+         " bytes of shared memory a block; the device gives " + std::to_string(device.l1_bytes);
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
@@ -236,7 +245,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
-    if (std::string other = refused_cache(problem); !other.empty()) return other;
+    if (std::string other = refused_cache(row, problem); !other.empty()) return other;
   }
   if (scaled ? !is_scaled(problem.dtype)
              : !(widens && !row.qv) && row.operand != core::operand_of(problem.dtype)) {
@@ -307,7 +316,10 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
   if (row.pass != problem.pass) {
     return row.pass == Pass::forward ? "computes the forward pass" : "computes the backward pass";
   }
-  if (is_gpu(row.arch)) return gpu_refusal(row, problem);
+  if (is_gpu(row.arch)) {
+    std::string other = refused_device(row, device);
+    return other.empty() ? gpu_refusal(row, problem) : other;
+  }
   if (row.operand == core::Operand::bf16) {
     for (const Dtype of : {problem.dtype, problem.stored_k(), problem.stored_v()}) {
       if (of == Dtype::bf16) continue;

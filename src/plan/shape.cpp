@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "core/mma_shape.h"
 #include "plan/gpu_facts.h"
 #include "plan/layout.h"
 #include "plan/names.h"
@@ -11,6 +12,11 @@
 namespace tessera {
 
 std::int64_t rows_per_head_k(const Problem& problem) { return problem.seqlen_q * problem.group(); }
+
+std::int64_t resident_blocks(const core::Kernel& row, const Device& device) {
+  return std::int64_t{device.threads} *
+         (row.stages > 0 ? core::mma_blocks(row, device.l1_bytes) : row.blocks);
+}
 
 std::int64_t visible_pairs(const Problem& p) {
   if (p.seqlen_q == 0 || p.seqlen_k == 0) return 0;
@@ -71,8 +77,7 @@ void set_spans(PlanData& plan) {
   // Of a sequence with prefixes: each row is merged with what it sees of them.
   if (row.prefixes) plan.spans.fixed += static_cast<int>(rows_per_head_k(p)) / 8;
   plan.spans.least = p.batch_invariant ? 1 : kLeast;
-  const std::int64_t resident =
-      most_even(std::int64_t{plan.device.threads} * core::decode_blocks(row));
+  const std::int64_t resident = most_even(resident_blocks(row, plan.device));
   plan.spans.count = static_cast<int>(
       core::max<std::int64_t>(1, core::min(resident, plan.work.count() * units_of_item(plan))));
 }
@@ -121,7 +126,7 @@ std::int64_t section_of(const PlanData& plan) {
       core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads);
   if (!is_gpu(plan.kernel.arch)) return heads;
   if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
-  const std::int64_t pair = 2 * std::int64_t{plan.device.threads};
+  const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
   const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
   // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
   const std::int64_t dims = key_and_value_bytes(p);

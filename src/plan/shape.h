@@ -1,9 +1,14 @@
 // Sizes of a problem that both the choice of its pieces and their cost follow.
 #pragma once
 
+#include "core/kernel.h"
+#include "tessera/device.hpp"
 #include "tessera/problem.hpp"
 
 namespace tessera {
+
+/// Blocks of threads of a GPU's row that the device has at once.
+std::int64_t resident_blocks(const core::Kernel& row, const Device& device);
 
 /// Query rows of one key/value head of the longest sequence, all heads of the group together.
 std::int64_t rows_per_head_k(const Problem& problem);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,8 +15,10 @@
 #include "cuda/compiler/code_cache.h"
 #include "cuda/compiler/device_headers.h"
 #include "cuda/compiler/find_nvrtc.h"
+#include "cuda/cubins.h"
 #include "cuda/environment.h"
 #include "cuda/launches.h"
+#include "plan/catalog.h"
 #include "tools/temporary_folder.h"
 
 namespace tessera::cuda {
@@ -61,7 +64,7 @@ TEST(DeviceHeaders, AreWhatProgramsInclude) {
 TEST(FindNvrtc, SaysWhatToDoWithoutOne) {
   Environment environment;
   environment.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
-  const FoundNvrtc found = find_nvrtc({"-arch=sm_90a", 0});
+  const FoundNvrtc found = find_nvrtc({"sm_90a", 0});
   EXPECT_EQ(found.nvrtc, nullptr);
   EXPECT_NE(found.why.find("/no/such/libnvrtc.so"), std::string::npos) << found.why;
   EXPECT_NE(found.why.find("pip install nvidia-cuda-nvrtc"), std::string::npos) << found.why;
@@ -88,7 +91,7 @@ class AtNeed : public testing::Test {
     const pid_t child = fork();
     if (child == 0) {
       std::size_t compiled = 0;
-      const Result<std::string> code = machine_code(program, 0, &compiled);
+      const Result<std::string> code = machine_code(program, 90, 0, &compiled);
       _exit(code && code->starts_with("\177ELF") ? static_cast<int>(compiled) : 99);
     }
     int status = 0;
@@ -117,10 +120,10 @@ TEST_F(AtNeed, IsCompiledOnceForAllProcesses) {
 TEST_F(AtNeed, AProcessRemembersItsOwn) {
   const Program one = program("memory");
   std::size_t compiled = 0;
-  const Result<std::string> first = machine_code(one, 0, &compiled);
+  const Result<std::string> first = machine_code(one, 90, 0, &compiled);
   ASSERT_TRUE(first) << first.status().text;
   EXPECT_EQ(cache().clear(), 1U);
-  const Result<std::string> second = machine_code(one, 0, &compiled);
+  const Result<std::string> second = machine_code(one, 90, 0, &compiled);
   EXPECT_EQ(*second, *first);
   EXPECT_EQ(compiled, 1U);
 }
@@ -131,7 +134,7 @@ TEST_F(AtNeed, WhatCannotBeKeptIsStillMade) {
   EXPECT_EQ(compiled_elsewhere(one), 1);
   EXPECT_EQ(compiled_elsewhere(one), 1);
   std::size_t compiled = 0;
-  EXPECT_EQ(compile_ahead(one, compiled).code, Code::device) << "it would be of no use";
+  EXPECT_EQ(compile_ahead(one, 90, compiled).code, Code::device) << "it would be of no use";
 }
 
 // Without NVRTC what was kept serves, whoever made it; with another one it is made anew.
@@ -174,7 +177,7 @@ TEST_F(AtNeed, DamageIsCompiledAway) {
 TEST_F(AtNeed, SaysWhatDoesNotCompile) {
   Program one = program("wrong");
   one.text += "this is no program";
-  const Status status = machine_code(one, 0).status();
+  const Status status = machine_code(one, 90, 0).status();
   EXPECT_EQ(status.code, Code::device);
   EXPECT_NE(status.text.find("does not compile it"), std::string::npos) << status.text;
   EXPECT_NE(status.text.find("tessera_test_wrong.cu("), std::string::npos) << status.text;
@@ -182,14 +185,14 @@ TEST_F(AtNeed, SaysWhatDoesNotCompile) {
 }
 
 TEST_F(AtNeed, AnNvrtcMustSuitDriverAndDevice) {
-  EXPECT_NE(find_nvrtc({"-arch=sm_90a", 13000}).nvrtc, nullptr);
-  EXPECT_NE(find_nvrtc({"-arch=sm_90a", 14000}).nvrtc, nullptr);
-  const FoundNvrtc old = find_nvrtc({"-arch=sm_90a", 12020});
+  EXPECT_NE(find_nvrtc({"sm_90a", 13000}).nvrtc, nullptr);
+  EXPECT_NE(find_nvrtc({"sm_90a", 14000}).nvrtc, nullptr);
+  const FoundNvrtc old = find_nvrtc({"sm_90a", 12020});
   EXPECT_EQ(old.nvrtc, nullptr);
   EXPECT_NE(old.why.find("makes code for drivers of CUDA 13, and this one is of 12.2"),
             std::string::npos)
       << old.why;
-  const FoundNvrtc unknown = find_nvrtc({"-arch=sm_30", 0});
+  const FoundNvrtc unknown = find_nvrtc({"sm_30", 0});
   EXPECT_EQ(unknown.nvrtc, nullptr);
   EXPECT_NE(unknown.why.find("does not know sm_30"), std::string::npos) << unknown.why;
 }
@@ -198,18 +201,18 @@ TEST_F(AtNeed, AddedFoldersAreLookedThrough) {
   environment_.set("TESSERA_NVRTC", "");
   const std::string file = TESSERA_NVRTC;
   add_nvrtc_folder(file.substr(0, file.rfind('/')));
-  EXPECT_NE(find_nvrtc({"-arch=sm_90a", 0}).nvrtc, nullptr);
+  EXPECT_NE(find_nvrtc({"sm_90a", 0}).nvrtc, nullptr);
 }
 
 // The smallest program of the build stands for all: what the driver does not take is compiled.
 TEST_F(AtNeed, CodeThatTheDriverDoesNotTakeIsCompiled) {
   const Program one = yardstick_program_of(*architectures()[0]);
-  if (!has_code(one)) GTEST_SKIP() << "this build has no GPU kernels";
+  if (!has_code(one, 90)) GTEST_SKIP() << "this build has no GPU kernels";
   for (const int error : {200, 209, 218, 222}) {
     fake::state().failures["cuLibraryLoadData"] = error;
     fake::state().refuses_first_image_only = true;
     CuLibrary library = nullptr;
-    const Status status = load_library(library, one, nullptr);
+    const Status status = load_library(library, one, 90, nullptr);
     EXPECT_TRUE(status) << status.text;
     EXPECT_EQ(fake::state().calls["cuLibraryLoadData"], 2) << error;
     fake::state() = {};
@@ -217,22 +220,54 @@ TEST_F(AtNeed, CodeThatTheDriverDoesNotTakeIsCompiled) {
   EXPECT_EQ(cache().list().size(), 1U);
   fake::state().failures["cuLibraryLoadData"] = 700;
   CuLibrary library = nullptr;
-  EXPECT_EQ(load_library(library, one, nullptr).code, Code::device);
+  EXPECT_EQ(load_library(library, one, 90, nullptr).code, Code::device);
   EXPECT_EQ(fake::state().calls["cuLibraryLoadData"], 1) << "no other code would help";
 }
 
 TEST_F(AtNeed, WithoutAnyCodeBothReasonsAreSaid) {
   environment_.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
   CuLibrary library = nullptr;
-  const Status absent = load_library(library, program("absent"), nullptr);
-  EXPECT_NE(absent.text.find("tessera_test_absent: is not part of this build"), std::string::npos);
+  const Status absent = load_library(library, program("absent"), 90, nullptr);
+  EXPECT_NE(absent.text.find(
+                "tessera_test_absent: this build has no code for a GPU of 9.0 (it has none)"),
+            std::string::npos);
   EXPECT_NE(absent.text.find("pip install"), std::string::npos) << absent.text;
   const Program refused = auxiliary_program_of(*architectures()[0]);
-  if (!has_code(refused)) return;
+  if (!has_code(refused, 90)) return;
   fake::state().failures["cuLibraryLoadData"] = 209;
-  const Status status = load_library(library, refused, nullptr);
+  const Status status = load_library(library, refused, 90, nullptr);
   EXPECT_NE(status.text.find("does not take the build's code"), std::string::npos) << status.text;
   EXPECT_NE(status.text.find("209"), std::string::npos) << status.text;
+}
+
+// Of what runs on any device since Ampere an H200 has no machine code: it is compiled for that very
+// device, or, where nothing compiles it, the driver gets PTX.
+TEST_F(AtNeed, PtxIsWhatIsLeft) {
+  const Architecture& any = *architectures()[1];
+  ASSERT_EQ(any.arch, Arch::sm80);
+  const Program one = yardstick_program_of(any);
+  EXPECT_FALSE(has_code(one, 90));
+  CuLibrary library = nullptr;
+  ASSERT_TRUE(load_library(library, one, 90, nullptr));
+  ASSERT_EQ(cache().list().size(), 1U);
+  EXPECT_EQ(fake::state().images.back().substr(0, 4), "\177ELF");
+  environment_.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+  environment_.set("TESSERA_CACHE_DIR", folder_ / "other");
+  const Program other =
+      program_of(any, *std::find_if(kCatalog.begin(), kCatalog.end(),
+                                    [](auto& r) { return r.arch == Arch::sm80; }));
+  const Status status = load_library(library, other, 90, nullptr);
+  const bool built = std::any_of(cubins().begin(), cubins().end(), [&](const Cubin& cubin) {
+    return other.symbol == cubin.symbol && std::string_view(cubin.target) == "compute_80";
+  });
+  ASSERT_EQ(status.ok(), built) << status.text;
+  if (!built) GTEST_SKIP() << "this build has no PTX";
+  EXPECT_EQ(fake::state().images.back().substr(0, 2), "//");
+  // No machine code of 9.0 is taken for another device, and no PTX of 8.0 for an older one.
+  EXPECT_FALSE(load_library(library, other, 75, nullptr));
+  fake::state().failures["cuLibraryLoadData"] = 222;
+  const Status old = load_library(library, other, 90, nullptr);
+  EXPECT_NE(old.text.find("does not take the build's code"), std::string::npos) << old.text;
 }
 
 TEST_F(AtNeed, NothingIsCompiledWhileAStreamIsCaptured) {
@@ -240,13 +275,13 @@ TEST_F(AtNeed, NothingIsCompiledWhileAStreamIsCaptured) {
   fake::state().captured = &stream;
   CuLibrary library = nullptr;
   const Program one = program("captured");
-  const Status status = load_library(library, one, reinterpret_cast<CuStream>(&stream));
+  const Status status = load_library(library, one, 90, reinterpret_cast<CuStream>(&stream));
   EXPECT_EQ(status.code, Code::device);
   EXPECT_NE(status.text.find("must be compiled first, but the stream is being captured"),
             std::string::npos)
       << status.text;
   EXPECT_TRUE(cache().list().empty());
-  EXPECT_TRUE(load_library(library, one, nullptr));
+  EXPECT_TRUE(load_library(library, one, 90, nullptr));
 }
 
 class Prepared : public Launches {

@@ -79,7 +79,7 @@ class CompiledPrograms : public testing::Test {
   }
 
   MachineCode compile_text(const std::string& text, const Headers& headers = {}) {
-    return compile(nvrtc_, {architectures()[0], "tessera_test", text}, headers);
+    return compile(nvrtc_, {architectures()[0], "tessera_test", text}, "sm_90a", headers);
   }
 
   static void expect_fit(const MachineCode& code) {
@@ -109,36 +109,34 @@ TEST_F(CompiledPrograms, HeadersMayBeTexts) {
 TEST_F(CompiledPrograms, HeadersMayBeThisProjects) {
   for (const Program& program : programs()) {
     if (program.symbol != program.architecture->yardstick.symbol) continue;
-    expect_fit(compile(nvrtc_, program, {TESSERA_SOURCE, {}}));
+    for (const Image& image : program.architecture->images) {
+      if (!image.is_ptx()) {
+        expect_fit(compile(nvrtc_, program, image.target, {TESSERA_SOURCE, {}}));
+      }
+    }
   }
 }
 
-// The forward of mma.sync, of which no row is made so far: without a spilled register on Ampere,
-// Ada, Hopper and consumer Blackwell.
-TEST_F(CompiledPrograms, ForwardsByMmaSyncFitTheirRegisters) {
-  for (const char* option : {"-arch=sm_80", "-arch=sm_86", "-arch=sm_90", "-arch=sm_120"}) {
-    Architecture other = *architectures()[0];
-    other.compiler_option = option;
-    for (const auto& [head_dim, tile_m] : {std::pair{64, 32}, {128, 32}, {256, 16}}) {
-      core::Kernel row;
-      row.arch = Arch::sm80;
-      row.operand = head_dim == 64 ? core::Operand::f16 : core::Operand::bf16;
-      row.block_m = row.q_rows = 128;
-      row.tile_m = tile_m;
-      row.block_n = 64;
-      row.head_dim = row.head_dim_v = head_dim;
-      const std::string text =
-          "#include \"cuda/mma/forward.h\"\nusing namespace tessera;\nconstexpr core::Kernel kRow "
-          "= " +
-          value_text(row) +
-          ";\nextern \"C\" __global__ void __launch_bounds__(cuda::mma::forward_threads(kRow), "
-          "cuda::mma::forward_blocks(kRow)) tessera_test(const __grid_constant__ "
-          "cuda::mma::ForwardParams p) {\n  extern __shared__ char shared[];\n"
-          "  cuda::mma::forward<kRow>(p, shared);\n}\n";
-      SCOPED_TRACE(std::string(option) + " " + std::to_string(head_dim));
-      expect_fit(compile(nvrtc_, {&other, "tessera_test", text}, {TESSERA_SOURCE, {}}));
-    }
+// PTX of a row has the version that old drivers take, and nothing that needs a newer one.
+TEST_F(CompiledPrograms, PtxIsPortable) {
+  for (const Program& program : programs()) {
+    if (program.symbol != "tessera_sm80_peak") continue;
+    const MachineCode code = compile(nvrtc_, program, "compute_80", {TESSERA_SOURCE, {}});
+    EXPECT_EQ(code.complaint, "") << code.log;
+    EXPECT_NE(code.cubin.find(".version 7.8\n"), std::string::npos);
+    EXPECT_NE(code.cubin.find(".target sm_80\n"), std::string::npos);
+    EXPECT_NE(code.cubin.find("mma.sync"), std::string::npos);
+    return;
   }
+  ADD_FAILURE() << "there is no such program";
+}
+
+TEST(PortablePtx, LowersTheVersionAndDropsWhatNeedsANewerOne) {
+  EXPECT_EQ(portable_ptx("// head\n.version 9.0\n.target sm_80\n\t.pragma \"used_bytes_mask 7\";\n"
+                         "ret;\n}\n"),
+            "// head\n.version 7.8\n.target sm_80\nret;\n}\n");
+  EXPECT_EQ(portable_ptx(".version 9.0\nld.global.b128 x;"), ".version 8.3\nld.global.b128 x;");
+  EXPECT_EQ(portable_ptx(""), "");
 }
 
 // The options ask ptxas for what complaint() reads.

@@ -165,6 +165,8 @@ int cuLibraryLoadData(void** library, const void* image, int* /*jit_options*/, v
                       unsigned /*num_jit*/, int* /*options*/, void** /*option_values*/,
                       unsigned /*num*/) {
   *library = const_cast<void*>(image);
+  constexpr std::size_t kBeginning = 64;  // all are longer
+  state().images.emplace_back(static_cast<const char*>(image), kBeginning);
   const int result = called("cuLibraryLoadData");
   // As a driver that does not know the build's code: any other is good.
   if (result != 0 && state().refuses_first_image_only) state().failures.erase("cuLibraryLoadData");

@@ -41,6 +41,7 @@ struct State {
   std::map<std::string, int> calls;     ///< by the entry point's name
   std::map<std::string, int> failures;  ///< entry point: the CUresult that it returns
   std::map<int, int> attributes;        ///< CUdevice_attribute: what differs from an H200's
+  std::vector<std::string> images;      ///< the first bytes of those that were loaded, in order
   Launch last;
   std::vector<Launch> launches;  ///< all, in order
   /// Launches, allocations and deallocations of a stream: entry point and stream, in order.

@@ -1,4 +1,4 @@
-"""What the compiler made of every GPU row, without a GPU.
+"""What the compiler made of every GPU row for every GPU that a build has machine code for, without a GPU.
 
     kernels_test.py [--update]
 
@@ -8,11 +8,13 @@ compiler shows here before it shows as lost time. Whatever the golden file says,
 local memory, those that are no rows of the catalog included, its registers fit the multiprocessor, and the
 loop holds what one block needs and no more: each wgmma once, an exponential a score, and in the forward two
 named barriers and no move of wgmma's descriptors out of the uniform registers (R2UR), which costs 10 %. Where
-the backward's warpgroups have roles, each has such a loop.
+the backward's warpgroups have roles, each has such a loop. That of a forward by mma.sync multiplies and loads
+each fragment once.
 
 The numbers are those of NVRTC 13.0; another version is checked by the rules alone. The disassembler comes
 from the wheel nvidia-cuda-nvdisasm or the CUDA toolkit (TESSERA_NVDISASM names it); without it the
-instructions are left out. --update writes the golden file anew.
+instructions are left out. --update writes the golden file anew, for the targets of this build. TESSERA_BUILD
+names the build; of PTX, which the driver compiles, nothing is known.
 """
 
 import collections
@@ -39,13 +41,14 @@ def disassembler():
 
 
 def read_kernels():
-    """(NVRTC's version, {symbol: facts that the catalog row decides, none if it is no row})."""
+    """(NVRTC's version, {symbol.target: facts that the catalog row decides, none if it is no row})."""
     header, *lines = (FOLDER / "kernels.txt").read_text().splitlines()
     names = header.split()[2:]
     rows = {}
     for line in lines:
-        symbol, *values = line.split()
-        rows[symbol] = dict(zip(names, map(int, values)))
+        symbol, target, *values = line.split()
+        if not target.startswith("compute_"):
+            rows[f"{symbol}.{target}"] = dict(zip(names, map(int, values)))
     return header.split()[1], rows
 
 
@@ -93,8 +96,19 @@ def role_loops(row):
             "keys": {"HGMMA": row["head_dim_v"] // 16 + sums + (pieces - pieces // 2) * piece, "MUFU": 0}}
 
 
+def mma_loop(row):
+    """What the loop of a forward by mma.sync holds, of a warp: two products of 8 keys or columns for each fragment
+    of 16, and the fragments of queries where they are not in registers."""
+    rows, d, dv, keys = (row[name] for name in ("tile_m", "head_dim", "head_dim_v", "block_n"))
+    groups, fragments = rows // 16, keys // 16 * (d + dv) // 16
+    held = rows * d <= 32 * 64
+    return {"HMMA": groups * 2 * fragments, "LDSM": fragments + (0 if held else groups * d // 16)}
+
+
 def wanted_loop(row):
     """What the loop of a row without extras or roles holds."""
+    if row["stages"]:
+        return mma_loop(row)
     if row["backward"]:
         products = {"S": row["head_dim"], "dP": row["head_dim_v"], "dV": row["block_m"], "dK": row["block_m"],
                     "dQ": row["block_n"]}  # what each sums over
@@ -142,8 +156,8 @@ def faults_and_facts(symbol, row, nvdisasm):
     if not row:
         return faults, {}
     facts |= {name: row[name] for name in ("threads", "shared_bytes")}
-    if facts["registers"] * row["threads"] > REGISTERS:
-        faults.append(f"{facts['registers']} registers for {row['threads']} threads")
+    if facts["registers"] * row["threads"] * row["blocks"] > REGISTERS:
+        faults.append(f"{facts['registers']} registers for {row['blocks']} times {row['threads']} threads")
     if nvdisasm:
         loops = [(end - begin + 1, collections.Counter(n.split(".")[0] for n in names[begin:end + 1]))
                  for begin, end in block_loops(names, labels, branches)]
@@ -159,7 +173,7 @@ def read_golden():
 
 
 def write_golden(facts):
-    header = "# NVRTC " + NVRTC + ": symbol " + " ".join(COLUMNS)
+    header = "# NVRTC " + NVRTC + ": symbol.target " + " ".join(COLUMNS)
     lines = [" ".join([symbol, *(str(values[c]) for c in COLUMNS)]) for symbol, values in facts.items()]
     GOLDEN.write_text("\n".join([header, *lines]) + "\n")
 
@@ -178,19 +192,21 @@ def main():
         faults += [f"{symbol}: {fault}" for fault in found]
         if row:
             facts[symbol] = known
+    targets = {symbol.split(".")[1] for symbol in rows}
     if "--update" in sys.argv[1:]:
         if not nvdisasm or version != NVRTC:
             sys.exit(f"--update needs nvdisasm and NVRTC {NVRTC}")
-        write_golden(facts)
+        others = {symbol: values for symbol, values in read_golden().items() if symbol.split(".")[1] not in targets}
+        write_golden(others | facts)
     if version == NVRTC:
-        golden = read_golden()
+        golden = {symbol: values for symbol, values in read_golden().items() if symbol.split(".")[1] in targets}
         for symbol in sorted(golden.keys() | facts.keys()):
             was, now = golden.get(symbol, {}), facts.get(symbol, {})
             faults += [f"{symbol}: {c} = {now.get(c)}, kernels.golden has {was.get(c)}" for c in COLUMNS
                        if now.get(c) != was.get(c) and (nvdisasm or c not in DISASSEMBLED)]
     else:
         print(f"NVRTC {version}: the golden numbers are those of {NVRTC}")
-    print(f"{len(rows)} kernels, NVRTC {version}")
+    print(f"{len(rows)} kernels for {', '.join(sorted(targets)) or 'no GPU'}, NVRTC {version}")
     if faults:
         sys.exit("\n".join(faults) + "\nkernels_test.py --update writes kernels.golden anew")
 

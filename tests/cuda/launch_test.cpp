@@ -11,6 +11,8 @@
 #include "check/check.h"
 #include "check/inputs.h"
 #include "cuda/backend.h"
+#include "cuda/driver.h"
+#include "cuda/environment.h"
 #include "cuda/launches.h"
 #include "cuda/mma/decode_params.h"
 #include "cuda/sm90/forward_params.h"
@@ -31,11 +33,69 @@ TEST_F(Launches, AGpuIsDescribed) {
 }
 
 TEST_F(Launches, OtherGpusAreRefusedInASentence) {
-  fake::state().attributes = {{75, 8}, {76, 6}};  // CUdevice_attribute: compute capability
+  fake::state().attributes = {{cuda::kComputeMajor, 7}, {cuda::kComputeMinor, 0}};
   const Result<Device> gpu = this_gpu();
   EXPECT_EQ(gpu.status().code, Code::device);
-  EXPECT_NE(gpu.status().text.find("compute capability 8.6; the kernels are for Hopper"),
+  EXPECT_NE(
+      gpu.status().text.find("compute capability 7.0; the kernels are for Hopper, 9.0; Ampere "
+                             "and newer, from 8.0 on"),
+      std::string::npos)
+      << gpu.status().text;
+}
+
+// What a device reports decides, not its name.
+TEST_F(Launches, AGpuSinceAmpereIsPlannedForByWhatItReports) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 1}}) {
+    fake::state().attributes = {{cuda::kComputeMajor, major},
+                                {cuda::kComputeMinor, minor},
+                                {cuda::kMultiprocessorCount, 77},
+                                {cuda::kSharedBytesOptin, 101376}};
+    const Result<Device> gpu = this_gpu();
+    ASSERT_TRUE(gpu) << gpu.status().text;
+    EXPECT_EQ(gpu->arch, Arch::sm80);
+    EXPECT_EQ(gpu->capability, 10 * major + minor);
+    EXPECT_EQ(gpu->threads, 77);
+    const Result<Plan> planned = plan(*parse_problem("fwd f16 h=2 q=900 k=900 d=128"), *gpu);
+    ASSERT_TRUE(planned) << planned.status().text;
+    EXPECT_EQ(planned->kernel(), "sm80.forward.f16.d128.128x64.w8") << "with 99 KB a block";
+  }
+}
+
+TEST_F(Launches, AGpuMayBePlannedForAsAnother) {
+  cuda::Environment environment;
+  environment.set("TESSERA_GPU_AS", "a10");
+  const Result<Device> gpu = this_gpu(1);
+  ASSERT_TRUE(gpu) << gpu.status().text;
+  EXPECT_EQ(gpu->name, "a10 (Fake H200)");
+  EXPECT_EQ(gpu->arch, Arch::sm80);
+  EXPECT_EQ(gpu->threads, 72);
+  EXPECT_EQ(gpu->ordinal, 1);
+  environment.set("TESSERA_GPU_AS", "a11");
+  EXPECT_NE(this_gpu().status().text.find("TESSERA_GPU_AS = 'a11': unknown; known: a100, a10,"),
             std::string::npos);
+  environment.set("TESSERA_GPU_AS", "zen4-16");
+  EXPECT_EQ(this_gpu().status().code, Code::device);
+  fake::state().attributes = {{cuda::kComputeMajor, 8}};
+  environment.set("TESSERA_GPU_AS", "h200");
+  EXPECT_NE(this_gpu().status().text.find("does not run kernels of sm90"), std::string::npos);
+}
+
+// As many blocks as multiprocessors have at once, by registers and by shared memory.
+TEST_F(Launches, MmaSyncHasSeveralBlocksAMultiprocessor) {
+  cuda::Environment environment;
+  environment.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+  environment.set("TESSERA_GPU_AS", "a100");
+  gpu_ = *this_gpu(1);
+  if (!runs_here("sm80.forward.bf16.d64.128x64.w4"))
+    GTEST_SKIP() << "this build has no GPU kernels";
+  ASSERT_TRUE(enqueue("fwd bf16 b=9 h=99 q=300 k=300 d=64"));
+  EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d64_128x64_w4");
+  EXPECT_EQ(fake::state().last.grid_x, 216U);
+  EXPECT_EQ(fake::state().last.block_x, 128U);
+  ASSERT_TRUE(enqueue("fwd bf16 b=9 h=99 q=300 k=300 d=256"));
+  EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d256_128x64_w8");
+  EXPECT_EQ(fake::state().last.grid_x, 108U);
+  EXPECT_EQ(fake::state().last.block_x, 256U);
 }
 
 TEST_F(Launches, ARunIsOneLaunchOnTheCallersStream) {

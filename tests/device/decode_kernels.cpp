@@ -10,9 +10,15 @@
 namespace tessera::device {
 namespace {
 
-/// Of those that share prefixes all kinds; one that does not, and one that widens.
+/// Of Hopper's that share prefixes all kinds; one that does not, and one that widens. Of the
+/// others' those with fewer warps, and with more stages, and one that widens.
 constexpr bool chosen(const core::Kernel& row) {
-  if (row.arch != Arch::sm90 || row.form != core::Form::decode || row.qv) return false;
+  if (row.form != core::Form::decode || row.qv) return false;
+  if (row.arch == Arch::sm80 && row.head_dim > 64) {
+    if (core::widens(row)) return row.head_dim == 256 && row.cached == Dtype::e4m3;
+    return row.block_n < 64 && (row.operand == core::Operand::bf16) == (row.head_dim == 128);
+  }
+  if (row.arch != Arch::sm90) return false;
   if (core::widens(row)) return row.head_dim == 64 && row.cached == Dtype::e4m3;
   const bool f16 = row.operand == core::Operand::f16;
   return row.prefixes ? f16 == (row.head_dim == 64) : f16 && row.head_dim == 128;
@@ -25,8 +31,8 @@ bool launch_if(const std::string& symbol, unsigned blocks, const void* params, s
   static constexpr core::Kernel kKernel = kRows[kRow];
   if (symbol != cuda::symbol_of(kKernel)) return false;
   const auto& p = *static_cast<const cuda::mma::DecodeParams*>(params);
-  wrong = run(blocks, static_cast<unsigned>(cuda::mma::decode_threads(kKernel)),
-              static_cast<unsigned>(cuda::mma::decode_bytes(kKernel)),
+  wrong = run(blocks, static_cast<unsigned>(core::decode_threads(kKernel)),
+              static_cast<unsigned>(core::decode_bytes(kKernel)),
               [&p](char* shared) { cuda::mma::decode<kKernel>(p, shared); });
   return true;
 }

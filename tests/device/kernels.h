@@ -9,21 +9,21 @@
 
 namespace tessera::device {
 
-/// The rows that are compiled for it; those that decode without qv.
+/// The rows that are compiled for it; those that decode without qv; those of mma.sync that do not.
 /// @{
 std::span<const core::Kernel> rows();
 std::span<const core::Kernel> decode_rows();
+std::span<const core::Kernel> mma_rows();
 /// @}
 
 /// Runs a launch of one of them, or of a kernel that comes before them: its symbol, and what it is
 /// given. Returns what went wrong.
 std::string launch(const std::string& symbol, unsigned blocks, const void* params);
-/// The same of those that decode; false: it is none of them.
+/// The same of those that decode, and of those of mma.sync; false: it is none of them.
+/// @{
+bool launch_mma(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong);
 bool launch_decode(const std::string& symbol, unsigned blocks, const void* params,
                    std::string& wrong);
-
-/// The same launch by the kernel of mma.sync for head dims and type of the row, which has 128 query
-/// rows a tile.
-std::string launch_mma(const core::Kernel& row, unsigned blocks, const void* params);
+/// @}
 
 }  // namespace tessera::device

@@ -6,4 +6,3 @@
 #include "cuda_names.h"
 // After what stands for the device.
 #include "cuda/mma/forward.h"
-#include "cuda/sm90/forward_params.h"

@@ -1,64 +1,56 @@
-// The forward kernel of mma.sync, launched as a Hopper row's would be.
+// The forward kernels of mma.sync.
 #include "kernels.h"
 
 // What stands for the device comes before its code.
 #include "mma_host.h"
+#include "rows.h"
+
+#include "cuda/symbol.h"
 
 namespace tessera::device {
 namespace {
 
-constexpr core::Kernel row_of(core::Operand operand, int head_dim, int tile_m) {
-  core::Kernel row;
-  row.arch = Arch::sm80;
-  row.operand = operand;
-  row.block_m = row.q_rows = 128;
-  row.tile_m = tile_m;
-  row.block_n = 64;
-  row.head_dim = row.head_dim_v = head_dim;
-  return row;
+/// Of every kind one: warps of 32 rows and of 16, eight of them and four, two buffers and one,
+/// queries in registers and not, a last chunk that is half full, keys of other columns than values.
+constexpr bool chosen(const core::Kernel& row) {
+  using enum core::Operand;
+  if (row.arch != Arch::sm80 || row.form != core::Form::tile) return false;
+  const auto is = [&row](core::Operand operand, int head_dim, int head_dim_v, int block_m,
+                         int tile_m, int block_n) {
+    return row.operand == operand && row.head_dim == head_dim && row.head_dim_v == head_dim_v &&
+           row.block_m == block_m && row.tile_m == tile_m && row.block_n == block_n;
+  };
+  return is(f16, 64, 64, 128, 32, 64) || is(bf16, 96, 96, 128, 32, 64) ||
+         is(bf16, 128, 128, 128, 32, 32) || is(bf16, 128, 128, 128, 16, 64) ||
+         is(bf16, 192, 128, 128, 16, 64) || is(bf16, 256, 256, 64, 16, 64);
 }
 
-cuda::mma::ForwardParams params_of(const cuda::sm90::ForwardParams& p) {
-  cuda::mma::ForwardParams params;
-  params.q = p.q_source;
-  params.k = p.k_source;
-  params.v = p.v_source;
-  params.o = p.o;
-  params.o_strides = p.o_strides;
-  params.softmax_lse = p.softmax_lse;
-  params.lse_head = p.lse_head;
-  params.sequences = p.sequences;
-  params.window = p.window;
-  params.sink = p.sink;
-  params.score = p.score;
-  params.work = p.work;
-  params.rows = p.rows;
-  params.group = p.group;
-  params.head_dim = p.head_dim;
-  params.head_dim_v = p.head_dim_v;
-  return params;
+constexpr auto kRows = rows_of<count_of(chosen)>(chosen);
+
+template <std::size_t kRow>
+bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
+  static constexpr core::Kernel kKernel = kRows[kRow];
+  if (symbol != cuda::symbol_of(kKernel)) return false;
+  const auto& p = *static_cast<const cuda::mma::ForwardParams*>(params);
+  wrong = run(blocks, static_cast<unsigned>(core::mma_threads(kKernel)),
+              static_cast<unsigned>(core::mma_forward_bytes(kKernel)),
+              [&p](char* shared) { cuda::mma::forward<kKernel>(p, shared); });
+  return true;
 }
 
-template <core::Operand kOperand, int kHeadDim, int kTileM>
-std::string run_row(unsigned blocks, const cuda::mma::ForwardParams& params) {
-  static constexpr core::Kernel kRow = row_of(kOperand, kHeadDim, kTileM);
-  return run(blocks, static_cast<unsigned>(cuda::mma::forward_threads(kRow)),
-             static_cast<unsigned>(cuda::mma::forward_bytes(kRow)),
-             [&params](char* shared) { cuda::mma::forward<kRow>(params, shared); });
+template <std::size_t... kIndices>
+bool launch_any(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong,
+                std::index_sequence<kIndices...> /*indices*/) {
+  return (launch_if<kIndices>(symbol, blocks, params, wrong) || ...);
 }
 
 }  // namespace
 
-std::string launch_mma(const core::Kernel& row, unsigned blocks, const void* params) {
-  using enum core::Operand;
-  const auto p = params_of(*static_cast<const cuda::sm90::ForwardParams*>(params));
-  const bool is_bf16 = row.operand == bf16;
-  switch (row.head_dim) {
-    case 64: return is_bf16 ? run_row<bf16, 64, 32>(blocks, p) : run_row<f16, 64, 32>(blocks, p);
-    case 128: return run_row<bf16, 128, 32>(blocks, p);
-    case 256: return run_row<bf16, 256, 16>(blocks, p);
-    default: return "no such row";
-  }
+std::span<const core::Kernel> mma_rows() { return kRows; }
+
+bool launch_mma(const std::string& symbol, unsigned blocks, const void* params,
+                std::string& wrong) {
+  return launch_any(symbol, blocks, params, wrong, std::make_index_sequence<kRows.size()>());
 }
 
 }  // namespace tessera::device

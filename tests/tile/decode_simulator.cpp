@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/softmax.h"
-#include "cuda/mma/decode_params.h"
+#include "core/mma_shape.h"
 #include "plan/layout.h"
 #include "tile/accumulator.h"
 #include "tile/simulator.h"
@@ -44,7 +44,7 @@ class DecodeSimulator {
         unit_tiles_(plan.unit_n / tile_keys_),
         rows_(plan.kernel.block_m),
         // With qv a tile is the whole block's.
-        warps_(plan.kernel.qv ? 1 : cuda::mma::decode_warps(plan.kernel)),
+        warps_(plan.kernel.qv ? 1 : core::decode_warps(plan.kernel)),
         dv_(static_cast<std::size_t>(p_.head_dim_v)) {
     Workspace counter;
     slots_.resize(static_cast<std::size_t>(layout_gpu_decode(counter, plan).slots));

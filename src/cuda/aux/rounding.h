@@ -15,7 +15,14 @@ using Written = core::WrittenScale<Exact>;
 /// Four elements of a type of 8 bits.
 __device__ __forceinline__ std::uint32_t narrow_four(Dtype dtype, Exact a, Exact b, Exact c,
                                                      Exact d) {
-  if (dtype == Dtype::e4m3) return ptx::pack_e4m3(a.x, b.x, c.x, d.x);
+  if (dtype == Dtype::e4m3) {
+#if __CUDA_ARCH__ >= 890
+    return ptx::pack_e4m3(a.x, b.x, c.x, d.x);
+#else
+    return core::to_e4m3(a.x) | core::to_e4m3(b.x) << 8 | core::to_e4m3(c.x) << 16 |
+           core::to_e4m3(d.x) << 24;
+#endif
+  }
   return core::to_i8(a.x) | core::to_i8(b.x) << 8 | core::to_i8(c.x) << 16 | core::to_i8(d.x) << 24;
 }
 

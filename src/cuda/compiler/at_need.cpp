@@ -58,21 +58,30 @@ const std::vector<HeaderText>& headers() {
   return all;
 }
 
+/// What is compiled: a program for a device.
+struct Wanted {
+  const Program& program;
+  std::string target;
+  int driver = 0;
+};
+
+Wanted wanted(const Program& program, int capability, int driver) {
+  return {program, program.architecture->target_on(capability), driver};
+}
+
 /// All that decides about a program's code, but NVRTC.
-std::string made_from(const Program& program) {
+std::string made_from(const Wanted& wanted) {
   static const std::uint64_t hash = [] {
     std::uint64_t all = hash_of("");
     for (const HeaderText& one : headers()) all = hash_of(one.text, hash_of(one.name, all));
     return all;
   }();
   std::string text = std::string("tessera ") + version() + "\nheaders " + std::to_string(hash);
-  for (const std::string& option : options_of(*program.architecture, "")) text += "\n" + option;
-  return text + "\n" + program.text;
+  for (const std::string& option : options_of(wanted.target, "")) text += "\n" + option;
+  return text + "\n" + wanted.program.text;
 }
 
-NvrtcNeed need_of(const Program& program, int driver) {
-  return {program.architecture->compiler_option, driver};
-}
+NvrtcNeed need_of(const Wanted& wanted) { return {wanted.target, wanted.driver}; }
 
 /// The first lines of what NVRTC says.
 std::string beginning_of(const std::string& log) {
@@ -80,10 +89,11 @@ std::string beginning_of(const std::string& log) {
   return log.size() <= kMost ? log : log.substr(0, kMost) + " ...";
 }
 
-Result<std::string> compile_now(const Nvrtc& nvrtc, const Program& program) {
+Result<std::string> compile_now(const Nvrtc& nvrtc, const Wanted& wanted) {
+  const Program& program = wanted.program;
   const Patience patience("tessera: compiling " + program.symbol + " by NVRTC " + nvrtc.version() +
                           ", once for this machine");
-  MachineCode code = compile(nvrtc, program, {{}, headers()});
+  MachineCode code = compile(nvrtc, program, wanted.target, {{}, headers()});
   if (!code.cubin.empty()) return std::move(code.cubin);
   return Status::device(program.symbol + ": NVRTC " + nvrtc.version() +
                         " does not compile it: " + beginning_of(code.log));
@@ -98,9 +108,10 @@ void say_not_kept(const std::string& why) {
   });
 }
 
-Result<std::string> find_or_make(const Program& program, int driver, std::size_t* compiled) {
-  const FoundNvrtc found = find_nvrtc(need_of(program, driver));
-  const std::string from = made_from(program);
+Result<std::string> find_or_make(const Wanted& wanted, std::size_t* compiled) {
+  const Program& program = wanted.program;
+  const FoundNvrtc found = find_nvrtc(need_of(wanted));
+  const std::string from = made_from(wanted);
   // Never made here: who only reads leaves nothing behind.
   const Result<CodeCache> cache = CodeCache::open(found.nvrtc != nullptr);
   const auto kept = [&]() -> std::string {
@@ -121,7 +132,7 @@ Result<std::string> find_or_make(const Program& program, int driver, std::size_t
     turn.emplace(*cache, program.symbol, from, kTurnSeconds);
     if (std::string code = kept(); !code.empty()) return code;
   }
-  Result<std::string> code = compile_now(*found.nvrtc, program);
+  Result<std::string> code = compile_now(*found.nvrtc, wanted);
   if (!code) return code;
   if (compiled != nullptr) ++*compiled;
   const Status written =
@@ -132,20 +143,24 @@ Result<std::string> find_or_make(const Program& program, int driver, std::size_t
 
 }  // namespace
 
-bool can_compile(const Program& program, int driver) {
-  return !device_headers().empty() && find_nvrtc(need_of(program, driver)).nvrtc != nullptr;
+bool can_compile(const Program& program, int capability, int driver) {
+  return !device_headers().empty() &&
+         find_nvrtc(need_of(wanted(program, capability, driver))).nvrtc != nullptr;
 }
 
-Result<std::string> machine_code(const Program& program, int driver, std::size_t* compiled) {
+Result<std::string> machine_code(const Program& program, int capability, int driver,
+                                 std::size_t* compiled) {
   static std::mutex mutex;  // of code that is compiled, so that what the build has never waits
-  static std::map<std::string, std::string> made;  // by the program's text
+  static std::map<std::string, std::string> made;  // by target and text
   if (device_headers().empty()) {
     return Status::device(program.symbol + ": is not part of this build, which is without CUDA");
   }
+  const Wanted one = wanted(program, capability, driver);
+  const std::string key = one.target + "\n" + program.text;
   const std::scoped_lock lock(mutex);
-  if (const auto known = made.find(program.text); known != made.end()) return known->second;
-  Result<std::string> code = find_or_make(program, driver, compiled);
-  if (code) made[program.text] = *code;
+  if (const auto known = made.find(key); known != made.end()) return known->second;
+  Result<std::string> code = find_or_make(one, compiled);
+  if (code) made[key] = *code;
   return code;
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/compiler/compiler.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "cuda/symbol.h"
@@ -8,9 +9,9 @@
 namespace tessera::cuda {
 
 /// The log says in words what complaint() looks for only because these ask for it.
-std::vector<std::string> options_of(const Architecture& architecture, const std::string& root) {
+std::vector<std::string> options_of(const std::string& target, const std::string& root) {
   std::vector<std::string> options = {
-      architecture.compiler_option,
+      "-arch=" + target,
       "-std=c++20",
       "-default-device",
       "--use_fast_math",
@@ -59,7 +60,8 @@ Program program_of(const Architecture& architecture, const core::Kernel& row) {
   return {&architecture, std::move(symbol), std::move(text), &row};
 }
 Program auxiliary_program_of(const Architecture& architecture) {
-  return {&architecture, architecture.auxiliary_symbol, architecture.auxiliary_program()};
+  return {&architecture, architecture.auxiliary_symbol,
+          auxiliary_program(architecture.auxiliary, architecture.auxiliary_includes)};
 }
 Program yardstick_program_of(const Architecture& architecture) {
   return {&architecture, architecture.yardstick.symbol, architecture.yardstick.text};
@@ -78,11 +80,32 @@ std::vector<Program> programs() {
   return list;
 }
 
-MachineCode compile(const Nvrtc& nvrtc, const Program& program, const Headers& headers) {
+MachineCode compile(const Nvrtc& nvrtc, const Program& program, const std::string& target,
+                    const Headers& headers) {
   Compilation result = nvrtc.compile(program.symbol + ".cu", program.text, headers.texts,
-                                     options_of(*program.architecture, headers.root));
+                                     options_of(target, headers.root));
   std::string problem = complaint(result);
-  return {std::move(result.cubin), std::move(result.log), std::move(problem)};
+  const bool machine = result.ok && !result.cubin.empty();
+  return {machine ? std::move(result.cubin) : portable_ptx(result.ptx), std::move(result.log),
+          std::move(problem)};
+}
+
+std::string portable_ptx(const std::string& ptx) {
+  std::string text;
+  std::string_view rest = ptx;
+  // Words of 128 bits came with 8.3, all others before.
+  const std::string version = contains(ptx, ".b128") ? ".version 8.3" : ".version 7.8";
+  while (!rest.empty()) {
+    const std::size_t length = std::min(rest.find('\n'), rest.size() - 1) + 1;
+    const std::string_view line = rest.substr(0, length);
+    rest.remove_prefix(length);
+    if (line.starts_with(".version ")) {
+      text += version + "\n";
+    } else if (!contains(line, ".pragma \"used_bytes_mask")) {
+      text += line;
+    }
+  }
+  return text;
 }
 
 }  // namespace tessera::cuda

@@ -77,8 +77,8 @@ std::vector<std::string> candidates() {
   return files;
 }
 
-/// The number in "-arch=sm_90a".
-int number_of(const std::string& option) {
+/// The number in "sm_90a".
+int capability_of(const std::string& option) {
   const auto digit = std::find_if(option.begin(), option.end(),
                                   [](unsigned char c) { return std::isdigit(c) != 0; });
   return digit == option.end() ? 0 : std::stoi(std::string(digit, option.end()));
@@ -90,8 +90,8 @@ std::string objection(const Nvrtc& nvrtc, const std::string& file, const NvrtcNe
   const std::string name = "libnvrtc " + nvrtc.version() + (file.empty() ? "" : " (" + file + ")");
   const std::vector<int> known = nvrtc.architectures();
   if (!known.empty() &&
-      std::find(known.begin(), known.end(), number_of(need.option)) == known.end())
-    return name + " does not know " + need.option.substr(need.option.find('=') + 1);
+      std::find(known.begin(), known.end(), capability_of(need.target)) == known.end())
+    return name + " does not know " + need.target;
   if (need.driver > 0 && nvrtc.major() > need.driver / 1000) {
     return name + " makes code for drivers of CUDA " + std::to_string(nvrtc.major()) +
            ", and this one is of " + std::to_string(need.driver / 1000) + "." +

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 
 /// What a libnvrtc must be able to do.
 struct NvrtcNeed {
-  std::string option;  ///< Architecture::compiler_option
+  std::string target;  ///< "sm_90a"
   int driver = 0;      ///< CUDA version of the driver that loads the code, 12020 for 12.2; 0: any
 };
 

@@ -1,17 +1,21 @@
 // The build-time device compiler: every catalog row of a GPU to a cubin, what its architecture has
 // beside them to a few more, and one C++ file that embeds them.
 //
-//   compiler --nvrtc LIBRARY --source ROOT --output FOLDER --part I --parts N
-//   compiler --nvrtc LIBRARY --output FOLDER
+//   compiler --nvrtc LIBRARY --targets T --source ROOT --output FOLDER --part I --parts N
+//   compiler --nvrtc LIBRARY --targets T --output FOLDER
 //
-// The first compiles the I-th of N parts of the kernels: FOLDER receives a cubin and a log for
-// each. NVRTC compiles one program at a time in a process, and only the build knows how many cores
-// are free. The second, when all parts are there, writes cubins.cpp, and kernels.txt for the tests.
+// T is a list of targets, "sm_80,sm_90a,compute_80"; of programs those of architectures that have
+// such an image. The first compiles the I-th of N parts of the kernels: FOLDER receives a cubin
+// and a log for each. NVRTC compiles one program at a time in a process, and only the build knows
+// how many cores are free. The second, when all parts are there, writes cubins.cpp, and kernels.txt
+// for the tests.
 //
 // Fails on anything that complaint() has against a kernel.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,6 +27,7 @@ namespace {
 
 struct Options {
   std::string nvrtc, source, output;
+  std::vector<std::string> targets;
   std::size_t part = 0, parts = 0;  ///< parts == 0: write what embeds the cubins
 };
 
@@ -32,15 +37,38 @@ bool write_file(const std::string& path, const std::string& content) {
   return file.good();
 }
 
+/// A program for one target.
+struct Kernel {
+  Program program;
+  std::string target;
+
+  std::string name() const { return program.symbol + "." + target; }
+};
+
+/// Those of the same program one after another, so that parts are alike.
+std::vector<Kernel> kernels_of(const Options& options) {
+  std::vector<Kernel> all;
+  for (const Program& program : programs()) {
+    for (const Image& image : program.architecture->images) {
+      if (std::find(options.targets.begin(), options.targets.end(), image.target) !=
+          options.targets.end()) {
+        all.push_back({program, image.target});
+      }
+    }
+  }
+  return all;
+}
+
 /// Compiles a program and writes its cubin and log; false: not good enough, and the reason is
 /// printed.
-bool write_code(const Nvrtc& nvrtc, const Options& options, const Program& program) {
-  const MachineCode code = compile(nvrtc, program, Headers{options.source, {}});
+bool write_code(const Nvrtc& nvrtc, const Options& options, const Kernel& kernel) {
+  const MachineCode code =
+      compile(nvrtc, kernel.program, kernel.target, Headers{options.source, {}});
   if (!code.complaint.empty()) {
-    std::fprintf(stderr, "%s: %s\n%s\n", program.symbol.c_str(), code.complaint.c_str(),
+    std::fprintf(stderr, "%s: %s\n%s\n", kernel.name().c_str(), code.complaint.c_str(),
                  code.log.c_str());
   }
-  const std::string stem = options.output + "/" + program.symbol;
+  const std::string stem = options.output + "/" + kernel.name();
   if (!write_file(stem + ".cubin", code.cubin) || !write_file(stem + ".log", code.log)) {
     std::fprintf(stderr, "device compiler: %s cannot be written\n", stem.c_str());
     return false;
@@ -48,7 +76,7 @@ bool write_code(const Nvrtc& nvrtc, const Options& options, const Program& progr
   return code.complaint.empty();
 }
 
-bool compile_part(const Nvrtc& nvrtc, const Options& options, const std::vector<Program>& list) {
+bool compile_part(const Nvrtc& nvrtc, const Options& options, const std::vector<Kernel>& list) {
   bool good = true;
   for (std::size_t i = options.part; i < list.size(); i += options.parts) {
     good &= write_code(nvrtc, options, list[i]);
@@ -57,16 +85,18 @@ bool compile_part(const Nvrtc& nvrtc, const Options& options, const std::vector<
 }
 
 /// The C++ file: cubins by .incbin, and the table that cuda/cubins.h declares.
-std::string embedding_of(const Options& options, const std::vector<Program>& list) {
+std::string embedding_of(const Options& options, const std::vector<Kernel>& list) {
   std::string code = "// Made by the device compiler.\n#include \"cuda/cubins.h\"\n\n";
   std::string table;
-  for (const Program& program : list) {
-    const std::string begin = "tessera_cubin_" + program.symbol, end = begin + "_end";
+  for (const Kernel& kernel : list) {
+    const std::string begin = "tessera_" + kernel.target + "_" + kernel.program.symbol,
+                      end = begin + "_end";
     code += "asm(\".pushsection .rodata\\n.balign 64\\n" + begin + ":\\n.incbin \\\"" +
-            options.output + "/" + program.symbol + ".cubin\\\"\\n" + end +
-            ":\\n.popsection\\n\");\n";
+            options.output + "/" + kernel.name() + ".cubin\\\"\\n" + end +
+            ":\\n.byte 0\\n.popsection\\n\");\n";
     code += "extern \"C\" const unsigned char " + begin + "[], " + end + "[];\n";
-    table += "    {\"" + program.symbol + "\", " + begin + ", " + end + "},\n";
+    table += "    {\"" + kernel.program.symbol + "\", \"" + kernel.target + "\", " + begin + ", " +
+             end + "},\n";
   }
   return code + "\nnamespace tessera::cuda {\n\nstd::span<const Cubin> cubins() {\n" +
          "  static const Cubin table[] = {\n" + table +
@@ -75,13 +105,13 @@ std::string embedding_of(const Options& options, const std::vector<Program>& lis
 
 /// What the catalog decides about every kernel, for tests/cuda/kernels_test.py; of those that are
 /// not its rows just the symbol.
-std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
+std::string facts_of(const Nvrtc& nvrtc, const std::vector<Kernel>& list) {
   std::string text =
       "NVRTC " + nvrtc.version() +
       " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
-      " extra scores values qv\n";
-  for (const Program& program : list) {
-    text += program.symbol;
+      " extra scores values qv blocks tile_m stages decode\n";
+  for (const auto& [program, target] : list) {
+    text += program.symbol + " " + target;
     if (program.row != nullptr) {
       const core::Kernel& row = *program.row;
       for (const int value :
@@ -89,7 +119,8 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Program>& list) {
             program.architecture->threads(row), program.architecture->shared_bytes(row),
             row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra),
             core::multiplied_columns(core::score_dtype_of(row.operand)),
-            core::multiplied_columns(core::dtype_of(row.operand)), static_cast<int>(row.qv)}) {
+            core::multiplied_columns(core::dtype_of(row.operand)), static_cast<int>(row.qv),
+            row.blocks, row.tile_m, row.stages, static_cast<int>(row.form)}) {
         text += " " + std::to_string(value);
       }
     }
@@ -104,7 +135,13 @@ int run(const Options& options) {
     std::fprintf(stderr, "device compiler: %s\n", nvrtc.missing().c_str());
     return 1;
   }
-  const std::vector<Program> list = programs();
+  const std::vector<std::string> known = all_targets();
+  for (const std::string& target : options.targets) {
+    if (std::find(known.begin(), known.end(), target) != known.end()) continue;
+    std::fprintf(stderr, "device compiler: --targets: no image is for %s\n", target.c_str());
+    return 1;
+  }
+  const std::vector<Kernel> list = kernels_of(options);
   if (options.parts > 0) return compile_part(nvrtc, options, list) ? 0 : 1;
   std::printf("device compiler: %zu kernels, NVRTC %s\n", list.size(), nvrtc.version().c_str());
   const bool written = write_file(options.output + "/kernels.txt", facts_of(nvrtc, list)) &&
@@ -122,13 +159,17 @@ int main(int argc, char** argv) {
     if (name == "--nvrtc") options.nvrtc = argv[i + 1];
     if (name == "--source") options.source = argv[i + 1];
     if (name == "--output") options.output = argv[i + 1];
+    if (name == "--targets") {
+      std::istringstream list(argv[i + 1]);
+      for (std::string target; std::getline(list, target, ',');) options.targets.push_back(target);
+    }
     if (name == "--part") options.part = std::strtoul(argv[i + 1], nullptr, 10);
     if (name == "--parts") options.parts = std::strtoul(argv[i + 1], nullptr, 10);
   }
   if (options.output.empty() || (options.parts > 0 && options.source.empty())) {
     std::fprintf(stderr,
-                 "usage: %s [--nvrtc LIBRARY] --source ROOT --output FOLDER --part I --parts N\n"
-                 "       %s [--nvrtc LIBRARY] --output FOLDER\n",
+                 "usage: %s [--nvrtc LIBRARY] --targets T --source ROOT --output FOLDER --part I "
+                 "--parts N\n       %s [--nvrtc LIBRARY] --targets T --output FOLDER\n",
                  argv[0], argv[0]);
     return 2;
   }

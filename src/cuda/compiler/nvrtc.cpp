@@ -32,6 +32,8 @@ Nvrtc::Nvrtc(const std::string& path) {
   find(nvrtc_.log, "nvrtcGetProgramLog");
   find(nvrtc_.cubin_size, "nvrtcGetCUBINSize");
   find(nvrtc_.cubin, "nvrtcGetCUBIN");
+  find(nvrtc_.ptx_size, "nvrtcGetPTXSize");
+  find(nvrtc_.ptx, "nvrtcGetPTX");
   nvrtc_.count_architectures = reinterpret_cast<decltype(nvrtc_.count_architectures)>(
       dlsym(library, "nvrtcGetNumSupportedArchs"));
   nvrtc_.architectures =
@@ -93,9 +95,14 @@ Compilation Nvrtc::compile(const std::string& name, const std::string& source,
     nvrtc_.log(program, result.log.data());
     result.log.resize(size - 1);
   }
-  if (result.ok && nvrtc_.cubin_size(program, &size) == 0) {
+  if (result.ok && nvrtc_.cubin_size(program, &size) == 0 && size > 0) {
     result.cubin.resize(size);
     nvrtc_.cubin(program, result.cubin.data());
+  }
+  if (result.ok && result.cubin.empty() && nvrtc_.ptx_size(program, &size) == 0 && size > 1) {
+    result.ptx.resize(size);
+    nvrtc_.ptx(program, result.ptx.data());
+    result.ptx.resize(size - 1);
   }
   nvrtc_.destroy(&program);
   return result;

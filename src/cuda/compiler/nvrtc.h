@@ -10,8 +10,9 @@ namespace tessera::cuda {
 /// What one compilation gave.
 struct Compilation {
   bool ok = false;
-  std::string log;  ///< ptxas's resource lines included
-  std::string cubin;
+  std::string log;    ///< ptxas's resource lines included
+  std::string cubin;  ///< empty where PTX was asked for
+  std::string ptx = {};
 };
 
 /// A file that a program includes without there being one.
@@ -51,6 +52,8 @@ class Nvrtc {
     int (*log)(Handle, char*);
     int (*cubin_size)(Handle, std::size_t*);
     int (*cubin)(Handle, char*);
+    int (*ptx_size)(Handle, std::size_t*);
+    int (*ptx)(Handle, char*);
   };
 
   Functions nvrtc_{};

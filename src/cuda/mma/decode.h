@@ -21,13 +21,15 @@ namespace tessera::cuda::mma {
 template <core::Kernel K>
 class Decoder {
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr int kWarps = decode_warps(K), kStages = decode_stages(K);
+  static constexpr int kWarps = decode_warps(K), kStages = K.stages;
   static constexpr int kAhead = DecodeLoads<K>::kAhead;
   /// Whether keys and values are of 8 bits (decode_widened.h).
   static constexpr bool kWidens = core::widens(K);
   static constexpr int kUnit = 16 / cached_size(K);  ///< elements of 16 bytes
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
+  /// Before Hopper, 256 columns that are widened leave no registers for what may lie elsewhere.
+  static constexpr bool kLean = K.arch == Arch::sm80 && kWidens && K.head_dim > 128;
   static constexpr int kAlignment = ring_alignment(K);
   static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
   static_assert(K.block_m == kWarpRows || (K.prefixes && K.block_m == kWarps * kWarpRows));
@@ -107,6 +109,17 @@ class Decoder {
   __device__ __forceinline__ int row_of(int half) const {
     return lane_ / 4 + 8 * half + (spreads_ ? warp_ * kWarpRows : 0);
   }
+  /// Its query: as the piece says, and as it is remembered.
+  /// @{
+  __device__ __forceinline__ int query_of_piece(int half) const {
+    const int last = core::max(piece().rows - 1, 0);
+    return mma::row_of<K>(piece(), p.group, core::min(row_of(half), last)).query;
+  }
+  __device__ __forceinline__ int query_of(int half) const {
+    if constexpr (kLean) return query_of_piece(half);
+    return query_[half];
+  }
+  /// @}
   /// Where the i-th two units after those at `first` are, a multiple of two units from a row's
   /// start.
   template <int kRows = kTileKeys>
@@ -123,8 +136,8 @@ class Decoder {
     tile_ = piece().tiles.begin + (together(K) ? 0 : warp_);
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
-    for (int half = 0; half < 2; ++half) {
-      query_[half] = mma::row_of<K>(piece(), p.group, core::min(row_of(half), last)).query;
+    if constexpr (!kLean) {
+      for (int half = 0; half < 2; ++half) query_[half] = query_of_piece(half);
     }
     plain_ =
         piece().keys.inside(mask().common_keys({mma::row_of<K>(piece(), p.group, 0).query,
@@ -149,15 +162,27 @@ class Decoder {
       const float factor = widen_queries<K.head_dim>(p.dtype, [&](int word) {
         return reinterpret_cast<std::uint32_t*>(loads_.queries() + place(row, word / 4)) + word % 4;
       });
-      if (lane_ == 0) shared_.query_factors[row] = factor;
+      if (lane_ == 0) shared_.query_factors[row] = factor * (kLean ? loads_.scales()[0] : 1.0F);
+    }
+    if constexpr (kLean) {
+      const int row = piece().rows + static_cast<int>(threadIdx.x);
+      if (row < K.block_m) shared_.query_factors[row] = 0.0F;
+      if (threadIdx.x == 0) shared_.value_factor = loads_.scales()[1];
     }
     __syncthreads();
-    value_factor_ = loads_.scales()[1];
-    for (int half = 0; half < 2; ++half) {
-      const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
-      query_factor_[half] = shared_.query_factors[row] * loads_.scales()[0];
+    if constexpr (!kLean) {
+      value_factor_ = loads_.scales()[1];
+      for (int half = 0; half < 2; ++half) {
+        const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
+        query_factor_[half] = shared_.query_factors[row] * loads_.scales()[0];
+      }
     }
     value_scales_.reset();
+  }
+  /// What products of the lane's half-th row are multiplied by.
+  __device__ __forceinline__ float query_factor(int half) const {
+    if constexpr (kLean) return shared_.query_factors[row_of(half)];
+    return query_factor_[half];
   }
 
   // ---- a tile of keys ----
@@ -251,8 +276,8 @@ class Decoder {
   }
   /// By token: of the keys (0) or values (1) that the lane has scores of.
   __device__ __forceinline__ void tile_scales(int which, float (&scales)[4]) const {
-    const auto* const all =
-        reinterpret_cast<const float*>(shared_.ring.tile(warp_, stage_) + kValues + value_bytes(K));
+    const auto* const all = reinterpret_cast<const float*>(shared_.ring.tile(warp_, stage_) +
+                                                           kValues + decode_value_bytes(K));
     const float* const mine = all + which * kTileKeys + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) scales[i] = mine[i / 2 * 8 + i % 2];
@@ -260,13 +285,17 @@ class Decoder {
   /// What the piece's outputs lack.
   __device__ __forceinline__ float value_factor() const {
     if constexpr (!kWidens) return 1.0F;
-    return p.v_scale.of_slots() ? value_scales_.top() : value_factor_;
+    if (p.v_scale.of_slots()) return value_scales_.top();
+    if constexpr (kLean) return shared_.value_factor;
+    return value_factor_;
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(std::uint32_t keys) {
     // Two sums of each product, half as long: a sum waits for the one before it.
-    float odd[kTileKeys / 2] = {};
+    constexpr int kOdd = kLean ? 0 : kTileKeys / 2;
+    float second[kTileKeys / 2] = {};
+    float* const odd = kLean ? w_.s : second;
 #pragma unroll
     for (float& x : w_.s) x = 0.0F;
     keys += place<kChunkRows>(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
@@ -288,7 +317,7 @@ class Decoder {
       }
     }
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 2; ++i) w_.s[i] += odd[i];
+    for (int i = 0; i < kOdd; ++i) w_.s[i] += odd[i];
   }
   /// The i-th 16 columns of two times 8 keys.
   __device__ __forceinline__ void multiply_columns(float* sums, int i, std::uint32_t first_low,
@@ -328,10 +357,10 @@ class Decoder {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (mask.special()) {
-        hide_each(s, mask.of(query_[half]), half, first, keys.end);
+        hide_each(s, mask.of(query_of(half)), half, first, keys.end);
       } else {
-        const core::Range seen = {mask.begin_of(query_[half]),
-                                  core::min(mask.end_of(query_[half]), keys.end)};
+        const core::Range seen = {mask.begin_of(query_of(half)),
+                                  core::min(mask.end_of(query_of(half)), keys.end)};
         mask_row(s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
       }
     }
@@ -342,7 +371,7 @@ class Decoder {
     if (p.k_scale.of_slots()) tile_scales(0, scales);
 #pragma unroll
     for (int i = 0; i < kTileKeys / 2; ++i) {
-      w_.s[i] *= query_factor_[i / 2 % 2] * scales[i / 4 * 2 + i % 2];
+      w_.s[i] *= query_factor(i / 2 % 2) * scales[i / 4 * 2 + i % 2];
     }
   }
   /// Of the half-th row of the lane: what has holes.
@@ -365,7 +394,7 @@ class Decoder {
       const ScorePlace at = {
           sequence.batch,
           piece().head * p.group.value() + mma::row_of<K>(piece(), p.group, row).member,
-          query_[half],
+          query_of(half),
           first_key,
           sequence.seqlen_q,
           sequence.seqlen_k};
@@ -468,7 +497,7 @@ class Decoder {
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
   /// Loads of a tile more are under way while one is multiplied; it takes registers.
-  static constexpr bool kLoadsFirst = K.head_dim <= 128;
+  static constexpr bool kLoadsFirst = K.head_dim <= 128 || kLean;
   static_assert(kHolds || K.block_m == kWarpRows);
 
   const DecodeParams& p;

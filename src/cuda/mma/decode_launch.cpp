@@ -70,8 +70,8 @@ Status check_all(const PlanData& plan, const Tensors& t) {
 
 }  // namespace
 
-Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace, const Queue& queue,
-                  std::size_t find_prefixes) {
+Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
+                  const Queue& queue) {
   if (plan.work.count() == 0) return {};
   if (Status s = check_all(plan, tensors); !s) return s;
   const std::uint32_t ticket = next_ticket();
@@ -80,7 +80,9 @@ Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
   if (plan.kernel.prefixes) {
     const aux::FindPrefixesParams find =
         find_prefixes_params(plan, tensors, decode.prefixes, ticket);
-    if (Status s = queue.launch_auxiliary(find_prefixes, plan.problem.batch, &find); !s) {
+    if (Status s = queue.launch_auxiliary(number_of(AuxiliaryKernel::find_prefixes),
+                                          plan.problem.batch, &find);
+        !s) {
       return s;
     }
   }

@@ -5,9 +5,8 @@
 
 namespace tessera::cuda::mma {
 
-/// find_prefixes: number of the kernel that runs before a row which reads shared prefixes once.
 /// Errors: invalid (a tensor that is not aligned), device.
-Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace, const Queue& queue,
-                  std::size_t find_prefixes);
+Status run_decode(const PlanData& plan, const Tensors& tensors, void* workspace,
+                  const Queue& queue);
 
 }  // namespace tessera::cuda::mma

@@ -23,15 +23,15 @@ class DecodeRing {
 
  public:
   static constexpr int kChunkRows = kTiles * kTileKeys;
-  static constexpr int kValues = kTiles * key_bytes(K);  ///< from a tile's keys to its values
+  static constexpr int kValues =
+      kTiles * decode_key_bytes(K);  ///< from a tile's keys to its values
   __device__ __forceinline__ char* tile(int warp, int stage) {
     return together(K) ? at(0, stage) + warp * kTileKeys * kChunkBytes : at(warp, stage);
   }
   /// As many bytes as a tile has, of a stage that holds none of any warp.
   __device__ __forceinline__ char* at(int warp, int stage) {
-    const int number =
-        together(K) ? stage * decode_warps(K) + warp : warp * decode_stages(K) + stage;
-    return bytes_ + number * stage_bytes(K);
+    const int number = together(K) ? stage * decode_warps(K) + warp : warp * K.stages + stage;
+    return bytes_ + number * decode_stage_bytes(K);
   }
 
  private:
@@ -41,12 +41,13 @@ class DecodeRing {
 /// Shared memory of a block, from its first multiple of kAlignment bytes.
 template <core::Kernel K>
 struct DecodeShared {
-  char queries[2][chunk_bytes(K.head_dim * 2)];  ///< of a piece and the next
+  char queries[2][core::chunk_bytes(K.head_dim * 2, kTileKeys)];  ///< of a piece and the next
   DecodeRing<K> ring;
   DecodePiece<K> pieces[decode_warps(K)][2];
   DecodePiece<K> first;  ///< of the span, where prefixes are read once
   /// What products of queries are multiplied by, as these lie here.
   float query_factors[core::widens(K) ? K.block_m : 1];
+  float value_factor;  ///< the scale of a piece's values, where warps have no registers for it
   DecodeExchange<K> exchange;
   DecodeSearch<K> search;
 };
@@ -55,7 +56,7 @@ struct DecodeShared {
 template <core::Kernel K>
 class DecodeLoads {
   using Element = typename CachedElement<cached_size(K)>::Type;
-  static constexpr int kWarps = decode_warps(K), kStages = decode_stages(K);
+  static constexpr int kWarps = decode_warps(K), kStages = K.stages;
   static constexpr bool kWidens = core::widens(K);
   static constexpr int kSize = cached_size(K), kUnit = 16 / kSize;  ///< elements of 16 bytes
   /// 16-byte units of a row.
@@ -322,8 +323,8 @@ class DecodeLoads {
     if (!scales.of_slots()) return;
     const std::int64_t at =
         entry * scales.stride_batch + slot * scales.stride_seqlen + from.head * scales.stride_head;
-    ptx::copy_async_word(to + kValues + value_bytes(K) + lane_ * 4, scales.data + (exists ? at : 0),
-                         exists);
+    ptx::copy_async_word(to + kValues + decode_value_bytes(K) + lane_ * 4,
+                         scales.data + (exists ? at : 0), exists);
   }
 
   /// Rows side by side, from the lane's unit on; what does not exist becomes 0.

@@ -1,9 +1,8 @@
-// What the decoding kernel is given, and what follows from its row of the catalog: threads, shared
-// memory. Filled in by an architecture's launch, read by decode.h.
+// What the decoding kernel is given. Filled in by its launch, read by decode.h.
 #pragma once
 
 #include "core/divisor.h"
-#include "core/kernel.h"
+#include "core/mma_shape.h"
 #include "core/prefixes.h"
 #include "core/scales.h"
 #include "core/score.h"
@@ -11,6 +10,9 @@
 #include "cuda/source.h"
 
 namespace tessera::cuda::mma {
+
+using core::kChunkBytes;
+using core::kTileKeys;
 
 /// Where blocks leave results of a part of the keys for each other.
 struct DecodeParts {
@@ -64,18 +66,6 @@ struct DecodeParams {
   int head_dim = 0, head_dim_v = 0;
 };
 
-inline constexpr int kTileKeys = 16;     ///< that a warp multiplies at a time
-inline constexpr int kChunkBytes = 128;  ///< of a row in a chunk of shared memory, swizzled
-
-/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups, or four
-/// where two fetch and widen.
-TESSERA_HD constexpr int decode_warps(const core::Kernel& row) {
-  if (row.qv) return core::widens(row) ? 16 : 12;
-  return row.block_n / kTileKeys;
-}
-TESSERA_HD constexpr int decode_threads(const core::Kernel& row) { return decode_warps(row) * 32; }
-/// Of an element of k or v.
-TESSERA_HD constexpr int cached_size(const core::Kernel& row) { return core::widens(row) ? 1 : 2; }
 template <int kSize>
 struct CachedElement {
   using Type = std::uint16_t;
@@ -84,49 +74,4 @@ template <>
 struct CachedElement<1> {
   using Type = std::uint8_t;
 };
-/// Chunks that 16 rows of so many bytes have, in bytes.
-TESSERA_HD constexpr int chunk_bytes(int row_bytes) {
-  return core::ceil_div(row_bytes, kChunkBytes) * kTileKeys * kChunkBytes;
-}
-/// Of a stage of the ring: a tile of keys, one of values, and, where these are of 8 bits, the
-/// scales of both.
-/// @{
-TESSERA_HD constexpr int key_bytes(const core::Kernel& row) {
-  return chunk_bytes(row.head_dim * cached_size(row));
-}
-TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
-  return chunk_bytes(row.head_dim_v * cached_size(row));
-}
-TESSERA_HD constexpr int scale_bytes(const core::Kernel& row) {
-  return core::widens(row) ? 2 * kTileKeys * 4 : 0;
-}
-TESSERA_HD constexpr int stage_bytes(const core::Kernel& row) {
-  return key_bytes(row) + value_bytes(row) + scale_bytes(row);
-}
-/// @}
-/// Whether warps may multiply together, each rows of its own, what all of them have fetched.
-TESSERA_HD constexpr bool together(const core::Kernel& row) { return row.block_m > row.tile_m; }
-/// Of what is in shared memory; that of wgmma's operands is what their swizzle repeats by.
-TESSERA_HD constexpr int ring_alignment(const core::Kernel& row) {
-  return together(row) ? 1024 : 128;
-}
-/// Stages that a warp's output takes at the end of a piece: these hold no tile.
-TESSERA_HD constexpr int output_stages(const core::Kernel& row) {
-  return core::ceil_div(kTileKeys * row.head_dim_v * 4, key_bytes(row) + value_bytes(row));
-}
-/// Stages of a warp. Memory answers after some 0.8 us, in which a multiprocessor takes 30 KB.
-TESSERA_HD constexpr int decode_stages(const core::Kernel& row) {
-  return core::widens(row) && row.head_dim > 64 ? 6 : row.head_dim <= 64 ? 4 : 3;
-}
-TESSERA_HD constexpr int decode_ring_bytes(const core::Kernel& row) {
-  return decode_warps(row) * decode_stages(row) * stage_bytes(row);
-}
-/// What else is in shared memory: every warp's piece and its next one, states of rows.
-inline constexpr int kOtherBytes = 2048;
-/// Queries of two pieces, the ring, and that.
-TESSERA_HD constexpr int decode_bytes(const core::Kernel& row) {
-  return 2 * chunk_bytes(row.head_dim * 2) + decode_ring_bytes(row) + kOtherBytes +
-         ring_alignment(row);
-}
-
 }  // namespace tessera::cuda::mma

@@ -14,8 +14,8 @@ inline std::string decode_program(const core::Kernel& row, const std::string& na
          "constexpr core::Kernel kRow = " +
          value_text(row) +
          ";\n"
-         "extern \"C\" __global__ void __launch_bounds__(cuda::mma::decode_threads(kRow), "
-         "core::decode_blocks(kRow))\n" +
+         "extern \"C\" __global__ void __launch_bounds__(core::decode_threads(kRow), "
+         "kRow.blocks)\n" +
          name +
          "(const __grid_constant__ cuda::mma::DecodeParams p) {\n"
          "  extern __shared__ char shared[];\n"

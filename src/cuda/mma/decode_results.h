@@ -137,7 +137,9 @@ class DecodeResults {
     float scale[kWarps];
     core::Softmax<float> merged;
     // One of the warps has the row, or each has some of its keys.
-    const auto has = [this](int w) { return !spreads_ || w == row_ / kWarpRows; };
+    const auto has = [this](int w) {
+      return !together(K) || !spreads_ || w == row_ / kWarpRows;
+    };
     const int row = row_ % kWarpRows;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {

@@ -5,14 +5,12 @@
 // of a block share its keys. A block of threads takes one tile of query rows after another. Of a
 // tile's blocks of keys, from the right (the diagonal) to the left: S = Q K^T while values come,
 // weights, O += P V while the next keys come. Rows past a sequence's end are zeros as they come.
-//
-// No row of the catalog is made of it so far: tests/device runs it in place of Hopper's rows.
 #pragma once
 
+#include "core/mma_shape.h"
 #include "core/softmax.h"
 #include "core/storage.h"
 #include "cuda/mma/forward_params.h"
-#include "cuda/mma/forward_shape.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
@@ -35,11 +33,14 @@ class Forward {
   static constexpr int kN = K.block_n, kRows = K.tile_m;
   static constexpr int kD = K.head_dim, kDv = K.head_dim_v;
   static constexpr int kGroups = kRows / 16;  ///< of 16 rows of a warp
-  static constexpr int kThreads = forward_threads(K), kStages = forward_stages(K);
-  static constexpr bool kSpares = forward_spares(K);
-  static constexpr int kQBytes = chunk_bytes(kD, K.block_m), kKBytes = chunk_bytes(kD, kN),
-                       kVBytes = chunk_bytes(kDv, kN);
+  static constexpr int kThreads = core::mma_threads(K), kStages = K.stages;
+  static constexpr int kQBytes = core::mma_query_bytes(K), kKBytes = core::mma_key_bytes(K),
+                       kVBytes = core::mma_value_bytes(K);
+  /// Whether warps keep their queries in registers, and look where their rows' diagonal ends: where
+  /// there are registers for it.
+  static constexpr bool kSpares = kRows * kD <= 32 * 64;
   static_assert(K.block_m % kRows == 0 && kRows % 16 == 0 && kN % (kThreads / 8) == 0);
+  static_assert(kStages == 1 || kStages == 2);
 
  public:
   __device__ __forceinline__ Forward(const ForwardParams& params, std::uint32_t shared,
@@ -392,8 +393,10 @@ class Forward {
 template <core::Kernel K>
 __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   const std::uint32_t start = ptx::shared_address(shared);
-  const std::uint32_t base = (start + 1023) / 1024 * 1024;
-  constexpr int kBuffers = forward_buffer_bytes(K);
+  const std::uint32_t base =
+      (start + core::kChunkBytes - 1) / core::kChunkBytes * core::kChunkBytes;
+  constexpr int kBuffers = core::mma_buffer_bytes(K);
+  static_assert(sizeof(ForwardTileState) <= core::kTileStateBytes);
   auto& tile = *reinterpret_cast<ForwardTileState*>(shared + (base - start) + kBuffers);
   Forward<K>(p, base, tile).run();
 }

@@ -65,6 +65,7 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return pair;
 }
 
+#if __CUDA_ARCH__ >= 890
 /// Four fp32 as e4m3, rounded to nearest even and no larger than 448; a in the lowest byte. NaN
 /// becomes 0x7F.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
@@ -77,6 +78,7 @@ __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, fl
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return four;
 }
+#endif
 
 /// Bytes of a (numbers 0 to 3) and b (4 to 7), picked by the digits of `selector`, the last one for
 /// the lowest byte.
@@ -92,10 +94,24 @@ template <Dtype kType>
 __device__ __forceinline__ void widen_four(std::uint32_t four, std::uint32_t& low,
                                            std::uint32_t& high) {
   if constexpr (kType == Dtype::e4m3) {
+#if __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
         : "=r"(low), "=r"(high)
         : "r"(four));
+#else
+    // The bits of an e4m3 are those of an fp16 that is 2^-8 of it; but for NaN, whose are all ones.
+    constexpr std::uint32_t k256 = 0x5C005C00U;
+    const std::uint32_t nan = ((four & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+    const std::uint32_t ones = nan - (nan >> 7);
+    const auto widen_two = [](std::uint32_t bytes, std::uint32_t ones_of) {
+      std::uint32_t two = (bytes & 0x80008000U) | (bytes & 0x7F007F00U) >> 1;
+      asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(two) : "r"(k256));
+      return two | ones_of;
+    };
+    low = widen_two(permute<0x1404>(four, 0), permute<0x1404>(ones, 0));
+    high = widen_two(permute<0x3424>(four, 0), permute<0x3424>(ones, 0));
+#endif
   } else {
     static_assert(kType == Dtype::i8);
     // 0x6400 is 1024, whose last place is 1: plus the number and 128.

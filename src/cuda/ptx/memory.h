@@ -145,9 +145,16 @@ __device__ __forceinline__ void store_relaxed(std::uint64_t* to, std::uint64_t x
 /// that anybody could read.
 __device__ __forceinline__ void prefetch(const void* from, std::uint32_t bytes,
                                          std::uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from),
                "r"(bytes), "l"(policy)
                : "memory");
+#else
+  constexpr std::uint32_t kLine = 128;
+  for (std::uint32_t i = 0; i < bytes; i += kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + i) : "memory");
+  }
+#endif
 }
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ __forceinline__ void store_release(std::uint64_t* to, std::uint64_t x) {

@@ -126,12 +126,12 @@ BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   return params;
 }
 
-Status launch(const Queue& queue, AuxiliaryKernel kernel, std::int64_t blocks, const void* params) {
-  return queue.launch_auxiliary(static_cast<std::size_t>(kernel), blocks, params);
+Status launch(const Queue& queue, BackwardKernel kernel, std::int64_t blocks, const void* params) {
+  return queue.launch_auxiliary(number_of(kernel), blocks, params);
 }
 
 /// The one of two kernels that takes rows of that type.
-Status launch(const Queue& queue, Dtype dtype, AuxiliaryKernel bf16, AuxiliaryKernel f16,
+Status launch(const Queue& queue, Dtype dtype, BackwardKernel bf16, BackwardKernel f16,
               std::int64_t blocks, const void* params) {
   switch (dtype) {
     case Dtype::bf16: return launch(queue, bf16, blocks, params);
@@ -163,23 +163,23 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
 
   Status status;
   if (row_blocks > 0 || plan.work.count() > 0) {  // one block at least, which sets the counters
-    status = launch(queue, p.dtype, AuxiliaryKernel::prepare_bf16, AuxiliaryKernel::prepare_f16,
+    status = launch(queue, p.dtype, BackwardKernel::prepare_bf16, BackwardKernel::prepare_f16,
                     std::max<std::int64_t>(row_blocks, 1), &rows);
   }
-  if (status && wants_bias) status = launch(queue, AuxiliaryKernel::begin_bias, bias_blocks, &bias);
+  if (status && wants_bias) status = launch(queue, BackwardKernel::begin_bias, bias_blocks, &bias);
   if (status && plan.work.count() > 0) {
     status = queue.launch(plan.kernel, params.workers, &params);
   }
   // Elsewhere the main kernel has made dQ from its sums.
   if (status && row_blocks > 0 && (splits_roles(plan.kernel) || plan.work.count() == 0)) {
-    status = launch(queue, p.dtype, AuxiliaryKernel::finish_bf16, AuxiliaryKernel::finish_f16,
+    status = launch(queue, p.dtype, BackwardKernel::finish_bf16, BackwardKernel::finish_f16,
                     row_blocks, &rows);
   }
   if (status && bias.sums != nullptr) {
-    status = launch(queue, AuxiliaryKernel::finish_bias, bias_blocks, &bias);
+    status = launch(queue, BackwardKernel::finish_bias, bias_blocks, &bias);
   }
   if (status && p.sink && tensors.dsink != nullptr) {
-    status = launch(queue, AuxiliaryKernel::sum_sinks, p.num_heads, &rows);
+    status = launch(queue, BackwardKernel::sum_sinks, p.num_heads, &rows);
   }
   return status;
 }

@@ -73,17 +73,14 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
                    const Queue& queue) {
   Tensors read = tensors;
   if (skips_pages(plan.problem)) {
-    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::keep_pages);
-    if (Status s = keep_pages(plan, read, workspace, kKernel, queue); !s) return s;
+    if (Status s = keep_pages(plan, read, workspace, queue); !s) return s;
   }
   if (plan.kernel.form == core::Form::decode) {
-    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::find_prefixes);
-    return mma::run_decode(plan, read, workspace, queue, kKernel);
+    return mma::run_decode(plan, read, workspace, queue);
   }
   if (plan.work.count() == 0) return {};
   if (lays_values(plan)) {
-    constexpr auto kKernel = static_cast<std::size_t>(AuxiliaryKernel::lay_values);
-    if (Status s = lay_values(plan, read, workspace, kKernel, queue); !s) return s;
+    if (Status s = lay_values(plan, read, workspace, queue); !s) return s;
   }
   ForwardParams params;
   if (Status s = make_params(params, plan, read); !s) return s;

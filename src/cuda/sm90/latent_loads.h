@@ -28,7 +28,7 @@ struct LatentShared {
   char weights[K.block_n * 128];
 
   std::uint64_t barriers[2 * (K.q_stages + kLatentStages)];
-  mma::DecodePiece<K> pieces[mma::decode_warps(K)];
+  mma::DecodePiece<K> pieces[core::decode_warps(K)];
   /// What a consuming warp remembers where it has no registers.
   struct {
     core::Range plain;     ///< tiles of the piece whose keys all rows see

@@ -1,10 +1,11 @@
-// The yardstick on Hopper: wgmma on shared operands and nothing else, and plain reads of memory.
-// `tessera bench` states kernels as a share of what these reach on the same GPU at the same moment.
+// The yardstick on Hopper: wgmma on shared operands and nothing else. `tessera bench` states
+// kernels as a share of what these reach on the same GPU at the same moment.
 #pragma once
 
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/shape.h"
+#include "cuda/tile/read_peak.h"
 
 namespace tessera::cuda::sm90 {
 
@@ -40,22 +41,6 @@ __device__ __forceinline__ void multiply_peak(char* shared, int rounds, float* n
 #pragma unroll
   for (int i = 0; i < 128; ++i) sum += d[i];
   if (sum == -1.0F) *never = sum;  // so that nothing is left out
-}
-
-/// Every block reads its share of `count` 16-byte units.
-__device__ __forceinline__ void read_peak(const uint4* memory, std::int64_t count, float* never) {
-  constexpr int kUnroll = 8;
-  const std::int64_t step = std::int64_t{gridDim.x} * kPeakThreads;
-  std::uint32_t sum = 0;
-  std::int64_t i = std::int64_t{blockIdx.x} * kPeakThreads + threadIdx.x;
-  for (; i + (kUnroll - 1) * step < count; i += kUnroll * step) {
-    uint4 x[kUnroll];
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) x[j] = __ldcs(memory + i + j * step);
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
-  }
-  if (sum == 0x12345678U) *never = 1.0F;
 }
 
 }  // namespace tessera::cuda::sm90

@@ -1,5 +1,8 @@
 #include "cuda/sm90/programs.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "cuda/mma/decode_program.h"
 #include "cuda/sm90/shape.h"
 
@@ -32,32 +35,16 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
          kernel + "<kRow>(p, shared);\n}\n";
 }
 
-std::string auxiliary_program() {
-  std::string text =
-      "#include \"cuda/aux/append_quantizing.h\"\n"
-      "#include \"cuda/aux/combine.h\"\n"
-      "#include \"cuda/aux/find_prefixes.h\"\n"
-      "#include \"cuda/aux/keep_pages.h\"\n"
-      "#include \"cuda/aux/lay_values.h\"\n"
-      "#include \"cuda/aux/quantize.h\"\n"
-      "#include \"cuda/sm90/backward_rows.h\"\n"
-      "static_assert(tessera::cuda::aux::kAppendThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "static_assert(tessera::cuda::aux::kCombineThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "static_assert(tessera::cuda::aux::kFindThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "static_assert(tessera::cuda::aux::kKeepThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "static_assert(tessera::cuda::aux::kLayThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "static_assert(tessera::cuda::aux::kQuantizeThreads == tessera::cuda::sm90::kRowThreads);\n"
-      "using namespace tessera;\n"
-      "using namespace tessera::cuda;\n"
-      "using namespace tessera::cuda::sm90;\n";
-  for (const Auxiliary& kernel : kAuxiliary) {
-    // With room for 64 registers (8 blocks): left to itself, ptxas takes 56 and spills one.
-    text += "extern \"C\" __global__ void __launch_bounds__(kRowThreads, " +
-            std::to_string(kernel.resident) + ")\n" + kernel.name + "(const __grid_constant__ " +
-            kernel.params + " p) { cuda::" + kernel.call + "(p); }\n";
-  }
-  return text;
-}
+constexpr auto kAll = [] {
+  std::array<Auxiliary, kAuxiliary.size() + std::size(kBackwardKernels)> all{};
+  std::copy(kAuxiliary.begin(), kAuxiliary.end(), all.begin());
+  std::copy(std::begin(kBackwardKernels), std::end(kBackwardKernels),
+            all.begin() + kAuxiliary.size());
+  return all;
+}();
+
+/// Code that uses what only 9.0 has runs there and nowhere else.
+constexpr Image kImages[] = {{"sm_90a", [](int capability) { return capability == 90; }}};
 
 constexpr Yardstick kYardstick = {
     "tessera_sm90_peak",
@@ -69,7 +56,7 @@ constexpr Yardstick kYardstick = {
     "  sm90::multiply_peak(shared, rounds, never);\n}\n"
     "extern \"C\" __global__ void __launch_bounds__(sm90::kPeakThreads)\n"
     "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
-    "  sm90::read_peak(memory, count, never);\n}\n",
+    "  read_peak<sm90::kPeakThreads>(memory, count, never);\n}\n",
     kPeakThreads,
     kPeakSharedBytes,
     2.0 * 4 * (2.0 * 64 * 256 * 16),  // two warpgroups, four wgmmas of 64 x 256 x 16
@@ -78,16 +65,17 @@ constexpr Yardstick kYardstick = {
 }  // namespace
 
 const Architecture kArchitecture = {
-    Arch::sm90,
-    "-arch=sm_90a",
-    [](const core::Kernel& row) { return threads(row); },
-    [](const core::Kernel& row) { return shared_bytes(row); },
-    row_program,
-    kAuxiliary,
-    "tessera_sm90_backward_rows",
-    kRowThreads,
-    auxiliary_program,
-    kYardstick,
+    .arch = Arch::sm90,
+    .images = kImages,
+    .target_on = [](int) -> std::string { return "sm_90a"; },
+    .begins_early = true,
+    .threads = [](const core::Kernel& row) { return threads(row); },
+    .shared_bytes = [](const core::Kernel& row) { return shared_bytes(row); },
+    .row_program = row_program,
+    .auxiliary = kAll,
+    .auxiliary_symbol = "tessera_sm90_auxiliary",
+    .auxiliary_includes = "#include \"cuda/sm90/backward_rows.h\"\n",
+    .yardstick = kYardstick,
 };
 
 }  // namespace tessera::cuda::sm90

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/mma_shape.h"
 #include "core/storage.h"
 #include "core/value_tiles.h"
-#include "cuda/mma/decode_params.h"
 #include "cuda/sm90/latent_shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -36,7 +36,7 @@ TESSERA_HD constexpr int consumers(const core::Kernel& row) {
   return (row.pass == Pass::forward ? row.block_m : row.block_n) / kRows;
 }
 TESSERA_HD constexpr int threads(const core::Kernel& row) {
-  if (row.form == core::Form::decode) return mma::decode_threads(row);
+  if (row.form == core::Form::decode) return core::decode_threads(row);
   return (consumers(row) + 1) * 128;
 }
 
@@ -106,7 +106,7 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   if (row.qv) return latent_bytes(row);
-  if (row.form == core::Form::decode) return mma::decode_bytes(row);
+  if (row.form == core::Form::decode) return core::decode_bytes(row);
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
 }
 

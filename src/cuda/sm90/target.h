@@ -13,14 +13,8 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
 
 /// sm_90a code runs on compute capability 9.0 and nowhere else.
 inline constexpr Target kTarget = {
-    &kArchitecture,
-    "Hopper, 9.0",
-    [](int compute_major, int compute_minor) { return compute_major == 9 && compute_minor == 0; },
-    run_forward,
-    run_backward,
-    static_cast<std::size_t>(AuxiliaryKernel::combine_f32),
-    static_cast<std::size_t>(AuxiliaryKernel::append_f32),
-    static_cast<std::size_t>(AuxiliaryKernel::quantize_f32),
+    &kArchitecture, "Hopper, 9.0", [](int capability) { return capability == 90; },
+    run_forward,    run_backward,
 };
 
 }  // namespace tessera::cuda::sm90

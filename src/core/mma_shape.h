@@ -1,0 +1,104 @@
+// What follows from a GPU row by mma.sync and cp.async: warps, threads, shared memory. Read by the
+// planner, which compares it with what a device grants, by kernels and by launches.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace tessera::core {
+
+inline constexpr int kChunkBytes = 128;  ///< of a row in a chunk of shared memory, swizzled
+
+/// Chunks that so many rows of so many bytes have, in bytes.
+TESSERA_HD constexpr int chunk_bytes(int row_bytes, int rows) {
+  return ceil_div(row_bytes, kChunkBytes) * rows * kChunkBytes;
+}
+
+// ---- the forward (cuda/mma/forward.h) ----
+
+/// A warp has tile_m rows.
+TESSERA_HD constexpr int mma_threads(const Kernel& row) { return row.block_m / row.tile_m * 32; }
+/// Of a tile of queries, and of the buffers of keys and of values.
+/// @{
+TESSERA_HD constexpr int mma_query_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim * 2, row.block_m);
+}
+TESSERA_HD constexpr int mma_key_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim * 2, row.block_n);
+}
+TESSERA_HD constexpr int mma_value_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim_v * 2, row.block_n);
+}
+/// @}
+TESSERA_HD constexpr int mma_buffer_bytes(const Kernel& row) {
+  return mma_query_bytes(row) + row.stages * (mma_key_bytes(row) + mma_value_bytes(row));
+}
+inline constexpr int kTileStateBytes = 128;  ///< room for what is said of a tile
+/// With room to align rows.
+TESSERA_HD constexpr int mma_forward_bytes(const Kernel& row) {
+  return mma_buffer_bytes(row) + kTileStateBytes + kChunkBytes;
+}
+
+// ---- decoding (cuda/mma/decode.h; rows with qv are Hopper's own) ----
+
+inline constexpr int kTileKeys = 16;  ///< that a warp multiplies at a time
+
+/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups, or four
+/// where two fetch and widen.
+TESSERA_HD constexpr int decode_warps(const Kernel& row) {
+  if (row.qv) return widens(row) ? 16 : 12;
+  return row.block_n / kTileKeys;
+}
+TESSERA_HD constexpr int decode_threads(const Kernel& row) { return decode_warps(row) * 32; }
+/// Of an element of k or v.
+TESSERA_HD constexpr int cached_size(const Kernel& row) { return widens(row) ? 1 : 2; }
+/// Of a stage of the ring: a tile of keys, one of values, and, where these are of 8 bits, the
+/// scales of both.
+/// @{
+TESSERA_HD constexpr int decode_key_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim * cached_size(row), kTileKeys);
+}
+TESSERA_HD constexpr int decode_value_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim_v * cached_size(row), kTileKeys);
+}
+TESSERA_HD constexpr int decode_scale_bytes(const Kernel& row) {
+  return widens(row) ? 2 * kTileKeys * 4 : 0;
+}
+TESSERA_HD constexpr int decode_stage_bytes(const Kernel& row) {
+  return decode_key_bytes(row) + decode_value_bytes(row) + decode_scale_bytes(row);
+}
+/// @}
+/// Whether warps may multiply together, each rows of its own, what all of them have fetched.
+TESSERA_HD constexpr bool together(const Kernel& row) { return row.block_m > row.tile_m; }
+/// Of what is in shared memory; that of wgmma's operands is what their swizzle repeats by.
+TESSERA_HD constexpr int ring_alignment(const Kernel& row) {
+  return together(row) ? 1024 : kChunkBytes;
+}
+/// Stages that a warp's output takes at the end of a piece: these hold no tile.
+TESSERA_HD constexpr int output_stages(const Kernel& row) {
+  return ceil_div(kTileKeys * row.head_dim_v * 4, decode_key_bytes(row) + decode_value_bytes(row));
+}
+TESSERA_HD constexpr int decode_ring_bytes(const Kernel& row) {
+  return decode_warps(row) * row.stages * decode_stage_bytes(row);
+}
+/// What else is in shared memory: every warp's piece and its next one, states of rows.
+inline constexpr int kOtherBytes = 2048;
+/// Queries of two pieces, the ring, and that.
+TESSERA_HD constexpr int decode_bytes(const Kernel& row) {
+  return 2 * chunk_bytes(row.head_dim * 2, kTileKeys) + decode_ring_bytes(row) + kOtherBytes +
+         ring_alignment(row);
+}
+
+// ---- both ----
+
+TESSERA_HD constexpr int mma_bytes(const Kernel& row) {
+  return row.form == Form::decode ? decode_bytes(row) : mma_forward_bytes(row);
+}
+/// Blocks of threads of a row by mma.sync that a multiprocessor has at once, where a block may have
+/// `most` bytes of shared memory: a multiprocessor has 1 KB more, and gives 1 KB with every block.
+TESSERA_HD constexpr int mma_blocks(const Kernel& row, std::int64_t most) {
+  constexpr int kReserved = 1024;
+  const std::int64_t fitting = (most + kReserved) / (mma_bytes(row) + kReserved);
+  return static_cast<int>(min<std::int64_t>(row.blocks, fitting));
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,76 @@
+// Kernels that are not rows of the catalog: those that every architecture has (aux/), and how they
+// become a program.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace tessera::cuda {
+
+/// A kernel that is not a row of the catalog.
+struct Auxiliary {
+  const char* name;    ///< of its function in the cubin
+  const char* call;    ///< the device function, in tessera::cuda
+  const char* params;  ///< its parameter's type
+  int resident = 8;    ///< blocks of a multiprocessor that registers must suffice for
+  /// It waits by itself for what was enqueued before it, and may be launched before that is done.
+  bool begins_early = false;
+};
+
+/// The merge of partial results (aux/combine.h), the append to a cache (aux/append.h,
+/// aux/append_quantizing.h), quantising (aux/quantize.h), tiles of values that came in rows
+/// (aux/lay_values.h), pages that are not skipped (aux/keep_pages.h) and prefixes that are shared
+/// (aux/find_prefixes.h), by its place in kAuxiliary. What an architecture has besides comes after.
+enum class AuxiliaryKernel : std::uint8_t {
+  combine_f32,
+  combine_bf16,
+  combine_f16,
+  append_f32,
+  append_bf16,
+  append_f16,
+  append_quantizing_f32,
+  append_quantizing_bf16,
+  append_quantizing_f16,
+  quantize_f32,
+  quantize_bf16,
+  quantize_f16,
+  quantize_usual_f32,
+  quantize_usual_bf16,
+  quantize_usual_f16,
+  lay_values,
+  keep_pages,
+  find_prefixes,
+};
+
+inline constexpr std::array kAuxiliary = std::to_array<Auxiliary>({
+    {"combine_f32", "aux::combine<Dtype::f32>", "aux::CombineParams", 4},
+    {"combine_bf16", "aux::combine<Dtype::bf16>", "aux::CombineParams", 4},
+    {"combine_f16", "aux::combine<Dtype::f16>", "aux::CombineParams", 4},
+    {"append_f32", "aux::append<Dtype::f32>", "aux::AppendParams", 8, true},
+    {"append_bf16", "aux::append<Dtype::bf16>", "aux::AppendParams", 8, true},
+    {"append_f16", "aux::append<Dtype::f16>", "aux::AppendParams", 8, true},
+    {"append_quantizing_f32", "aux::append_quantizing<Dtype::f32>", "aux::AppendParams", 8, true},
+    {"append_quantizing_bf16", "aux::append_quantizing<Dtype::bf16>", "aux::AppendParams", 5, true},
+    {"append_quantizing_f16", "aux::append_quantizing<Dtype::f16>", "aux::AppendParams", 5, true},
+    {"quantize_f32", "aux::quantize<Dtype::f32, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_bf16", "aux::quantize<Dtype::bf16, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_f16", "aux::quantize<Dtype::f16, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_usual_f32", "aux::quantize<Dtype::f32, true>", "aux::QuantizeParams", 2, true},
+    {"quantize_usual_bf16", "aux::quantize<Dtype::bf16, true>", "aux::QuantizeParams", 3, true},
+    {"quantize_usual_f16", "aux::quantize<Dtype::f16, true>", "aux::QuantizeParams", 3, true},
+    {"lay_values", "aux::lay_values", "aux::LayValuesParams", 8, true},
+    {"keep_pages", "aux::keep_pages", "aux::KeepPagesParams", 8, true},
+    {"find_prefixes", "aux::find_prefixes", "aux::FindPrefixesParams", 8, true},
+});
+
+inline constexpr int kAuxiliaryThreads = 128;  ///< of a block of each
+
+constexpr std::size_t number_of(AuxiliaryKernel kernel) { return static_cast<std::size_t>(kernel); }
+
+/// CUDA C++ of all these kernels, of which the first are kAuxiliary. includes: of the others.
+std::string auxiliary_program(std::span<const Auxiliary> kernels, const std::string& includes);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,41 @@
+// From a forward plan and tensors to a launch.
+#include "cuda/mma/forward_launch.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/maps.h"
+#include "cuda/mma/forward_params.h"
+#include "plan/alignment.h"
+#include "plan/shape.h"
+
+namespace tessera::cuda::mma {
+namespace {
+
+Status check_rows(const PlanData& plan, const Tensors& t) {
+  const Problem& p = plan.problem;
+  Status status = check_aligned("q", t.q, p, p.dtype, true);
+  if (status) status = check_aligned("k", t.k, p, p.dtype, false);
+  if (status) status = check_aligned("v", t.v, p, p.dtype, false);
+  if (status) status = check_aligned("o", t.o, p, p.dtype, true);
+  return status;
+}
+
+}  // namespace
+
+Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
+  if (plan.work.count() == 0) return {};
+  if (Status s = check_rows(plan, tensors); !s) return s;
+  ForwardParams params;
+  params.q = source_of(tensors.q);
+  params.k = source_of(tensors.k);
+  params.v = source_of(tensors.v);
+  set_forward(params, plan, tensors);
+  params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
+  params.group = static_cast<int>(plan.problem.group() / plan.row_heads);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(plan.work.count(), resident_blocks(plan.kernel, plan.device));
+  return queue.launch(plan.kernel, blocks, &params);
+}
+
+}  // namespace tessera::cuda::mma

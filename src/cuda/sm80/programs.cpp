@@ -1,0 +1,61 @@
+#include "cuda/sm80/programs.h"
+
+#include "core/mma_shape.h"
+#include "cuda/mma/decode_program.h"
+#include "cuda/mma/forward_program.h"
+#include "cuda/sm80/peak_shape.h"
+
+namespace tessera::cuda::sm80 {
+namespace {
+
+/// Machine code runs on devices of the same major and of equal or higher minor numbers. sm_86 and
+/// sm_89 would have the instructions of sm_80, in another order. Not of 8.7: the driver of such a
+/// machine is another. What has no machine code here has PTX: 8.7, 9.0 and what is newer.
+constexpr Image kImages[] = {
+    {"sm_80",
+     [](int capability) { return capability >= 80 && capability < 90 && capability != 87; }},
+    {"sm_120", [](int capability) { return capability >= 120 && capability < 130; }},
+    {"compute_80", [](int capability) { return capability >= 80; }},
+};
+
+constexpr Yardstick kYardstick = {
+    "tessera_sm80_peak",
+    "#include \"cuda/sm80/peak.h\"\n"
+    "#include \"cuda/tile/read_peak.h\"\n"
+    "using namespace tessera::cuda;\n"
+    "extern \"C\" __global__ void __launch_bounds__(sm80::kPeakThreads, 1)\n"
+    "multiply_peak(int rounds, float* never) {\n"
+    "  sm80::multiply_peak(rounds, never);\n}\n"
+    "extern \"C\" __global__ void __launch_bounds__(sm80::kPeakThreads)\n"
+    "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
+    "  read_peak<sm80::kPeakThreads>(memory, count, never);\n}\n",
+    kPeakThreads,
+    0,
+    kPeakThreads / 32 * (kPeakProducts * 2.0 * 16 * 8 * 16),
+};
+
+}  // namespace
+
+const Architecture kArchitecture = {
+    .arch = Arch::sm80,
+    .images = kImages,
+    .target_on = [](int capability) { return "sm_" + std::to_string(capability); },
+    .begins_early = false,
+    .threads =
+        [](const core::Kernel& row) {
+          return row.form == core::Form::decode ? core::decode_threads(row)
+                                                : core::mma_threads(row);
+        },
+    .shared_bytes = [](const core::Kernel& row) { return core::mma_bytes(row); },
+    .row_program =
+        [](const core::Kernel& row, const std::string& name) {
+          return row.form == core::Form::decode ? mma::decode_program(row, name)
+                                                : mma::forward_program(row, name);
+        },
+    .auxiliary = kAuxiliary,
+    .auxiliary_symbol = "tessera_sm80_auxiliary",
+    .auxiliary_includes = "",
+    .yardstick = kYardstick,
+};
+
+}  // namespace tessera::cuda::sm80
