@@ -68,7 +68,9 @@ TEST_F(Launches, AGpuMayBePlannedForAsAnother) {
   ASSERT_TRUE(gpu) << gpu.status().text;
   EXPECT_EQ(gpu->name, "a10 (Fake H200)");
   EXPECT_EQ(gpu->arch, Arch::sm80);
-  EXPECT_EQ(gpu->threads, 72);
+  EXPECT_EQ(gpu->threads, 132) << "the device's own";
+  EXPECT_EQ(gpu->l1_bytes, 101376);
+  EXPECT_EQ(gpu->capability, 90);
   EXPECT_EQ(gpu->ordinal, 1);
   environment.set("TESSERA_GPU_AS", "a11");
   EXPECT_NE(this_gpu().status().text.find("TESSERA_GPU_AS = 'a11': unknown; known: a100, a10,"),
@@ -90,11 +92,11 @@ TEST_F(Launches, MmaSyncHasSeveralBlocksAMultiprocessor) {
     GTEST_SKIP() << "this build has no GPU kernels";
   ASSERT_TRUE(enqueue("fwd bf16 b=9 h=99 q=300 k=300 d=64"));
   EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d64_128x64_w4");
-  EXPECT_EQ(fake::state().last.grid_x, 216U);
+  EXPECT_EQ(fake::state().last.grid_x, 264U);
   EXPECT_EQ(fake::state().last.block_x, 128U);
   ASSERT_TRUE(enqueue("fwd bf16 b=9 h=99 q=300 k=300 d=256"));
   EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d256_128x64_w8");
-  EXPECT_EQ(fake::state().last.grid_x, 108U);
+  EXPECT_EQ(fake::state().last.grid_x, 132U);
   EXPECT_EQ(fake::state().last.block_x, 256U);
 }
 
