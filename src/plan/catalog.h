@@ -74,7 +74,16 @@ inline constexpr core::Kernel kMmaRows[] = {
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       192,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     256,       256,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      64,        64,    128,       0, core::Extra::softcap, false, Dtype::f32, false, false,    2,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::softcap, false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::softcap, false, Dtype::f32, false, false,    1,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,      64,        64,    128,       0, core::Extra::all,     false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::all,     false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::all,     false, Dtype::f32, false, false,    1,      2},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,      64,        64,    128,       0, core::Extra::all,     true,  Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::all,     true,  Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::all,     true,  Dtype::f32, false, false,    1,      2},
 };
 
 // Scores of 8 bits, weights and values of 16. Each of these is two rows: bf16, and the same for fp16.

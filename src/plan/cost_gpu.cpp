@@ -60,14 +60,19 @@ double mma_piece_cost(const PlanData& plan, double steps) {
   const core::Kernel& row = plan.kernel;
   const bool much = plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
-  const double multiply = pairs * (row.head_dim + row.head_dim_v) /
-                          (costs.multiply_adds * (much ? 2.0 : 1.0)) *
-                          (much && row.tile_m == 16 ? costs.waiting : 1.0);
   const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
+  const double multiply =
+      pairs * (row.head_dim + row.head_dim_v) / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
+      (much && row.tile_m == 16 ? costs.waiting : 1.0) * (blocks > 1.0 ? 1.0 : costs.alone);
   constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
   const double warps = core::max(1.0, row.block_m / row.tile_m / kUnits);
   const double alone = multiply / warps + costs.latency;
-  return steps * core::max(multiply, alone / blocks) + costs.tile / blocks;
+  const double step = core::max(multiply, alone / blocks) *
+                      (row.extra == core::Extra::none      ? 1.0
+                       : row.extra == core::Extra::softcap ? costs.softcap
+                                                           : costs.extras) *
+                      (row.any_layout ? costs.any_layout : 1.0);
+  return steps * step + costs.tile / blocks;
 }
 
 }  // namespace

@@ -42,15 +42,21 @@ struct MmaCosts {
   std::int64_t much_memory;  ///< bytes of a block
   double multiply_adds;      ///< a cycle of a multiprocessor, without much memory; with: twice
   double waiting;            ///< times as long, with much memory, of 16 rows a warp
+  double alone;              ///< the same, of a block that has a multiprocessor for itself
   double latency;            ///< of a step of a warp beside its multiply-adds
-  double tile;               ///< from tile to tile
+  double softcap, extras, any_layout;  ///< times as long, each
+  double tile;                         ///< from tile to tile
 };
 
 inline constexpr MmaCosts kMmaCosts = {
     .much_memory = 128 << 10,
     .multiply_adds = 512.0,
     .waiting = 1.25,
+    .alone = 1.05,
     .latency = 1300.0,
+    .softcap = 1.5,
+    .extras = 3.0,
+    .any_layout = 4.0,
     .tile = 2500.0,
 };
 

@@ -54,7 +54,7 @@ class ForwardOnFibers : public testing::TestWithParam<core::Kernel> {
     gpu_.threads = row.form == core::Form::decode && seed % 2 == 0 ? 40 : 3;
     if (!refusal(row, p, gpu_).empty()) return false;
     tools::RunMemory memory(p, seed);
-    if (needs_unaligned(p, memory.tensors())) return false;
+    if (needs_unaligned(p, memory.tensors()) && !row.any_layout) return false;
     const PlanData plan = plan_row(row, p, gpu_);
     const std::string text = to_string(p) + " seed " + std::to_string(seed);
     // Of NaN: tiles that are not there would be seen.
@@ -206,8 +206,9 @@ std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
   };
   const int heads_k = up_to(1, 2), group = up_to(1, 4), q = up_to(1, 300), k = up_to(1, 300);
   const int batch = up_to(1, 2);
-  const int dim = row.head_dim - (random() % 2 == 0 ? 0 : 8);
-  const int dim_v = row.head_dim_v - 8 * static_cast<int>(random() % 3);
+  const int step = row.any_layout ? 3 : 8;
+  const int dim = row.head_dim - (random() % 2 == 0 ? 0 : step);
+  const int dim_v = row.head_dim_v - step * static_cast<int>(random() % 3);
   std::string text = std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
                      " b=" + std::to_string(batch) + " h=" + std::to_string(heads_k * group) + "/" +
                      std::to_string(heads_k) + " q=" + std::to_string(q) +
@@ -219,7 +220,16 @@ std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
     text +=
         "packed=" + std::to_string(q + up_to(0, q)) + "," + std::to_string(k + up_to(0, k)) + " ";
   }
-  return text + one_of(random, {"", "sink "}) + one_of(random, {"", "scale=1 ", "scale=0.02 "});
+  if (row.extra == core::Extra::softcap) text += one_of(random, {"softcap=2 ", "softcap=40 "});
+  if (row.extra == core::Extra::all) {
+    text += one_of(random, {"", "softcap=5 "}) + one_of(random, {"", "alibi=h ", "alibi=bh "}) +
+            one_of(random, {"", "bias=qk ", "bias=bhqk:f32 ", "bias=hk "}) +
+            one_of(random, {"", "dropout=0.3 "}) + one_of(random, {"", "", "scale=-0.2 "});
+  }
+  if (text.find("scale") == std::string::npos) {
+    text += one_of(random, {"", "scale=1 ", "scale=0.02 "});
+  }
+  return text + one_of(random, {"", "sink "});
 }
 
 TEST_P(MmaOnFibers, IsRight) { check_some(mma_problem); }

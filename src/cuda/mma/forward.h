@@ -14,6 +14,9 @@
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
+#include "cuda/tile/copy_rows.h"
+#include "cuda/tile/dropout.h"
+#include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
 
@@ -40,6 +43,8 @@ class Forward {
   /// there are registers for it.
   static constexpr bool kSpares = kRows * kD <= 32 * 64;
   static_assert(K.block_m % kRows == 0 && kRows % 16 == 0 && kN % (kThreads / 8) == 0);
+  static constexpr bool kAll = K.extra == core::Extra::all;
+  static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
   static_assert(kStages == 1 || kStages == 2);
 
  public:
@@ -56,7 +61,11 @@ class Forward {
         value_(v_ + lane_ % 16 * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
         tile_(tile) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) w_[g].to_base2 = params.score.pre;
+    for (int g = 0; g < kGroups; ++g) {
+      w_[g].to_base2 = kAll       ? 1.0F
+                       : kSoftcap ? params.score.pre * params.score.post
+                                  : params.score.pre;
+    }
   }
 
   __device__ __forceinline__ void run() {
@@ -96,7 +105,7 @@ class Forward {
     int n = blocks.seen.end - 1;
     load_queries(sequence, first_row, work.head, row_count);
     const int head_k = work.head / p.group;
-    left_ = sequence.seqlen_k - n * kN - static_cast<int>(threadIdx.x) / 8;
+    left_ = sequence.seqlen_k - n * kN - (K.any_layout ? 0 : static_cast<int>(threadIdx.x) / 8);
     next_k_ = row_of_source(p.k, sequence, head_k, n);
     next_v_ = row_of_source(p.v, sequence, head_k, n);
     load_keys(n);
@@ -127,6 +136,15 @@ class Forward {
     ptx::copy_commit();
     const bool sees = !kSpares || agreed(n < own_end_);
     if (sees) multiply_keys(n);
+    if constexpr (kAll) {
+      if (sees) transform(n);
+    }
+    Uncapped raw[kGroups];
+    if constexpr (kSoftcap) {
+      float top[2];
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) raw[g] = cap(p.score, p.series, w_[g].s, top);
+    }
     if (agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin))) mask(n);
     ptx::copy_wait<1>();
     __syncthreads();
@@ -135,12 +153,7 @@ class Forward {
     ptx::copy_commit();
     if (sees) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        w_[g].weigh_at_once([&] {
-#pragma unroll
-          for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
-        });
-      }
+      for (int g = 0; g < kGroups; ++g) weigh(g, n, raw[g]);
       multiply_values(n);
     }
     if constexpr (kStages == 1) {
@@ -148,6 +161,50 @@ class Forward {
       if (!last) load_values(n - 1);
       ptx::copy_commit();
     }
+  }
+
+  // ---- scores to weights ----
+
+  /// Of the warp's g-th 16 rows: S becomes the operand of the next product.
+  __device__ __forceinline__ void weigh(int g, int n, Uncapped raw) {
+    const auto rescale = [&] {
+#pragma unroll
+      for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
+    };
+    if constexpr (kAll || kSoftcap) {
+      float top[2];
+      greatest_or_zero(w_[g].s, top);
+      if (w_[g].soften(top, raw, p.series)) rescale();
+      if constexpr (kAll) drop(g, n);
+      w_[g].make_operand();
+    } else {
+      w_[g].weigh_at_once(rescale);
+    }
+  }
+  /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).
+  __device__ __forceinline__ void transform(int n) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float(&s)[kN / 2] = w_[g].s;
+      if (p.score.capped) {
+#pragma unroll
+        for (float& x : s) x = capped_tanh(p.score.pre, x) * p.score.post;
+      } else {
+#pragma unroll
+        for (float& x : s) x *= p.score.pre;
+      }
+      add_extras<Axis::rows>(p.extras,
+                             {tile_.sequence.batch, tile_.head, row_of(g, 0),
+                              n * kN + lane_ % 4 * 2, tile_.band.seqlen_q, tile_.band.seqlen_k},
+                             s);
+    }
+  }
+  /// Dropout of the weights (S8); their sum has been taken.
+  __device__ __forceinline__ void drop(int g, int n) {
+    if (!p.dropout.active()) return;
+    drop_weights(
+        p.dropout, tile_.sequence.batch, tile_.head, n * kN, lane_,
+        [&](int half) { return row_of(g, half); }, w_[g].s);
   }
 
   // ---- copies: chunks of 64 columns, rows of 128 bytes, units of 16 bytes at their number XOR the
@@ -176,27 +233,42 @@ class Forward {
                                                int head, int row_count) const {
     const auto* const data = static_cast<const std::uint16_t*>(p.q.data) +
                              sequence.query_offset(p.q.strides, 0, head << p.rows.shift);
-    load<K.block_m, kD>(q_, p.head_dim, [&](int row, const std::uint16_t*& x) {
+    const auto from = [&](int row, const std::uint16_t*& x) {
       const int r = first_row + row;
       const bool exists = r < row_count;
       x = data +
           (exists ? p.rows.query_of(r) * p.q.strides.seqlen + p.rows.member_of(r) * p.q.strides.head
                   : 0);
       return exists;
-    });
+    };
+    if constexpr (K.any_layout) {
+      copy_rows<K.block_m, kThreads>(q_, p.head_dim, core::ceil_div(kD, 64), from);
+    } else {
+      load<K.block_m, kD>(q_, p.head_dim, from);
+    }
   }
-  /// The thread's unit of its first row of block n.
+  /// The thread's unit of its first row of block n; of any layout the block's first element.
   __device__ __forceinline__ const std::uint16_t* row_of_source(const Source& source,
                                                                 const core::Sequence& sequence,
                                                                 int head_k, int n) const {
-    const int key = n * kN + static_cast<int>(threadIdx.x) / 8;
+    const int key = K.any_layout ? n * kN : n * kN + static_cast<int>(threadIdx.x) / 8;
+    const int column = K.any_layout ? 0 : static_cast<int>(threadIdx.x) % 8 * 8;
     return static_cast<const std::uint16_t*>(source.data) +
-           sequence.key_offset(source.strides, key, head_k) + static_cast<int>(threadIdx.x) % 8 * 8;
+           sequence.key_offset(source.strides, key, head_k) + column;
   }
   /// The block at x; x goes on to the one on its left. left: keys from the thread's first row on.
   template <int kColumns>
   __device__ __forceinline__ void load_block(std::uint32_t to, const std::uint16_t*& x, int left,
                                              std::int64_t stride, int dim) const {
+    if constexpr (K.any_layout) {
+      copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
+                              [&](int row, const std::uint16_t*& from) {
+                                from = x + row * stride;
+                                return row < left;
+                              });
+      x -= kN * stride;
+      return;
+    }
     constexpr int kRowsAtOnce = kThreads / 8;
     const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
@@ -353,7 +425,7 @@ class Forward {
       store_lse(g, half, sink());
       std::uint16_t* const to = output_of(g, half);
       const int end = row_exists(g, half) ? p.head_dim_v - store_column(lane_) : 0;
-      for (int c = 0; c < kDv; c += 16) store_columns<false>(c, end, to + c, 0, 0);
+      for (int c = 0; c < kDv; c += 16) store_columns<K.any_layout>(c, end, to + c, 0, 0);
     }
   }
 
@@ -368,8 +440,8 @@ class Forward {
         const core::Softmax<float> row = {w_[g].reference[half] * w_[g].to_base2, sum};
         const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink());
         store_lse(g, half, core::lse_of(end.state));
-        store_row<kType, false>(o_[g], half, end.factor, row_exists(g, half), lane_, p.head_dim_v,
-                                output_of(g, half));
+        store_row<kType, K.any_layout>(o_[g], half, end.factor, row_exists(g, half), lane_,
+                                       p.head_dim_v, output_of(g, half));
       }
     }
   }

@@ -14,6 +14,7 @@ namespace {
 
 Status check_rows(const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
+  if (plan.kernel.any_layout) return {};
   Status status = check_aligned("q", t.q, p, p.dtype, true);
   if (status) status = check_aligned("k", t.k, p, p.dtype, false);
   if (status) status = check_aligned("v", t.v, p, p.dtype, false);
@@ -31,6 +32,7 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& qu
   params.k = source_of(tensors.k);
   params.v = source_of(tensors.v);
   set_forward(params, plan, tensors);
+  if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
   params.group = static_cast<int>(plan.problem.group() / plan.row_heads);
   const std::int64_t blocks =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/pages.h"
+#include "core/philox.h"
 #include "core/score.h"
 #include "core/sequences.h"
 #include "core/work.h"
@@ -10,7 +11,7 @@
 namespace tessera::cuda::mma {
 
 struct ForwardParams {
-  Source q, k, v;  ///< rows of 16 bits, each at a multiple of 16 bytes
+  Source q, k, v;  ///< rows of 16 bits, each at a multiple of 16 bytes, but for .any rows
 
   void* o = nullptr;
   core::Strides o_strides;
@@ -20,7 +21,10 @@ struct ForwardParams {
   core::Sequences sequences;
   core::Window window;
   const float* sink = nullptr;  ///< null: no sink
+  Extras extras;
   core::Score score;
+  core::SoftcapSeries series;
+  core::Dropout dropout;
 
   core::WorkOrder work;
   core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's

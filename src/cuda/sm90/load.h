@@ -7,6 +7,7 @@
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/source.h"
+#include "cuda/tile/copy_rows.h"
 
 namespace tessera::cuda::sm90 {
 
@@ -23,30 +24,6 @@ __device__ __forceinline__ LoadRows rows_of(const core::Sequence& sequence, int 
 }
 __device__ __forceinline__ LoadRows keys_of(const core::Sequence& sequence, int key, int head) {
   return {sequence.first_k + key, sequence.seqlen_k - key, head, sequence.entry()};
-}
-
-/// What the copy engine would do, 8 elements a thread at a time. row_at(i, from): where the i-th
-/// row of the buffer lies; false: it becomes zeros.
-template <int kRows, int kThreads, class RowAt>
-__device__ __forceinline__ void copy_rows(std::uint32_t to, int dim, int chunks,
-                                          const RowAt& row_at) {
-  const int units = chunks * 8;  // of a row
-  // Unrolled, it would need more than a producer's 40 registers.
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += kThreads) {
-    const int row = i / units, unit = i % units;
-    std::uint32_t words[4] = {};
-    if (const std::uint16_t* x = nullptr; row_at(row, x)) {
-      x += unit * 8;
-      const int left = dim - unit * 8;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (2 * j < left) words[j] = x[2 * j];
-        if (2 * j + 1 < left) words[j] |= std::uint32_t{x[2 * j + 1]} << 16;
-      }
-    }
-    ptx::store_shared(to + unit / 8 * kRows * 128 + row * 128 + (unit % 8 ^ row % 8) * 16, words);
-  }
 }
 
 /// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kChunkColumns.
