@@ -9,6 +9,7 @@
 #include "inputs.h"
 #include "pieces.h"
 #include "plan/layout.h"
+#include "plan/shape.h"
 
 namespace tessera::explorer {
 namespace {
@@ -88,21 +89,29 @@ class Schedule {
     steps_.push_back(step);
     return true;
   }
-  double ready(std::int64_t worker) const { return ready_[static_cast<std::size_t>(worker)]; }
 
-  /// A GPU's forward: one block of threads a multiprocessor.
+  /// A GPU's forward: as many blocks of threads as multiprocessors have at once, which share each
+  /// of them.
   void deal_rounds() {
     count_ = plan_.work.count();
-    const int workers = static_cast<int>(std::min<std::int64_t>(count_, plan_.device.threads));
-    if (workers == 0) return;
-    for (int i = 0; std::int64_t{i} * workers < count_; ++i) {
-      for (int worker = 0; worker < workers; ++worker) {
-        const std::int64_t index = core::WorkOrder::index_of(i, worker, workers);
+    resident_ = resident();
+    const int blocks = static_cast<int>(
+        std::min<std::int64_t>(count_, resident_blocks(plan_.kernel, plan_.device)));
+    std::vector<double> done(static_cast<std::size_t>(blocks), 0.0);
+    for (int i = 0; std::int64_t{i} * blocks < count_; ++i) {
+      for (int block = 0; block < blocks; ++block) {
+        const std::int64_t index = core::WorkOrder::index_of(i, block, blocks);
         if (index >= count_) continue;
         const Piece piece = pieces_.piece(plan_.work.at(index));
-        if (!add({index, piece}, worker, ready(worker), pieces_.cycles(piece))) return;
+        const double cycles = pieces_.cycles(piece) * resident_;
+        double& start = done[static_cast<std::size_t>(block)];
+        if (!add({index, piece}, block % plan_.device.threads, start, cycles)) return;
+        start += cycles;
       }
     }
+  }
+  int resident() const {
+    return static_cast<int>(resident_blocks(plan_.kernel, plan_.device) / plan_.device.threads);
   }
 
   /// The next of `count` pieces goes to whoever is free first. of(index): a Step; its cycles.
@@ -190,7 +199,7 @@ class Schedule {
   /// A GPU's decoding: every resident block of threads has a span. They begin together, and blocks
   /// are spread over the multiprocessors.
   void deal_spans() {
-    resident_ = plan_.kernel.blocks;
+    resident_ = resident();
     const int batch = plan_.work.batch;
     core::Spans spans = plan_.spans;
     if (plan_.problem.packed || plan_.problem.cache) {

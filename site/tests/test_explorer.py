@@ -124,7 +124,7 @@ def test_device_and_examples(explorer):
     explorer.put("#device", "zen4-16")
     assert "cpu.avx512_bf16.forward.tile.bf16 is chosen" in explorer.text("#kernels")
     explorer.put("#device", "a100")
-    assert "needs sm90" in explorer.text("#kernels")
+    assert "sm80.forward.bf16.d128" in explorer.text("#kernels")
     explorer.put("#device", "h200")
     lines = explorer.run(
         "return [...document.getElementById('example').options].map((o) => o.value).filter((line) => line !== '')"

@@ -55,7 +55,7 @@ inline constexpr std::array kAuxiliary = std::to_array<Auxiliary>({
     {"append_quantizing_f32", "aux::append_quantizing<Dtype::f32>", "aux::AppendParams", 8, true},
     {"append_quantizing_bf16", "aux::append_quantizing<Dtype::bf16>", "aux::AppendParams", 5, true},
     {"append_quantizing_f16", "aux::append_quantizing<Dtype::f16>", "aux::AppendParams", 5, true},
-    {"quantize_f32", "aux::quantize<Dtype::f32, false>", "aux::QuantizeParams", 3, true},
+    {"quantize_f32", "aux::quantize<Dtype::f32, false>", "aux::QuantizeParams", 2, true},
     {"quantize_bf16", "aux::quantize<Dtype::bf16, false>", "aux::QuantizeParams", 3, true},
     {"quantize_f16", "aux::quantize<Dtype::f16, false>", "aux::QuantizeParams", 3, true},
     {"quantize_usual_f32", "aux::quantize<Dtype::f32, true>", "aux::QuantizeParams", 2, true},

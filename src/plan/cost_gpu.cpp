@@ -55,8 +55,7 @@ namespace {
 
 /// A tile of a row by mma.sync. A multiprocessor has several blocks at once, whose warps multiply
 /// while others wait: what it takes is shared out among them.
-double mma_piece_cost(const PlanData& plan, double steps) {
-  const MmaCosts& costs = kMmaCosts;
+double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
   const bool much = plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
@@ -79,7 +78,7 @@ double mma_piece_cost(const PlanData& plan, double steps) {
 
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
-  if (row.form == core::Form::tile && row.stages > 0) return mma_piece_cost(plan, steps);
+  if (row.form == core::Form::tile && row.stages > 0) return mma_piece_cost(plan, costs.mma, steps);
   if (row.form == core::Form::decode) {
     if (row.qv) return steps * (costs.latent_step + costs.latent_row * row.block_m);
     const bool again = plan.work.blocks > 1;

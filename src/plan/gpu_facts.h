@@ -6,6 +6,19 @@
 
 namespace tessera {
 
+/// The same of forward rows by mma.sync, which devices of several kinds run. What a block may have
+/// of shared memory tells two kinds apart: those with much have tensor cores that are twice as
+/// fast, and that are kept waiting where a warp has 16 rows and reads keys and values for so few.
+struct MmaCosts {
+  std::int64_t much_memory = 0;  ///< bytes of a block
+  double multiply_adds = 0.0;    ///< a cycle of a multiprocessor, without much memory; with: twice
+  double waiting = 0.0;          ///< times as long, with much memory, of 16 rows a warp
+  double alone = 0.0;            ///< the same, of a block that has a multiprocessor for itself
+  double latency = 0.0;          ///< of a step of a warp beside its multiply-adds
+  double softcap = 1.0, extras = 1.0, any_layout = 1.0;  ///< times as long, each
+  double tile = 0.0;                                     ///< from tile to tile
+};
+
 /// What a row of an architecture costs, in cycles of a multiprocessor (cost_gpu.cpp). Fitted to
 /// measured choices; good for comparing rows of the same architecture only. What no row of it has
 /// is left out.
@@ -32,32 +45,8 @@ struct GpuCosts {
   int few_rows = 0;                            ///< less than this
   double crowded = 1.0, crowded_of_few = 1.0;  ///< times as long as their multiply-adds say
   double crowded_tile_row = 0.0;               ///< instead of tile_row
+  MmaCosts mma = {};
   double moved = 1.0;  ///< bytes a cycle, where values are laid out as tiles
-};
-
-/// The same of rows by mma.sync, which devices of several kinds run. What a block may have of
-/// shared memory tells two kinds apart: those with much have tensor cores that are twice as fast,
-/// and that are kept waiting where a warp has 16 rows and reads keys and values for so few.
-struct MmaCosts {
-  std::int64_t much_memory;  ///< bytes of a block
-  double multiply_adds;      ///< a cycle of a multiprocessor, without much memory; with: twice
-  double waiting;            ///< times as long, with much memory, of 16 rows a warp
-  double alone;              ///< the same, of a block that has a multiprocessor for itself
-  double latency;            ///< of a step of a warp beside its multiply-adds
-  double softcap, extras, any_layout;  ///< times as long, each
-  double tile;                         ///< from tile to tile
-};
-
-inline constexpr MmaCosts kMmaCosts = {
-    .much_memory = 128 << 10,
-    .multiply_adds = 512.0,
-    .waiting = 1.25,
-    .alone = 1.05,
-    .latency = 1300.0,
-    .softcap = 1.5,
-    .extras = 3.0,
-    .any_layout = 4.0,
-    .tile = 2500.0,
 };
 
 struct GpuFacts {
@@ -107,7 +96,24 @@ inline constexpr GpuFacts kGpuFacts[] = {
         .load_bytes = 16,
         .shares_rows = true,
         .counted_bits = 30,
-        .costs = {.decode_step = 300.0, .decode_again = 600.0, .decode_column = 5.0},
+        .costs =
+            {
+                .decode_step = 300.0,
+                .decode_again = 600.0,
+                .decode_column = 5.0,
+                .mma =
+                    {
+                        .much_memory = 128 << 10,
+                        .multiply_adds = 512.0,
+                        .waiting = 1.25,
+                        .alone = 1.05,
+                        .latency = 1300.0,
+                        .softcap = 1.5,
+                        .extras = 3.0,
+                        .any_layout = 4.0,
+                        .tile = 2500.0,
+                    },
+            },
     },
 };
 

@@ -17,7 +17,8 @@ bool costs_differ(const GpuFacts& facts, const GpuCosts& costs) {
   for (const char* text :
        {"fwd bf16 h=2 q=4096 k=4096 d=256", "fwd bf16 h=2 q=512 k=512 d=128",
         "fwd bf16 h=2 q=4096 k=4096 d=128", "fwd bf16 h=2 q=4096 k=4096 d=64 alibi=h",
-        "bwd bf16 h=2 q=1024 k=1024 d=128", "bwd bf16 h=2 q=1024 k=1024 d=256"}) {
+        "fwd bf16 h=2 q=512 k=512 d=64 softcap=9", "bwd bf16 h=2 q=1024 k=1024 d=128",
+        "bwd bf16 h=2 q=1024 k=1024 d=256"}) {
     const Result<Problem> problem = parse_problem(text);
     EXPECT_TRUE(problem.ok()) << problem.status().text;
     for (const core::Kernel& row : kCatalog) {
@@ -29,12 +30,16 @@ bool costs_differ(const GpuFacts& facts, const GpuCosts& costs) {
   return false;
 }
 
-// No constant of one architecture is used for another: each that matters is one of these.
+// No constant of one architecture is used for another: each that matters is one of these. Those
+// that it does not have are as they are by themselves.
 TEST(GpuFacts, EveryNumberOfAnArchitectureIsUsed) {
   for (const GpuFacts& facts : kGpuFacts) {
     EXPECT_FALSE(costs_differ(facts, facts.costs));
-    const auto expect_used = [&facts](auto member, auto value) {
+    int used = 0;
+    const auto expect_used = [&](auto member, auto value) {
       GpuCosts costs = facts.costs;
+      if (costs.*member == GpuCosts().*member) return;
+      ++used;
       EXPECT_NE(costs.*member, value);
       costs.*member = value;
       EXPECT_TRUE(costs_differ(facts, costs)) << "set to " << value;
@@ -50,6 +55,20 @@ TEST(GpuFacts, EveryNumberOfAnArchitectureIsUsed) {
          {&GpuCosts::uncrowded_rows, &GpuCosts::uncrowded_dim, &GpuCosts::few_rows}) {
       expect_used(member, 8 * facts.costs.*member);
     }
+    const auto expect_used_of_mma = [&](auto member) {
+      GpuCosts costs = facts.costs;
+      if (costs.mma.*member == MmaCosts().*member) return;
+      ++used;
+      costs.mma.*member *= 8;
+      EXPECT_TRUE(costs_differ(facts, costs)) << "set to " << costs.mma.*member;
+    };
+    expect_used_of_mma(&MmaCosts::much_memory);
+    for (double MmaCosts::* const member :
+         {&MmaCosts::multiply_adds, &MmaCosts::waiting, &MmaCosts::alone, &MmaCosts::latency,
+          &MmaCosts::softcap, &MmaCosts::extras, &MmaCosts::any_layout, &MmaCosts::tile}) {
+      expect_used_of_mma(member);
+    }
+    EXPECT_EQ(used, facts.arch == Arch::sm90 ? 15 : 9);
   }
 }
 

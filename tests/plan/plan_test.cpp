@@ -57,12 +57,17 @@ TEST(Plan, ExplainShowsTheRowsOfTheDeviceAndTheChoice) {
   const Problem p = problem_of("fwd bf16 b=2 h=8/2 q=1 k=4096 d=128 causal");
   for (const Arch arch : {Arch::avx512_bf16, Arch::sm90}) {
     const std::string text = explain(p, device_of(arch));
-    int others = 0;
+    int others = 0, of_other_gpus = 0;
     for (const core::Kernel& row : kCatalog) {
-      const bool same = is_gpu(row.arch) == is_gpu(arch);
-      others += same ? 0 : 1;
-      EXPECT_EQ(text.find(name_of(row) + " ") != std::string::npos, same) << text;
+      const bool same_kind = is_gpu(row.arch) == is_gpu(arch);
+      const bool other_gpu = same_kind && is_gpu(arch) && row.arch != arch;
+      others += same_kind ? 0 : 1;
+      of_other_gpus += other_gpu ? 1 : 0;
+      EXPECT_EQ(text.find(name_of(row) + " ") != std::string::npos, same_kind && !other_gpu)
+          << text;
     }
+    const std::string left_out = std::to_string(of_other_gpus) + " rows for other GPUs";
+    EXPECT_EQ(text.find(left_out) != std::string::npos, of_other_gpus > 0) << text;
     EXPECT_NE(text.find(std::to_string(others) + " rows for " + (is_gpu(arch) ? "CPUs" : "GPUs")),
               std::string::npos)
         << text;

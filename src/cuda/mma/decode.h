@@ -28,8 +28,6 @@ class Decoder {
   static constexpr int kUnit = 16 / cached_size(K);  ///< elements of 16 bytes
   /// 16-byte units of a row.
   static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
-  /// Before Hopper, 256 columns that are widened leave no registers for what may lie elsewhere.
-  static constexpr bool kLean = K.arch == Arch::sm80 && kWidens && K.head_dim > 128;
   static constexpr int kAlignment = ring_alignment(K);
   static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
   static_assert(K.block_m == kWarpRows || (K.prefixes && K.block_m == kWarps * kWarpRows));
@@ -109,17 +107,6 @@ class Decoder {
   __device__ __forceinline__ int row_of(int half) const {
     return lane_ / 4 + 8 * half + (spreads_ ? warp_ * kWarpRows : 0);
   }
-  /// Its query: as the piece says, and as it is remembered.
-  /// @{
-  __device__ __forceinline__ int query_of_piece(int half) const {
-    const int last = core::max(piece().rows - 1, 0);
-    return mma::row_of<K>(piece(), p.group, core::min(row_of(half), last)).query;
-  }
-  __device__ __forceinline__ int query_of(int half) const {
-    if constexpr (kLean) return query_of_piece(half);
-    return query_[half];
-  }
-  /// @}
   /// Where the i-th two units after those at `first` are, a multiple of two units from a row's
   /// start.
   template <int kRows = kTileKeys>
@@ -136,8 +123,8 @@ class Decoder {
     tile_ = piece().tiles.begin + (together(K) ? 0 : warp_);
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
-    if constexpr (!kLean) {
-      for (int half = 0; half < 2; ++half) query_[half] = query_of_piece(half);
+    for (int half = 0; half < 2; ++half) {
+      query_[half] = mma::row_of<K>(piece(), p.group, core::min(row_of(half), last)).query;
     }
     plain_ =
         piece().keys.inside(mask().common_keys({mma::row_of<K>(piece(), p.group, 0).query,
@@ -162,27 +149,15 @@ class Decoder {
       const float factor = widen_queries<K.head_dim>(p.dtype, [&](int word) {
         return reinterpret_cast<std::uint32_t*>(loads_.queries() + place(row, word / 4)) + word % 4;
       });
-      if (lane_ == 0) shared_.query_factors[row] = factor * (kLean ? loads_.scales()[0] : 1.0F);
-    }
-    if constexpr (kLean) {
-      const int row = piece().rows + static_cast<int>(threadIdx.x);
-      if (row < K.block_m) shared_.query_factors[row] = 0.0F;
-      if (threadIdx.x == 0) shared_.value_factor = loads_.scales()[1];
+      if (lane_ == 0) shared_.query_factors[row] = factor;
     }
     __syncthreads();
-    if constexpr (!kLean) {
-      value_factor_ = loads_.scales()[1];
-      for (int half = 0; half < 2; ++half) {
-        const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
-        query_factor_[half] = shared_.query_factors[row] * loads_.scales()[0];
-      }
+    value_factor_ = loads_.scales()[1];
+    for (int half = 0; half < 2; ++half) {
+      const int row = core::min(row_of(half), core::max(piece().rows - 1, 0));
+      query_factor_[half] = shared_.query_factors[row] * loads_.scales()[0];
     }
     value_scales_.reset();
-  }
-  /// What products of the lane's half-th row are multiplied by.
-  __device__ __forceinline__ float query_factor(int half) const {
-    if constexpr (kLean) return shared_.query_factors[row_of(half)];
-    return query_factor_[half];
   }
 
   // ---- a tile of keys ----
@@ -285,17 +260,13 @@ class Decoder {
   /// What the piece's outputs lack.
   __device__ __forceinline__ float value_factor() const {
     if constexpr (!kWidens) return 1.0F;
-    if (p.v_scale.of_slots()) return value_scales_.top();
-    if constexpr (kLean) return shared_.value_factor;
-    return value_factor_;
+    return p.v_scale.of_slots() ? value_scales_.top() : value_factor_;
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(std::uint32_t keys) {
     // Two sums of each product, half as long: a sum waits for the one before it.
-    constexpr int kOdd = kLean ? 0 : kTileKeys / 2;
-    float second[kTileKeys / 2] = {};
-    float* const odd = kLean ? w_.s : second;
+    float odd[kTileKeys / 2] = {};
 #pragma unroll
     for (float& x : w_.s) x = 0.0F;
     keys += place<kChunkRows>(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
@@ -317,7 +288,7 @@ class Decoder {
       }
     }
 #pragma unroll
-    for (int i = 0; i < kOdd; ++i) w_.s[i] += odd[i];
+    for (int i = 0; i < kTileKeys / 2; ++i) w_.s[i] += odd[i];
   }
   /// The i-th 16 columns of two times 8 keys.
   __device__ __forceinline__ void multiply_columns(float* sums, int i, std::uint32_t first_low,
@@ -357,10 +328,10 @@ class Decoder {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (mask.special()) {
-        hide_each(s, mask.of(query_of(half)), half, first, keys.end);
+        hide_each(s, mask.of(query_[half]), half, first, keys.end);
       } else {
-        const core::Range seen = {mask.begin_of(query_of(half)),
-                                  core::min(mask.end_of(query_of(half)), keys.end)};
+        const core::Range seen = {mask.begin_of(query_[half]),
+                                  core::min(mask.end_of(query_[half]), keys.end)};
         mask_row(s, half, {seen.begin - first, seen.end - first}, -core::kInfinity);
       }
     }
@@ -371,7 +342,7 @@ class Decoder {
     if (p.k_scale.of_slots()) tile_scales(0, scales);
 #pragma unroll
     for (int i = 0; i < kTileKeys / 2; ++i) {
-      w_.s[i] *= query_factor(i / 2 % 2) * scales[i / 4 * 2 + i % 2];
+      w_.s[i] *= query_factor_[i / 2 % 2] * scales[i / 4 * 2 + i % 2];
     }
   }
   /// Of the half-th row of the lane: what has holes.
@@ -394,7 +365,7 @@ class Decoder {
       const ScorePlace at = {
           sequence.batch,
           piece().head * p.group.value() + mma::row_of<K>(piece(), p.group, row).member,
-          query_of(half),
+          query_[half],
           first_key,
           sequence.seqlen_q,
           sequence.seqlen_k};
@@ -497,7 +468,7 @@ class Decoder {
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
   /// Loads of a tile more are under way while one is multiplied; it takes registers.
-  static constexpr bool kLoadsFirst = K.head_dim <= 128 || kLean;
+  static constexpr bool kLoadsFirst = K.head_dim <= 128;
   static_assert(kHolds || K.block_m == kWarpRows);
 
   const DecodeParams& p;

@@ -47,7 +47,6 @@ struct DecodeShared {
   DecodePiece<K> first;  ///< of the span, where prefixes are read once
   /// What products of queries are multiplied by, as these lie here.
   float query_factors[core::widens(K) ? K.block_m : 1];
-  float value_factor;  ///< the scale of a piece's values, where warps have no registers for it
   DecodeExchange<K> exchange;
   DecodeSearch<K> search;
 };

@@ -69,7 +69,12 @@ class DecodeResults {
   __device__ __forceinline__ void leave(const DecodeWeights<K>& w,
                                         const float (&o)[K.head_dim_v / 2], float scale,
                                         const Stage& stage) const {
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    // Before Hopper places of outputs would else be known before the first tile, and take
+    // registers.
+    if constexpr (K.arch == Arch::sm80)
+      lane = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(lane)));
     const int count = count_ - (spreads_ ? warp * kWarpRows : 0);  // rows of the warp
 #pragma unroll
     for (int i = 0; i < output_stages(K); ++i) {
@@ -137,9 +142,7 @@ class DecodeResults {
     float scale[kWarps];
     core::Softmax<float> merged;
     // One of the warps has the row, or each has some of its keys.
-    const auto has = [this](int w) {
-      return !together(K) || !spreads_ || w == row_ / kWarpRows;
-    };
+    const auto has = [this](int w) { return !together(K) || !spreads_ || w == row_ / kWarpRows; };
     const int row = row_ % kWarpRows;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
