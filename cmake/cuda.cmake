@@ -16,7 +16,7 @@ if(TESSERA_CUDA)
     DOC "libnvrtc, of the CUDA toolkit or the nvidia-cuda-nvrtc wheel")
 endif()
 set(TESSERA_CUDA_ARCHS auto CACHE STRING
-  "GPUs to compile for: auto (those found; none: 90a and ptx), all, or a list of 80, 90a, 120, ptx")
+  "GPUs to compile for: auto (those found; none: ptx), all, or a list of 80, 90a, 120, ptx")
 
 # Sets `result` to the device compiler's targets, with commas between them.
 function(tessera_cuda_targets result)
@@ -46,7 +46,7 @@ function(tessera_cuda_targets result)
       endif()
     endforeach()
     if(NOT wanted)
-      set(wanted 90a ptx)
+      set(wanted ptx)  # the quickest: what is missing is compiled when it is needed
     endif()
     list(REMOVE_DUPLICATES wanted)
   endif()

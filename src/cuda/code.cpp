@@ -1,5 +1,7 @@
 #include "cuda/code.h"
 
+#include <array>
+#include <atomic>
 #include <string_view>
 
 #include "cuda/backend.h"
@@ -79,13 +81,25 @@ bool has_code(const Program& program, int capability) {
   return find(program, capability, false) != nullptr;
 }
 
+bool has_code(const Architecture& architecture, int capability) {
+  for (const Image& image : architecture.images) {
+    if (!image.runs_on(capability)) continue;
+    for (const Cubin& cubin : cubins()) {
+      if (std::string_view(image.target) == cubin.target) return true;
+    }
+  }
+  // Who plans asks again and again, and NVRTC is looked for in many places.
+  static std::array<std::atomic<int>, kArchs> compiles_for{};
+  std::atomic<int>& known = compiles_for[static_cast<std::size_t>(architecture.arch)];
+  if (known == capability) return true;
+  if (!can_compile(architecture, capability, version_of_driver())) return false;
+  known = capability;
+  return true;
+}
+
 bool has_code(const core::Kernel& row, const Device& device) {
   const Target* const target = target_of(row.arch);
-  if (target == nullptr) return false;
-  const Program program = program_of(*target->architecture, row);
-  return has_code(program, device.capability) ||
-         find(program, device.capability, true) != nullptr ||
-         can_compile(program, device.capability, version_of_driver());
+  return target != nullptr && has_code(*target->architecture, device.capability);
 }
 
 Status load_library(CuLibrary& library, const Program& program, int capability, CuStream stream) {

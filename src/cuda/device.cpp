@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/backend.h"
+#include "cuda/code.h"
 #include "cuda/compiler/environment.h"
 #include "cuda/driver.h"
 #include "cuda/target.h"
@@ -9,14 +10,6 @@
 
 namespace tessera::cuda {
 namespace {
-
-/// The first is the one whose kernels are for this device alone. Null: none runs there.
-const Target* target_on(int capability) {
-  for (const Target& target : targets()) {
-    if (target.runs_on(capability)) return &target;
-  }
-  return nullptr;
-}
 
 /// The device as $TESSERA_GPU_AS wants it to be planned for. Errors: device (it names no GPU, or
 /// one whose kernels do not run here).
@@ -79,7 +72,7 @@ Result<Device> device_at(int ordinal) {
     }
   }
   const int capability = 10 * major + minor;
-  const Target* const target = target_on(capability);
+  const Target* const target = target_on(capability, has_code);
   if (target == nullptr) {
     return Status::device("device = 'gpu:" + std::to_string(ordinal) + "': " + name +
                           " has compute capability " + std::to_string(major) + "." +
@@ -93,6 +86,10 @@ Result<Device> device_at(int ordinal) {
   device.l2_bytes = l2;
   device.ordinal = ordinal;
   device.capability = capability;
+  if (const Arch own = own_target(capability)->architecture->arch; own != device.arch) {
+    device.name += std::string(" (there is no code of ") + to_string(own) +
+                   " here: see TESSERA_CUDA_ARCHS, or pip install nvidia-cuda-nvrtc)";
+  }
   const std::string as = environment("TESSERA_GPU_AS");
   return as.empty() ? device : pretended(device, as);
 }

@@ -10,6 +10,20 @@ std::span<const Target> targets() {
   return kAll;
 }
 
+const Target* own_target(int capability) {
+  for (const Target& target : targets()) {
+    if (target.runs_on(capability)) return &target;
+  }
+  return nullptr;
+}
+
+const Target* target_on(int capability, bool (*has_code)(const Architecture&, int capability)) {
+  for (const Target& target : targets()) {
+    if (target.runs_on(capability) && has_code(*target.architecture, capability)) return &target;
+  }
+  return own_target(capability);
+}
+
 const Target* target_of(Arch arch) {
   for (const Target& target : targets()) {
     if (target.architecture->arch == arch) return &target;

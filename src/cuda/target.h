@@ -27,6 +27,13 @@ std::span<const Target> targets();
 /// Null: this library has none.
 const Target* target_of(Arch arch);
 
+/// Whose kernels are for devices of that compute capability alone, or the first that run there.
+/// Null: none.
+const Target* own_target(int capability);
+
+/// The same; but it is passed over if there is no code of it, and of another one there is.
+const Target* target_on(int capability, bool (*has_code)(const Architecture&, int capability));
+
 /// Calls enqueue(queue) for execution.stream of the device, whose context is current
 /// meanwhile. what: in errors, "combine". Errors: device, and its own.
 template <class Enqueue>

@@ -113,6 +113,24 @@ TEST(Targets, RunOnTheirDevicesOnly) {
   EXPECT_EQ(target_of(Arch::avx2), nullptr);
 }
 
+// A Hopper without code of its own runs what is everybody's, if there is code of that.
+TEST(Targets, WhatHasNoCodeIsPassedOver) {
+  const auto on_hopper = [](bool (*has)(const Architecture&, int)) {
+    return target_on(90, has)->architecture->arch;
+  };
+  EXPECT_EQ(on_hopper([](const Architecture&, int) { return true; }), Arch::sm90);
+  EXPECT_EQ(on_hopper([](const Architecture& one, int) { return one.arch == Arch::sm90; }),
+            Arch::sm90);
+  EXPECT_EQ(on_hopper([](const Architecture& one, int) { return one.arch == Arch::sm80; }),
+            Arch::sm80);
+  EXPECT_EQ(on_hopper([](const Architecture&, int) { return false; }), Arch::sm90)
+      << "whoever runs it is told what is missing";
+  EXPECT_EQ(own_target(90)->architecture->arch, Arch::sm90);
+  EXPECT_EQ(own_target(89)->architecture->arch, Arch::sm80);
+  EXPECT_EQ(own_target(70), nullptr);
+  EXPECT_EQ(target_on(70, [](const Architecture&, int) { return true; }), nullptr);
+}
+
 /// Images that a device takes, best first.
 std::string images_on(Arch arch, int capability) {
   std::string text;

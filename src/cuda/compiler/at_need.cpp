@@ -143,9 +143,9 @@ Result<std::string> find_or_make(const Wanted& wanted, std::size_t* compiled) {
 
 }  // namespace
 
-bool can_compile(const Program& program, int capability, int driver) {
+bool can_compile(const Architecture& architecture, int capability, int driver) {
   return !device_headers().empty() &&
-         find_nvrtc(need_of(wanted(program, capability, driver))).nvrtc != nullptr;
+         find_nvrtc({architecture.target_on(capability), driver}).nvrtc != nullptr;
 }
 
 Result<std::string> machine_code(const Program& program, int capability, int driver,
