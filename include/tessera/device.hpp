@@ -41,9 +41,9 @@ TESSERA_API Device this_cpu();
 TESSERA_API Arch best_arch();
 
 /// A GPU of this machine, as CUDA numbers them. Where the environment's TESSERA_GPU_AS names one of
-/// device_names(), it is planned for with that one's kernels and shared memory, if these kernels run
-/// here: "a100" tries an A100's on a newer GPU. Errors: device (no driver, no such GPU, or one that
-/// no kernel runs on; the text says which).
+/// device_names(), it is planned for with that one's kernels and shared memory, if these kernels
+/// run here: "a100" tries an A100's on a newer GPU. Errors: device (no driver, no such GPU, or one
+/// that no kernel runs on; the text says which).
 TESSERA_API Result<Device> this_gpu(int ordinal = 0);
 
 /// The newest CUDA version that this machine's NVIDIA driver serves, e.g. "13.0". Errors: device
