@@ -116,6 +116,7 @@ int run_cli(int argc, const char* const* argv) {
   add_memory(app, context);
   add_cache(app, context);
   add_info(app, context);
+  add_report(app, context);
   add_docs(app, context);
   if (Status s = known_command(app, argc > 1 ? argv[1] : ""); !s) return fail(s);
   try {

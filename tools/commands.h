@@ -25,6 +25,7 @@ void add_plan(CLI::App& app, Context& context);
 void add_memory(CLI::App& app, Context& context);
 void add_cache(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
+void add_report(CLI::App& app, Context& context);
 void add_docs(CLI::App& app, Context& context);
 
 /// Problems, those of --file too, of commands that take several.

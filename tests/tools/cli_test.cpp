@@ -415,6 +415,23 @@ TEST(Cli, PlanAndInfoSpeakJson) {
   EXPECT_GT(Json::parse(info.out)["catalog"].size(), 5U);
 }
 
+/// What a user sends of a machine: every kind of kernel, judged; one that it has not got is no
+/// fault.
+TEST(Cli, ReportSaysWhatIsRight) {
+  const Ran report = tessera({"report", "--device", "cpu", "--judge-only", "--json"});
+  ASSERT_EQ(report.code, kSuccess) << report.out << report.err;
+  const Json said = Json::parse(report.out);
+  EXPECT_EQ(said["device"], this_cpu().name);
+  ASSERT_GT(said["lines"].size(), 10U);
+  for (const Json& line : said["lines"]) {
+    EXPECT_EQ(line["result"], "right") << line;
+    EXPECT_EQ(line["kernel"].get<std::string>().substr(0, 4), "cpu.") << line;
+  }
+  const Ran elsewhere = tessera({"report", "--device", "no-such-device"});
+  EXPECT_NE(elsewhere.code, kSuccess);
+  EXPECT_NE(elsewhere.err.find("no-such-device"), std::string::npos) << elsewhere.err;
+}
+
 /// With a GPU its facts are printed, without one the reason; asked for by name it is an error then.
 TEST(Cli, TheGpuIsNamedOrItsAbsenceExplained) {
   const Ran info = tessera({"info", "--json"});
@@ -441,7 +458,8 @@ TEST(Cli, DocsThatAreNotThereAreSaidToBeBuilt) {
 }
 
 TEST(Cli, HelpIsComplete) {
-  for (const char* command : {"run", "check", "bench", "plan", "memory", "info", "docs"}) {
+  for (const char* command :
+       {"run", "check", "bench", "plan", "memory", "cache", "info", "report", "docs"}) {
     const Ran ran = tessera({command, "--help"});
     EXPECT_EQ(ran.code, kSuccess);
     EXPECT_NE(ran.out.find("Options:"), std::string::npos) << command;
