@@ -5,7 +5,8 @@ bench/results/h200_mma_forward.csv.
 
 What other GPUs run is planned for them (TESSERA_GPU_AS), by the shared memory that they have, and run on this
 one: b200 stands for what has 227 KB a block, as this GPU has, a100 for 163 KB, a10 for 99 KB. Where NVRTC is
-found, its code for this very GPU is measured; with TESSERA_NVRTC=/none what the driver makes of the build's PTX.
+found, its code for this very GPU is measured; with TESSERA_NVRTC=/none TESSERA_CACHE_DIR=/none, so that nothing is
+found that was compiled before, what the driver makes of the build's PTX.
 16,384 tokens, hidden size 2048 (32, 16, 8 heads of 64, 128, 256), random normal inputs. All take turns within a
 cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. Needs PyTorch.
 """

@@ -13,7 +13,7 @@ Result<Device> device_at(int ordinal);
 /// As tessera::driver_version.
 Result<std::string> driver_version();
 
-/// Is the row's code for the device part of this build, or can it be compiled here?
+/// Does the row fit the device, and is its code part of this build, kept or to be made here?
 bool has_code(const core::Kernel& row, const Device& device);
 
 /// As tessera::prepare and compile_ahead, of a plan for a GPU.

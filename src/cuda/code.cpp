@@ -4,6 +4,7 @@
 #include <atomic>
 #include <string_view>
 
+#include "core/mma_shape.h"
 #include "cuda/backend.h"
 #include "cuda/compiler/at_need.h"
 #include "cuda/compiler/code_cache.h"
@@ -52,11 +53,10 @@ Status check_not_captured(const Program& program, CuStream stream, bool embedded
                         "before the capture");
 }
 
-/// Loads code of the build; false: the driver does not take it, and `status` says why.
-bool load_cubin(CuLibrary& library, const Cubin& cubin, Status& status) {
+/// False: the driver does not take the code, and `status` says why.
+bool load_image(CuLibrary& library, const void* image, Status& status) {
   const Driver& d = driver();
-  const CuResult result =
-      d.library_load(&library, cubin.begin, nullptr, nullptr, 0, nullptr, nullptr, 0);
+  const CuResult result = d.library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
   status = d.check(result, "cuLibraryLoadData");
   return !is_other_code(result);
 }
@@ -89,17 +89,18 @@ bool has_code(const Architecture& architecture, int capability) {
     }
   }
   // Who plans asks again and again, and NVRTC is looked for in many places.
-  static std::array<std::atomic<int>, kArchs> compiles_for{};
-  std::atomic<int>& known = compiles_for[static_cast<std::size_t>(architecture.arch)];
+  static std::array<std::atomic<int>, kArchs> made_for{};
+  std::atomic<int>& known = made_for[static_cast<std::size_t>(architecture.arch)];
   if (known == capability) return true;
-  if (!can_compile(architecture, capability, version_of_driver())) return false;
+  if (!can_make(architecture, capability, version_of_driver())) return false;
   known = capability;
   return true;
 }
 
 bool has_code(const core::Kernel& row, const Device& device) {
   const Target* const target = target_of(row.arch);
-  return target != nullptr && has_code(*target->architecture, device.capability);
+  const bool fits = row.stages == 0 || core::mma_blocks(row, device.l1_bytes) > 0;
+  return fits && target != nullptr && has_code(*target->architecture, device.capability);
 }
 
 Status load_library(CuLibrary& library, const Program& program, int capability, CuStream stream) {
@@ -108,16 +109,13 @@ Status load_library(CuLibrary& library, const Program& program, int capability, 
   Status refused;  // by the driver
   if (code != nullptr) {
     if (Status s = check_not_captured(program, stream, true); !s) return s;
-    if (load_cubin(library, *code, refused)) return refused;
+    if (load_image(library, code->begin, refused)) return refused;
   }
   if (Status s = check_not_captured(program, stream, false); !s) return s;
   const Result<std::string> made = machine_code(program, capability, version_of_driver());
-  if (made) {
-    const Driver& d = driver();
-    return d.check(d.library_load(&library, made->data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
-                   "cuLibraryLoadData");
-  }
-  if (ptx != nullptr && load_cubin(library, *ptx, refused)) return refused;
+  if (made && load_image(library, made->data(), refused)) return refused;
+  if (ptx != nullptr && load_image(library, ptx->begin, refused)) return refused;
+  if (made) return refused;
   if (code == nullptr && ptx == nullptr) {
     return Status::device(program.symbol + ": this build has no code for a GPU of " +
                           version_text(capability) + " (it has " + images_text(program) +

@@ -22,7 +22,7 @@ Status load_library(CuLibrary& library, const Program& program, int capability, 
 /// memory. Errors: device.
 Status load_function(CuFunction& function, CuLibrary library, const char* name, int shared_bytes);
 
-/// Has an architecture code for such a device, of this build or to be made here?
+/// Has an architecture code for such a device, of this build, kept or to be made here?
 bool has_code(const Architecture& architecture, int capability);
 
 /// Has this build machine code of the program for such a device?

@@ -137,6 +137,10 @@ Status prepare(const PlanData& plan) {
 Result<std::size_t> compile_ahead(const PlanData& plan) {
   const Target* const target = target_of(plan.kernel.arch);
   if (target == nullptr) return nobody_launches(plan);
+  if (plan.device.capability == 0) {
+    return Status::invalid(
+        "device.capability = 0: must be that of the GPU to compile for, 90 for 9.0");
+  }
   std::size_t compiled = 0;
   for (const Program& program : {program_of(*target->architecture, plan.kernel),
                                  auxiliary_program_of(*target->architecture)}) {

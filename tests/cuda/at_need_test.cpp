@@ -263,11 +263,36 @@ TEST_F(AtNeed, PtxIsWhatIsLeft) {
   ASSERT_EQ(status.ok(), built) << status.text;
   if (!built) GTEST_SKIP() << "this build has no PTX";
   EXPECT_EQ(fake::state().images.back().substr(0, 2), "//");
+  // What NVRTC made, and the driver does not take, is no reason not to try PTX.
+  environment_.set("TESSERA_NVRTC", TESSERA_NVRTC);
+  fake::state().failures["cuLibraryLoadData"] = 209;
+  fake::state().refuses_first_image_only = true;
+  EXPECT_TRUE(load_library(library, other, 90, nullptr));
+  EXPECT_EQ(fake::state().images.back().substr(0, 2), "//");
+  environment_.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+  environment_.set("TESSERA_CACHE_DIR", folder_ / "third");
+  fake::state().refuses_first_image_only = false;
   // No machine code of 9.0 is taken for another device, and no PTX of 8.0 for an older one.
   EXPECT_FALSE(load_library(library, other, 75, nullptr));
   fake::state().failures["cuLibraryLoadData"] = 222;
   const Status old = load_library(library, other, 90, nullptr);
   EXPECT_NE(old.text.find("does not take the build's code"), std::string::npos) << old.text;
+}
+
+// Without NVRTC an architecture has code where what is no row of it was compiled before.
+TEST_F(AtNeed, WhatIsKeptIsCode) {
+  const Architecture& any = *architectures()[1];
+  constexpr int kNone = 130;  // for which nothing was compiled
+  const Architecture& hopper = *architectures()[0];
+  std::size_t compiled = 0;
+  ASSERT_TRUE(machine_code(auxiliary_program_of(any), 90, 0, &compiled));
+  EXPECT_TRUE(can_make(any, 90, 0));
+  environment_.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+  EXPECT_TRUE(can_make(any, 90, 0));
+  EXPECT_FALSE(can_make(any, kNone, 0));
+  EXPECT_FALSE(can_make(hopper, 90, 0));
+  environment_.set("TESSERA_CACHE_DIR", folder_ / "empty");
+  EXPECT_FALSE(can_make(any, 90, 0));
 }
 
 TEST_F(AtNeed, NothingIsCompiledWhileAStreamIsCaptured) {

@@ -143,9 +143,13 @@ Result<std::string> find_or_make(const Wanted& wanted, std::size_t* compiled) {
 
 }  // namespace
 
-bool can_compile(const Architecture& architecture, int capability, int driver) {
-  return !device_headers().empty() &&
-         find_nvrtc({architecture.target_on(capability), driver}).nvrtc != nullptr;
+bool can_make(const Architecture& architecture, int capability, int driver) {
+  if (device_headers().empty()) return false;
+  const Program program = auxiliary_program_of(architecture);
+  const Wanted one = wanted(program, capability, driver);
+  if (find_nvrtc(need_of(one)).nvrtc != nullptr) return true;
+  const Result<CodeCache> cache = CodeCache::open(false);
+  return cache && !cache->read(program.symbol, made_from(one)).cubin.empty();
 }
 
 Result<std::string> machine_code(const Program& program, int capability, int driver,

@@ -9,8 +9,9 @@
 
 namespace tessera::cuda {
 
-/// Could machine_code() make an architecture's programs for devices of that compute capability?
-bool can_compile(const Architecture& architecture, int capability, int driver);
+/// Could machine_code() make an architecture's programs for devices of that compute capability, or
+/// has it made those that are not rows?
+bool can_make(const Architecture& architecture, int capability, int driver);
 
 /// A cubin for devices of that compute capability. What this process has made it remembers. driver:
 /// CUDA version of the driver that loads it, 12020 for 12.2; 0: any. compiled: counts what NVRTC
