@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/softmax.h"
 #include "core/mma_shape.h"
+#include "core/softmax.h"
 #include "plan/layout.h"
 #include "tile/accumulator.h"
 #include "tile/simulator.h"
