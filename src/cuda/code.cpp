@@ -115,7 +115,11 @@ Status load_library(CuLibrary& library, const Program& program, int capability, 
   const Result<std::string> made = machine_code(program, capability, version_of_driver());
   if (made && load_image(library, made->data(), refused)) return refused;
   if (ptx != nullptr && load_image(library, ptx->begin, refused)) return refused;
-  if (made) return refused;
+  if (made) {
+    return Status::device(program.symbol +
+                          ": this driver does not take what was compiled for it (" + refused.text +
+                          ")");
+  }
   if (code == nullptr && ptx == nullptr) {
     return Status::device(program.symbol + ": this build has no code for a GPU of " +
                           version_text(capability) + " (it has " + images_text(program) +
