@@ -64,7 +64,8 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
       pairs * (row.head_dim + row.head_dim_v) / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
       (much && row.tile_m == 16 ? costs.waiting : 1.0) * (blocks > 1.0 ? 1.0 : costs.alone);
   constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
-  const double warps = core::max(1.0, row.block_m / row.tile_m / kUnits);
+  const int of_block = row.block_m / row.tile_m;
+  const double warps = core::max(1.0, of_block / kUnits);
   const double alone = multiply / warps + costs.latency;
   const double step = core::max(multiply, alone / blocks) *
                       (row.extra == core::Extra::none      ? 1.0

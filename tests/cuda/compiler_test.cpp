@@ -22,7 +22,7 @@ std::string function_log(const std::string& name, int frame, int stores) {
          "ptxas info    : Used 168 registers, used 9 barriers\n";
 }
 
-std::string complaint_of(const std::string& log) { return complaint({true, log, "code"}); }
+std::string complaint_of(const std::string& log) { return complaint({true, log, "code", ""}); }
 
 TEST(Complaints, NoneOfACleanLog) {
   EXPECT_EQ(complaint_of(""), "");
@@ -33,7 +33,7 @@ TEST(Complaints, NoneOfACleanLog) {
 }
 
 TEST(Complaints, WhatDoesNotCompileIsSaidFirst) {
-  EXPECT_EQ(complaint({false, "a.cu(1): error: C7510 is undefined\n", ""}), "does not compile");
+  EXPECT_EQ(complaint({false, "a.cu(1): error: C7510 is undefined\n", "", ""}), "does not compile");
 }
 
 TEST(Complaints, RemarksOfTheAssembler) {

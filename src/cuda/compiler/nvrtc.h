@@ -12,7 +12,7 @@ struct Compilation {
   bool ok = false;
   std::string log;    ///< ptxas's resource lines included
   std::string cubin;  ///< empty where PTX was asked for
-  std::string ptx = {};
+  std::string ptx;
 };
 
 /// A file that a program includes without there being one.

@@ -18,6 +18,7 @@ constexpr Image kImages[] = {
     {"compute_80", [](int capability) { return capability >= 80; }},
 };
 
+constexpr int kPeakWarps = kPeakThreads / 32;
 constexpr Yardstick kYardstick = {
     "tessera_sm80_peak",
     "#include \"cuda/sm80/peak.h\"\n"
@@ -31,7 +32,7 @@ constexpr Yardstick kYardstick = {
     "  read_peak<sm80::kPeakThreads>(memory, count, never);\n}\n",
     kPeakThreads,
     0,
-    kPeakThreads / 32 * (kPeakProducts * 2.0 * 16 * 8 * 16),
+    2.0 * 16 * 8 * 16 * kPeakProducts* kPeakWarps,
 };
 
 }  // namespace
