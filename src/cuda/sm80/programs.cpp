@@ -32,7 +32,7 @@ constexpr Yardstick kYardstick = {
     "  read_peak<sm80::kPeakThreads>(memory, count, never);\n}\n",
     kPeakThreads,
     0,
-    2.0 * 16 * 8 * 16 * kPeakProducts* kPeakWarps,
+    kPeakWarps * (kPeakProducts * 2.0 * 16 * 8 * 16),
 };
 
 }  // namespace
