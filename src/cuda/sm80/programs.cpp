@@ -19,6 +19,8 @@ constexpr Image kImages[] = {
 };
 
 constexpr int kPeakWarps = kPeakThreads / 32;
+constexpr double kPeakOperations = 2.0 * 16 * 8 * 16 * kPeakProducts * kPeakWarps;
+
 constexpr Yardstick kYardstick = {
     "tessera_sm80_peak",
     "#include \"cuda/sm80/peak.h\"\n"
@@ -32,7 +34,7 @@ constexpr Yardstick kYardstick = {
     "  read_peak<sm80::kPeakThreads>(memory, count, never);\n}\n",
     kPeakThreads,
     0,
-    kPeakWarps * (kPeakProducts * 2.0 * 16 * 8 * 16),
+    kPeakOperations,
 };
 
 }  // namespace
