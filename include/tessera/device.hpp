@@ -28,8 +28,7 @@ struct Device {
   std::int64_t l1_bytes = 32 << 10;  ///< per core; GPU: shared memory of one block
   std::int64_t l2_bytes = 1 << 20;   ///< per core; GPU: all of it
   int ordinal = 0;                   ///< GPU: its number in this process
-  int capability =
-      0;  ///< GPU: its compute capability, 90 for 9.0; decides what code is made for it
+  int capability = 0;                ///< GPU: what code is made for it, 90 for 9.0
 
   friend bool operator==(const Device&, const Device&) = default;
 };

@@ -14,7 +14,7 @@ namespace tessera::cuda {
 aux::KeepPagesParams keep_pages_params(const Problem& problem, const Tensors& tensors,
                                        const KeptPagesLayout& layout);
 
-/// Enqueues the kernel with that number, and makes the cache of `tensors` what it lists.
+/// Enqueues the kernel, and makes the cache of `tensors` what it lists.
 Status keep_pages(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue);
 
 }  // namespace tessera::cuda

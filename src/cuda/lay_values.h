@@ -14,7 +14,7 @@ namespace tessera::cuda {
 aux::LayValuesParams lay_values_params(const PlanData& plan, const Tensors& tensors,
                                        const GpuValueLayout& layout);
 
-/// Enqueues the kernel with that number, and makes v of `tensors` the tiles. Errors: invalid (rows
+/// Enqueues the kernel, and makes v of `tensors` the tiles. Errors: invalid (rows
 /// that do not begin at multiples of 16 bytes), device.
 Status lay_values(const PlanData& plan, Tensors& tensors, void* workspace, const Queue& queue);
 

@@ -109,7 +109,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Kernel>& list) {
   std::string text =
       "NVRTC " + nvrtc.version() +
       " backward splits_roles threads shared_bytes head_dim head_dim_v block_m block_n"
-      " extra scores values qv blocks tile_m stages decode\n";
+      " extra scores values qv blocks tile_m stages\n";
   for (const auto& [program, target] : list) {
     text += program.symbol + " " + target;
     if (program.row != nullptr) {
@@ -120,7 +120,7 @@ std::string facts_of(const Nvrtc& nvrtc, const std::vector<Kernel>& list) {
             row.head_dim, row.head_dim_v, row.block_m, row.block_n, static_cast<int>(row.extra),
             core::multiplied_columns(core::score_dtype_of(row.operand)),
             core::multiplied_columns(core::dtype_of(row.operand)), static_cast<int>(row.qv),
-            row.blocks, row.tile_m, row.stages, static_cast<int>(row.form)}) {
+            row.blocks, row.tile_m, row.stages}) {
         text += " " + std::to_string(value);
       }
     }
