@@ -1,17 +1,20 @@
 """Decoding on an H200 against caches of rows and of pages, cell by cell: bench/results/h200_decode.csv.
 
-    gpu_decode.py --library build/release/libtessera.so --output FILE
+    gpu_decode.py --library build/release/libtessera.so --output FILE [--as b200 a100 a10]
 
 Times are of graph replays: copies of the cache take turns, so that nothing lies in the second-level cache. Pages are
 in random order. In one run with them, before and after: a plain read of memory (the library's yardstick), and, where
 the cache is rows of equal lengths, PyTorch's SDPA with its fastest backend. GB/s: keys and values, read once. Random
 normal inputs, medians; every cell is compared with SDPA or with the same lengths in rows. Needs PyTorch.
+--as: kernels of other GPUs, as in gpu_mma.py: h200_mma_decode.csv, which says in a column more what was planned for.
 """
 
 import argparse
 import csv
 import datetime
+import itertools
 import math
+import os
 import pathlib
 import statistics
 
@@ -185,28 +188,31 @@ def main():
     parser = command_line(__doc__, 9)
     parser.add_argument("--pages", type=int, nargs="*", default=PAGES)
     parser.add_argument("--shapes", type=int, nargs="*", help="numbers of shapes, from 0; all without")
+    parser.add_argument("--as", dest="names", nargs="+", default=(), metavar="DEVICE")
     parser.add_argument("--anchors", type=pathlib.Path, help="FlashAttention-3's times: dtype, b, ..., page, us")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     fa3 = anchors(arguments.anchors)
     out = []
-    for number, shape in enumerate(SHAPES):
-        if arguments.shapes and number not in arguments.shapes:
-            continue
+    columns = [*COLUMNS, "planned_as"] if arguments.names else COLUMNS
+    chosen = [shape for number, shape in enumerate(SHAPES) if not arguments.shapes or number in arguments.shapes]
+    for name, shape in itertools.product(arguments.names or ("",), chosen):
+        if name:
+            os.environ["TESSERA_GPU_AS"] = name
         b, sk, h, hk, d, sq = shape
         read = library.peaks(0.05, "gpu").read_bytes * 1e-9
         for page, kernel, us, rate, peer, contiguous, anchor, difference in measure(
                 library, arguments.dtype, shape, arguments.pages, arguments.rounds, fa3):
             of_contiguous = f"{contiguous / us:.3f}" if contiguous else ""
-            out.append(dict(zip(COLUMNS, (
+            out.append(dict(zip(columns, (
                 datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("clocks.sm"),
                 arguments.dtype, b, sk, h, hk, d, d, page, sq, kernel, f"{us:.1f}", f"{rate:.0f}", f"{read:.0f}",
                 f"{rate / read:.3f}", of_contiguous, f"{peer:.1f}" if peer else "",
-                f"{anchor / us:.2f}" if anchor else "", f"{difference:.1e}"))))
-            print(f"b={b} k={sk} h={h}/{hk} d={d} q={sq} page {page}: {us:.1f} us, {rate:.0f} GB/s, {rate / read:.3f} of "
+                f"{anchor / us:.2f}" if anchor else "", f"{difference:.1e}", name))))
+            print(f"{name + ': ' * bool(name)}b={b} k={sk} h={h}/{hk} d={d} q={sq} page {page}: {us:.1f} us, {rate:.0f} GB/s, {rate / read:.3f} of "
                   f"the read, {of_contiguous} of contiguous; SDPA {peer or 0:.1f} us; FA3 {anchor or 0:.1f}; "
                   f"difference {difference:.1e}", flush=True)
-            write(arguments.output, COLUMNS, out)
+            write(arguments.output, columns, out)
         torch.cuda.empty_cache()
 
 

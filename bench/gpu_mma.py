@@ -1,14 +1,14 @@
 """Kernels of mma.sync on an H200 beside PyTorch's FlashAttention-2, cell by cell, in one run:
-bench/results/h200_mma_forward.csv.
+bench/results/h200_mma_forward.csv, h200_mma_backward.csv.
 
-    gpu_mma.py --library build/release/libtessera.so --output FILE [--as b200 a100 a10] [--seqlen ...]
+    gpu_mma.py --library build/release/libtessera.so --output FILE [--backward] [--as b200 a100 a10] [--seqlen ...]
 
 What other GPUs run is planned for them (TESSERA_GPU_AS), by the shared memory that they have, and run on this
 one: b200 stands for what has 227 KB a block, as this GPU has, a100 for 163 KB, a10 for 99 KB. Where NVRTC is
 found, its code for this very GPU is measured; with TESSERA_NVRTC=/none TESSERA_CACHE_DIR=/none, so that nothing is
 found that was compiled before, what the driver makes of the build's PTX.
 16,384 tokens, hidden size 2048 (32, 16, 8 heads of 64, 128, 256), random normal inputs. All take turns within a
-cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. Needs PyTorch.
+cell; medians of CUDA-event times. FLOPs: 4 b h s s d, backward 10, halved when causal. Needs PyTorch.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpu_backward import Pass
 from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "d", "causal", "s", "b", "h", "kernel",
@@ -32,32 +33,67 @@ def fa2(q, k, v, causal):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def measure(library, arena, names, dtype, d, causal, s, rounds, placements):
+def difference_of(ours, peers):
+    return max(((x.float() - y.float()).abs().max() / y.float().abs().max()).item() for x, y in zip(ours, peers))
+
+
+def forward_of(arena, words, dtype, shape, causal):
+    """(FlashAttention-2's function, one that returns ours for what is planned now, of both what they compute)."""
+    q, k, v, o = (arena.place(shape, dtype) for _ in range(4))
+    for x in (q, k, v):
+        x.copy_(torch.randn(shape, device="cuda"))
+    inputs = [x.transpose(1, 2) for x in (q, k, v)]
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def ours(library):
+        plan = library.plan("fwd " + words, "gpu")
+        tensors = plan.tensors(q=q, k=k, v=v, o=o)
+        return plan, lambda: plan.enqueue(tensors, stream)
+
+    return lambda: fa2(*inputs, causal), ours, [o], lambda: [fa2(*inputs, causal).transpose(1, 2)]
+
+
+def backward_of(arena, words, dtype, shape, causal):
+    """The same of the backward pass."""
+    q, k, v, dout, *out = (arena.place(shape, dtype) for _ in range(7))
+    for x in (q, k, v, dout):
+        x.copy_(torch.randn(shape, device="cuda"))
+    inputs = [x.transpose(1, 2).detach().requires_grad_(True) for x in (q, k, v)]
+    attended, gradient = fa2(*inputs, causal), dout.transpose(1, 2)
+
+    def peer():
+        return torch.autograd.grad(attended, inputs, gradient, retain_graph=True)
+
+    def ours(library):
+        run = Pass(library, words, q, k, v, dout, out)
+        return run.plan, run
+
+    return peer, ours, out, lambda: [x.transpose(1, 2) for x in peer()]
+
+
+def measure(library, arena, backward, names, dtype, d, causal, s, rounds, placements):
     """(b, h, {name: (kernel, TFLOP/s, difference)}, TFLOP/s of FlashAttention-2)."""
     b, h = TOKENS // s, HIDDEN // d
-    flops = 4 * b * h * s * s * d / (2 if causal else 1)
+    flops = (10 if backward else 4) * b * h * s * s * d / (2 if causal else 1)
     calls = max(3, min(40, int(0.006 / (flops / 4e14))))
-    words = f"fwd {dtype} b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else "")
+    words = f"{dtype} b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else "")
     times = {name: [] for name in (*names, "fa2")}
     found = {}
     for _ in range(placements):
         arena.clear()
-        q, k, v, o = (arena.place((b, s, h, d), DTYPES[dtype]) for _ in range(4))
-        for x in (q, k, v):
-            x.copy_(torch.randn(b, s, h, d, device="cuda"))
-        peer_inputs = [x.transpose(1, 2) for x in (q, k, v)]
-        peer = fa2(*peer_inputs, causal).transpose(1, 2).float()
-        functions = {"fa2": lambda inputs=peer_inputs: fa2(*inputs, causal)}
-        stream = torch.cuda.current_stream().cuda_stream
+        peer, ours, outputs, expected = (backward_of if backward else forward_of)(
+            arena, words, DTYPES[dtype], (b, s, h, d), causal)
+        reference = expected()
+        functions = {"fa2": peer}
         for name in names:
             os.environ["TESSERA_GPU_AS"] = name
-            plan = library.plan(words, "gpu")
-            tensors = plan.tensors(q=q, k=k, v=v, o=o)
-            functions[name] = lambda plan=plan, tensors=tensors: plan.enqueue(tensors, stream)
-            o.fill_(float("nan"))
+            plan, functions[name] = ours(library)
+            for x in outputs:
+                x.data.fill_(float("nan"))  # not a change that autograd would see
             functions[name]()
-            difference = ((o.float() - peer).abs().max() / peer.abs().max()).item()
+            difference = difference_of(outputs, reference)
             found[name] = (plan.kernel, max(difference, found[name][1] if name in found else 0.0))
+        del reference
         for _ in range(rounds):
             for name, function in functions.items():
                 times[name].append(time_calls(function, calls))
@@ -70,6 +106,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--backward", action="store_true")
     parser.add_argument("--as", dest="names", nargs="+", default=("b200", "a100", "a10"), metavar="DEVICE")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     parser.add_argument("--head-dim", nargs="+", type=int, default=(64, 128, 256))
@@ -78,12 +115,12 @@ def main():
     parser.add_argument("--placements", type=int, default=2, help="of the tensors in memory")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
-    arena, rows = Arena(), []
+    arena, rows = Arena(8 << 30 if arguments.backward else 4 << 30), []
     for d in arguments.head_dim:
         for causal in (False, True):
             for s in arguments.seqlen:
-                b, h, found, peer = measure(library, arena, arguments.names, arguments.dtype, d, causal, s,
-                                            arguments.rounds, arguments.placements)
+                b, h, found, peer = measure(library, arena, arguments.backward, arguments.names, arguments.dtype, d,
+                                            causal, s, arguments.rounds, arguments.placements)
                 for name, (kernel, rate, difference) in found.items():
                     rows.append(dict(zip(COLUMNS, (
                         datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("name"),

@@ -41,7 +41,8 @@ struct Kernel {
   int block_m = 0;   ///< query rows a work item owns (forward; CPU tile: at most), or visits at a
                      ///< time (backward)
   int tile_m = 0;    ///< rows that meet a block of keys together (CPU tile: side by side in lanes;
-                     ///< GPU: of a warpgroup, by mma.sync of a warp); divides block_m
+                     ///< GPU: of a warpgroup, by mma.sync of a warp); divides block_m. Backward by
+                     ///< mma.sync: keys of a warp; divides block_n
   int block_n = 0;   ///< keys a step takes (forward; GPU decode: of all warps), or a work item
                      ///< owns (backward)
   int split_n = 0;   ///< keys after which the forward may split; 0: never. A GPU: a part, where
@@ -60,17 +61,21 @@ struct Kernel {
                               ///< scaled values are rounded to the operand
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
   bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
-  int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp
+  int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp;
+                   ///< backward: of dO
   int blocks = 1;  ///< GPU: blocks of threads of a multiprocessor that registers suffice for
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
 
-/// GPU, backward: whether the two warpgroups that multiply share the keys of a tile and each has a
-/// role (backward_wide.h), not keys of its own: where dK and dV of 64 keys, or what extras need
-/// besides, do not fit the registers of one warpgroup.
+/// GPU, backward: whether the two halves of those who multiply share the keys of a tile and each
+/// has a role (sm90/backward_wide.h, mma/backward.h), not keys of its own: where dK and dV of a
+/// warp's keys, or what extras need besides, do not fit the registers of one warp.
 TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
-  return row.pass == Pass::backward && (row.head_dim > 128 || row.extra == Extra::all);
+  constexpr int kWarpgroup = 4;  // warps that share tile_m where they do not multiply by mma.sync
+  const int keys = row.stages > 0 ? row.tile_m : row.tile_m / kWarpgroup;
+  return row.pass == Pass::backward &&
+         (keys * (row.head_dim + row.head_dim_v) > 16 * 256 || row.extra == Extra::all);
 }
 
 /// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).

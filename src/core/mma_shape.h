@@ -13,10 +13,13 @@ TESSERA_HD constexpr int chunk_bytes(int row_bytes, int rows) {
   return ceil_div(row_bytes, kChunkBytes) * rows * kChunkBytes;
 }
 
-// ---- the forward (cuda/mma/forward.h) ----
+// ---- the forward (cuda/mma/forward.h), and what the backward has alike ----
 
-/// A warp has tile_m rows.
-TESSERA_HD constexpr int mma_threads(const Kernel& row) { return row.block_m / row.tile_m * 32; }
+/// A warp has tile_m rows; backward tile_m keys.
+TESSERA_HD constexpr int mma_threads(const Kernel& row) {
+  if (row.pass == Pass::forward) return row.block_m / row.tile_m * 32;
+  return row.block_n / row.tile_m * (splits_roles(row) ? 2 : 1) * 32;
+}
 /// Of a tile of queries, and of the buffers of keys and of values.
 /// @{
 TESSERA_HD constexpr int mma_query_bytes(const Kernel& row) {
@@ -36,6 +39,43 @@ inline constexpr int kTileStateBytes = 128;  ///< room for what is said of a til
 /// With room to align rows.
 TESSERA_HD constexpr int mma_forward_bytes(const Kernel& row) {
   return mma_buffer_bytes(row) + kTileStateBytes + kChunkBytes;
+}
+
+// ---- the backward (cuda/mma/backward.h) ----
+
+/// Warps that share a block of keys, tile_m each; of split roles there are as many again.
+TESSERA_HD constexpr int mma_key_warps(const Kernel& row) { return row.block_n / row.tile_m; }
+/// Columns of values that warps hold in registers, as operands: as many as there are registers for
+/// where shared memory is scarce.
+TESSERA_HD constexpr int mma_held_values(const Kernel& row) {
+  if (!splits_roles(row)) return row.tile_m == 16 ? row.head_dim_v : 0;
+  return row.block_m < 64 ? min(row.head_dim_v, 128) : 0;
+}
+/// Of the rest of a block's values; of queries and of their gradients; of their shifts, or deltas.
+/// @{
+TESSERA_HD constexpr int mma_kept_value_bytes(const Kernel& row) {
+  return chunk_bytes((row.head_dim_v - mma_held_values(row)) * 2, row.block_n);
+}
+TESSERA_HD constexpr int mma_gradient_bytes(const Kernel& row) {
+  return chunk_bytes(row.head_dim_v * 2, row.block_m);
+}
+TESSERA_HD constexpr int mma_statistic_bytes(const Kernel& row) { return row.block_m * 4; }
+/// @}
+/// Of dS: a row a key.
+TESSERA_HD constexpr int mma_score_bytes(const Kernel& row) {
+  return row.block_n * row.block_m * 2;
+}
+/// Of what one role tells the other: P in fp32, and with extras the scores' derivatives in f16.
+TESSERA_HD constexpr int mma_exchange_bytes(const Kernel& row) {
+  if (!splits_roles(row)) return 0;
+  return row.block_n * row.block_m * (row.extra == Extra::all ? 6 : 4);
+}
+inline constexpr int kKeyTileBytes = 256;  ///< room for what is said of a block of keys
+TESSERA_HD constexpr int mma_backward_bytes(const Kernel& row) {
+  return mma_key_bytes(row) + mma_kept_value_bytes(row) +
+         row.q_stages * (mma_query_bytes(row) + mma_statistic_bytes(row)) +
+         row.stages * (mma_gradient_bytes(row) + mma_statistic_bytes(row)) + mma_score_bytes(row) +
+         mma_exchange_bytes(row) + kKeyTileBytes + kChunkBytes;
 }
 
 // ---- decoding (cuda/mma/decode.h; rows with qv are Hopper's own) ----
@@ -88,9 +128,10 @@ TESSERA_HD constexpr int decode_bytes(const Kernel& row) {
          ring_alignment(row);
 }
 
-// ---- both ----
+// ---- all ----
 
 TESSERA_HD constexpr int mma_bytes(const Kernel& row) {
+  if (row.pass == Pass::backward) return mma_backward_bytes(row);
   return row.form == Form::decode ? decode_bytes(row) : mma_forward_bytes(row);
 }
 /// Blocks of threads of a row by mma.sync that a multiprocessor has at once, where a block may have

@@ -15,9 +15,13 @@ namespace tessera::cuda {
 struct Image {
   const char* target;  ///< as NVRTC's -arch names it: "sm_80", or "compute_80", which is PTX
   bool (*runs_on)(int capability);  ///< of devices, 90 for 9.0
+  /// Shared memory that these devices give a block, all of them alike: rows that take more are left
+  /// out. 0: the rows are for devices of several kinds.
+  int block_bytes = 0;
 
   /// The driver makes machine code of it.
   bool is_ptx() const;
+  bool holds(int shared_bytes) const { return block_bytes == 0 || shared_bytes <= block_bytes; }
 };
 
 /// What measure_peaks runs: a program with two kernels, launched with `threads` a block.

@@ -5,6 +5,7 @@ namespace tessera::cuda {
 std::string auxiliary_program(std::span<const Auxiliary> kernels, const std::string& includes) {
   std::string text =
       "#include \"cuda/aux/append_quantizing.h\"\n"
+      "#include \"cuda/aux/backward_rows.h\"\n"
       "#include \"cuda/aux/combine.h\"\n"
       "#include \"cuda/aux/find_prefixes.h\"\n"
       "#include \"cuda/aux/keep_pages.h\"\n"
@@ -17,7 +18,7 @@ std::string auxiliary_program(std::span<const Auxiliary> kernels, const std::str
       std::to_string(kAuxiliaryThreads) + ";\n";
   for (const char* const threads :
        {"aux::kAppendThreads", "aux::kCombineThreads", "aux::kFindThreads", "aux::kKeepThreads",
-        "aux::kLayThreads", "aux::kQuantizeThreads"}) {
+        "aux::kLayThreads", "aux::kQuantizeThreads", "aux::kRowThreads"}) {
     text += std::string("static_assert(") + threads + " == kThreads);\n";
   }
   for (const Auxiliary& kernel : kernels) {

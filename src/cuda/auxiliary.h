@@ -22,8 +22,9 @@ struct Auxiliary {
 
 /// The merge of partial results (aux/combine.h), the append to a cache (aux/append.h,
 /// aux/append_quantizing.h), quantising (aux/quantize.h), tiles of values that came in rows
-/// (aux/lay_values.h), pages that are not skipped (aux/keep_pages.h) and prefixes that are shared
-/// (aux/find_prefixes.h), by its place in kAuxiliary. What an architecture has besides comes after.
+/// (aux/lay_values.h), pages that are not skipped (aux/keep_pages.h), prefixes that are shared
+/// (aux/find_prefixes.h) and what is around a backward pass (aux/backward_rows.h), by its place in
+/// kAuxiliary. What an architecture has besides comes after.
 enum class AuxiliaryKernel : std::uint8_t {
   combine_f32,
   combine_bf16,
@@ -43,6 +44,11 @@ enum class AuxiliaryKernel : std::uint8_t {
   lay_values,
   keep_pages,
   find_prefixes,
+  prepare_rows_bf16,
+  prepare_rows_f16,
+  sum_sinks,
+  begin_bias,
+  finish_bias,
 };
 
 inline constexpr std::array kAuxiliary = std::to_array<Auxiliary>({
@@ -64,11 +70,31 @@ inline constexpr std::array kAuxiliary = std::to_array<Auxiliary>({
     {"lay_values", "aux::lay_values", "aux::LayValuesParams", 8, true},
     {"keep_pages", "aux::keep_pages", "aux::KeepPagesParams", 8, true},
     {"find_prefixes", "aux::find_prefixes", "aux::FindPrefixesParams", 8, true},
+    {"prepare_rows_bf16", "aux::prepare_rows<Dtype::bf16>", "aux::BackwardRowParams"},
+    {"prepare_rows_f16", "aux::prepare_rows<Dtype::f16>", "aux::BackwardRowParams"},
+    {"sum_sinks", "aux::sum_sinks", "aux::BackwardRowParams"},
+    {"begin_bias", "aux::begin_bias", "aux::BackwardBiasParams"},
+    {"finish_bias", "aux::finish_bias", "aux::BackwardBiasParams"},
 });
 
 inline constexpr int kAuxiliaryThreads = 128;  ///< of a block of each
 
 constexpr std::size_t number_of(AuxiliaryKernel kernel) { return static_cast<std::size_t>(kernel); }
+
+/// Of an architecture's own kernels that make dQ of its sums: behind kAuxiliary.
+/// @{
+enum class FinishKernel : std::uint8_t { bf16, f16 };
+constexpr std::size_t number_of(FinishKernel kernel) {
+  return kAuxiliary.size() + static_cast<std::size_t>(kernel);
+}
+constexpr auto with_finish(const char* bf16, const char* f16) {
+  std::array<Auxiliary, kAuxiliary.size() + 2> all{};
+  for (std::size_t i = 0; i < kAuxiliary.size(); ++i) all[i] = kAuxiliary[i];
+  all[number_of(FinishKernel::bf16)] = {"finish_rows_bf16", bf16, "aux::BackwardRowParams"};
+  all[number_of(FinishKernel::f16)] = {"finish_rows_f16", f16, "aux::BackwardRowParams"};
+  return all;
+}
+/// @}
 
 /// CUDA C++ of all these kernels, of which the first are kAuxiliary. includes: of the others.
 std::string auxiliary_program(std::span<const Auxiliary> kernels, const std::string& includes);

@@ -109,5 +109,8 @@ core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes) 
 }
 
 Source source_of(const ConstTensor& tensor) { return {tensor.data, strides_of(tensor)}; }
+Source source_between(const ConstTensor& tensor, const RowSizes& sizes) {
+  return {tensor.data, strides_between(tensor, sizes)};
+}
 
 }  // namespace tessera::cuda

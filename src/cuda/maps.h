@@ -23,7 +23,11 @@ Status make_map(ptx::TensorMap& map, const char* name, const ConstTensor& tensor
 /// Strides of dimensions of one element, which may be anything, are 0.
 core::Strides strides_between(const ConstTensor& tensor, const RowSizes& sizes);
 
+/// between: with strides_between, so that rows which do not exist are at a row that does.
+/// @{
 Source source_of(const ConstTensor& tensor);
+Source source_between(const ConstTensor& tensor, const RowSizes& sizes);
+/// @}
 
 /// Whether every row begins and ends at a multiple of so many bytes. size: of an element; strides:
 /// all of the tensor's, and the columns of a row.

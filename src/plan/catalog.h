@@ -61,8 +61,8 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true},
 };
 
-// Kernels by mma.sync. A warp has tile_m rows of queries: 32, which halves what a product reads of keys and values, or 16,
-// which makes more warps of a tile. Each of these is two rows: bf16, and the same for fp16.
+// Kernels by mma.sync. A warp has tile_m rows of queries (backward: keys): 32, which halves what a product reads of the
+// others, or 16, which makes more warps of a tile. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kMmaRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached      qv     prefixes stages blocks
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      64,        64,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
@@ -84,6 +84,26 @@ inline constexpr core::Kernel kMmaRows[] = {
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,      64,        64,    128,       0, core::Extra::all,     true,  Dtype::f32, false, false,    2,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::all,     true,  Dtype::f32, false, false,    2,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::all,     true,  Dtype::f32, false, false,    1,      2},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    32,    128,      0,    0,      64,        64,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      2},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,    128,      0,    0,      64,        64,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    32,    128,      0,    0,     128,       128,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    32,    128,      0,    0,     128,       128,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,    128,      0,    0,     128,       128,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,    128,      0,    0,     128,       128,     32,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     192,       128,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,     64,      0,    0,     192,       128,     32,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     192,       192,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     192,       192,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,     64,      0,    0,     192,       192,     32,       2, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       2, core::Extra::none,    false, Dtype::f32, false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       1, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,     64,      0,    0,     256,       256,     32,       1, core::Extra::none,    false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     128,       128,     64,       1, core::Extra::all,     false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,     64,      0,    0,     256,       256,     32,       1, core::Extra::all,     false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     128,       128,     64,       1, core::Extra::all,     true,  Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       1, core::Extra::all,     true,  Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile, core::Operand::bf16,      32,    16,     64,      0,    0,     256,       256,     32,       1, core::Extra::all,     true,  Dtype::f32, false, false,    1,      1},
 };
 
 // Scores of 8 bits, weights and values of 16. Each of these is two rows: bf16, and the same for fp16.

@@ -60,13 +60,17 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
   const bool much = plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
-  const double multiply =
-      pairs * (row.head_dim + row.head_dim_v) / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
-      (much && row.tile_m == 16 ? costs.waiting : 1.0) * (blocks > 1.0 ? 1.0 : costs.alone);
+  const bool backward = row.pass == Pass::backward;
+  // Products: S and O; or S, dP, dV, dK and dQ, from scores to sums one after another.
+  const int multiplied =
+      backward ? 3 * row.head_dim + 2 * row.head_dim_v : row.head_dim + row.head_dim_v;
+  const double multiply = pairs * multiplied / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
+                          (much && row.tile_m == 16 ? costs.waiting : 1.0) *
+                          (blocks > 1.0 ? 1.0 : costs.alone);
   constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
-  const int of_block = row.block_m / row.tile_m;
+  const int of_block = core::mma_threads(row) / 32;
   const double warps = core::max(1.0, of_block / kUnits);
-  const double alone = multiply / warps + costs.latency;
+  const double alone = multiply / warps + (backward ? 2.0 : 1.0) * costs.latency;
   const double step = core::max(multiply, alone / blocks) *
                       (row.extra == core::Extra::none      ? 1.0
                        : row.extra == core::Extra::softcap ? costs.softcap

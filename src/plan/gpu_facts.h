@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The same of forward rows by mma.sync, which devices of several kinds run. What a block may have
+/// The same of rows by mma.sync, which devices of several kinds run. What a block may have
 /// of shared memory tells two kinds apart: those with much have tensor cores that are twice as
 /// fast, and that are kept waiting where a warp has 16 rows and reads keys and values for so few.
 struct MmaCosts {
@@ -14,7 +14,7 @@ struct MmaCosts {
   double multiply_adds = 0.0;    ///< a cycle of a multiprocessor, without much memory; with: twice
   double waiting = 0.0;          ///< times as long, with much memory, of 16 rows a warp
   double alone = 0.0;            ///< the same, of a block that has a multiprocessor for itself
-  double latency = 0.0;          ///< of a step of a warp beside its multiply-adds
+  double latency = 0.0;          ///< of a step of a warp beside its multiply-adds; backward twice
   double softcap = 1.0, extras = 1.0, any_layout = 1.0;  ///< times as long, each
   double tile = 0.0;                                     ///< from tile to tile
 };

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// What the GPU's backward keeps between its kernels: see cuda/sm90/backward_params.h.
+/// What the GPU's backward keeps between its kernels: see cuda/tile/backward_params.h.
 struct GpuBackwardLayout {
   core::RowBlocks blocks;             ///< of rows of queries, of all sequences: B
   float* statistics = nullptr;        ///< [B][num_heads][2][block_m] what lse and delta become

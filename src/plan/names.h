@@ -22,8 +22,9 @@ inline const char* to_string(core::Operand operand) {
 
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
 /// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
-/// forward row has but one buffer of queries; by mma.sync ".w4" where a tile has four warps. A
-/// decoding row that widens is called by what it reads, with qv by the types of keys and of values.
+/// row has but one buffer of queries; by mma.sync ".w4" where four warps have a tile's rows, or
+/// backward its keys. A decoding row that widens is called by what it reads, with qv by the types
+/// of keys and of values.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
   std::string operand = std::string(".") + to_string(kernel.operand);
@@ -43,8 +44,12 @@ inline std::string name_of(const core::Kernel& kernel) {
   if (kernel.qv) return name + ".qv";
   if (kernel.prefixes) return name + ".prefixes";
   if (kernel.form == core::Form::decode) return name;
-  if (kernel.pass == Pass::forward && kernel.q_stages == 1) name += ".q1";
-  if (kernel.stages > 0) name += ".w" + std::to_string(kernel.block_m / kernel.tile_m);
+  const bool forward = kernel.pass == Pass::forward;
+  if ((forward || kernel.stages > 0) && kernel.q_stages == 1) name += ".q1";
+  if (kernel.stages > 0) {
+    name += ".w" + std::to_string((forward ? kernel.block_m : kernel.block_n) / kernel.tile_m);
+    if (!forward && kernel.stages > 1) name += ".do2";
+  }
   if (kernel.any_layout) return name + ".any";
   switch (kernel.extra) {
     case core::Extra::none: return name;

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "cuda/backend.h"
+#include "cuda/environment.h"
 #include "cuda/launches.h"
 #include "plan/plan.h"
 
@@ -38,6 +40,26 @@ TEST_F(Launches, ABackwardInRolesIsFinished) {
   EXPECT_EQ(launched(),
             "prepare_rows_bf16 48\ntessera_sm90_backward_bf16_d128_64x64_extra 30\n"
             "finish_rows_bf16 48\n");
+}
+
+// By mma.sync there are as many blocks as multiprocessors have at once, and dQ is finished always.
+TEST_F(Launches, ABackwardByMmaIsPreparedAndFinished) {
+  cuda::Environment environment;
+  environment.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+  environment.set("TESSERA_GPU_AS", "a100");
+  gpu_ = *this_gpu(1);
+  if (!runs_here("sm80.backward.bf16.d64.64x128.w4")) {
+    GTEST_SKIP() << "this build has no GPU kernels";
+  }
+  ASSERT_TRUE(enqueue("bwd bf16 b=40 h=6/3 q=200 k=300 d=64 causal"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 960\n"  // four of 64
+            "tessera_sm80_backward_bf16_d64_64x128_w4 264\n"
+            "finish_rows_bf16 960\n");
+  ASSERT_TRUE(enqueue("bwd f16 b=2 h=6/3 q=200 k=300 d=128 deterministic"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_f16 48\ntessera_sm80_backward_f16_d128_64x128_w4 18\n"
+            "finish_rows_f16 48\n");
 }
 
 TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {

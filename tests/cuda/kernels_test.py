@@ -89,6 +89,8 @@ def role_loops(row):
     """What a step of either warpgroup holds where they have roles (backward_wide.h): it makes its scores, sums,
     and multiplies its pieces of dQ, the keys the odd one. The values alone have exponentials; softcap needs two
     more instructions of the unit a score."""
+    if row["stages"]:
+        return {role: mma_backward_loops(row)[role] for role in ("values", "keys")}
     pieces, scores = row["head_dim"] // 64, row["block_m"] // 2
     sums, piece = row["block_m"] // 16, row["block_n"] // 16
     return {"values": {"HGMMA": row["head_dim"] // 16 + sums + pieces // 2 * piece,
@@ -98,15 +100,32 @@ def role_loops(row):
 
 def mma_loop(row):
     """What the loop of a forward by mma.sync holds, of a warp: two products of 8 keys or columns for each fragment
-    of 16, and the fragments of queries where they are not in registers."""
+    of 16, and the fragments of queries where they are not in registers. Where they are, and there are two buffers,
+    a step without a mask is there besides, with the products of values a second time, for large weights."""
     rows, d, dv, keys = (row[name] for name in ("tile_m", "head_dim", "head_dim_v", "block_n"))
-    groups, fragments = rows // 16, keys // 16 * (d + dv) // 16
-    held = rows * d <= 32 * 64
+    groups, held = rows // 16, rows * d <= 32 * 64
+    times = (2, 3) if held and row["stages"] == 2 else (1, 1)
+    fragments = keys // 16 * (times[0] * d + times[1] * dv) // 16
     return {"HMMA": groups * 2 * fragments, "LDSM": fragments + (0 if held else groups * d // 16)}
+
+
+def mma_backward_loops(row):
+    """The same of a backward: all five products, or each role's and its exponentials. dQ is shared out among all
+    warps, half of the rows each."""
+    groups, queries, keys = row["tile_m"] // 16, row["block_m"], row["block_n"]
+    d, dv, warps = row["head_dim"], row["head_dim_v"], row["threads"] // 32
+    s, dp = (groups * queries // 8 * dim // 16 for dim in (d, dv))
+    dk, dv = (groups * dim // 8 * queries // 16 for dim in (d, dv))
+    dq = queries // 32 * keys // 16 * 2 * (d // 16 // (warps // 2))
+    weights = groups * queries // 2 * (3 if row["extra"] else 1)
+    return {"both": {"HMMA": s + dp + dk + dv + dq, "MUFU": weights},
+            "values": {"HMMA": s + dv + dq, "MUFU": weights}, "keys": {"HMMA": dp + dk + dq, "MUFU": 0}}
 
 
 def wanted_loop(row):
     """What the loop of a row without extras or roles holds."""
+    if row["stages"] and row["backward"]:
+        return mma_backward_loops(row)["both"]
     if row["stages"]:
         return mma_loop(row)
     if row["backward"]:

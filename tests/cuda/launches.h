@@ -10,7 +10,9 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/aux/backward_rows_params.h"
 #include "cuda/fake_driver.h"
+#include "cuda/mma/backward_params.h"
 #include "cuda/sm90/backward_params.h"
 #include "tessera/tessera.hpp"
 
@@ -100,8 +102,8 @@ class Launches : public testing::Test {
   struct BackwardLaunches {
     Status status;
     cuda::sm90::BackwardParams main;
-    cuda::sm90::BackwardRowParams prepare, finish_rows;
-    cuda::sm90::BackwardBiasParams begin, finish;
+    cuda::aux::BackwardRowParams prepare, finish_rows;
+    cuda::aux::BackwardBiasParams begin, finish;
   };
   BackwardLaunches watch(const Problem& problem, const Tensors& tensors) {
     BackwardLaunches seen;

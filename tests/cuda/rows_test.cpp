@@ -1,4 +1,4 @@
-// What the Hopper backward does before and after its main kernel (sm90/backward_rows.h), run on the
+// What a backward does before and after its main kernel (aux/backward_rows.h), run on the
 // host: the kernels themselves, thread by thread, on dense and packed rows with gaps.
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// Rows of queries with what the kernels read and write; whatever they do not, says so.
 struct Rows {
-  cuda::sm90::BackwardRowParams p;
+  cuda::aux::BackwardRowParams p;
   std::vector<std::int32_t> offsets = {0}, key_offsets = {0};
   std::vector<std::uint16_t> o, dout, dq;
   std::vector<float> lse, dlse, sink, statistics, accumulators, parts, dsink;
@@ -45,7 +45,7 @@ struct Rows {
     const std::int64_t rows = offsets.back(), stride = aligned ? dim + 8 : dim + 3;
     p.rows.blocks = {row.block_m, core::ceil_div(p.sequences.seqlen_q, row.block_m)};
     p.rows.heads = p.heads;
-    p.rows.pieces = row.block_m * row.head_dim / cuda::sm90::kPieceFloats;
+    p.rows.sums = row.block_m * row.head_dim;
     blocks = p.rows.blocks.count(packed, rows, p.batch);
     grid = static_cast<unsigned>(p.batch * p.rows.blocks.per_sequence * p.heads);
 
@@ -150,7 +150,7 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
     if (all) rows.p.sink_parts = rows.parts.data();
     if (all) rows.p.dsink = rows.dsink.data();
     rows.p.first_stores = rows.p.aligned;
-    host::launch(rows.grid, [&] { cuda::sm90::prepare_rows<Dtype::bf16>(rows.p); });
+    host::launch(rows.grid, [&] { cuda::aux::prepare_rows<Dtype::bf16>(rows.p); });
     const auto m = static_cast<std::size_t>(row.block_m);
     std::vector<float> shifts(rows.statistics.size() / 2, core::kInfinity);
     std::vector<double> deltas(shifts.size(), 0.0), dsink(2, 0.0);
@@ -193,7 +193,7 @@ TEST(BackwardRows, StatisticsFollowTheirDefinitions) {
       ASSERT_EQ(rows.turns[i], used[i / 2] ? 0 : 7) << what;
     }
     if (!all) return;
-    host::launch(2, [&] { cuda::sm90::sum_sinks(rows.p); });
+    host::launch(2, [&] { cuda::aux::sum_sinks(rows.p); });
     for (std::size_t head = 0; head < 2; ++head) {
       EXPECT_NEAR(rows.dsink[head], dsink[head], 1e-2) << what;
     }
@@ -208,7 +208,7 @@ TEST(BackwardRows, AccumulatorsBecomeTheirRowsAndColumns) {
     };
     for (std::int64_t block = 0; block < rows.blocks * rows.p.heads; ++block) {
       float* const dq = rows.accumulators.data() + block * row.block_m * row.head_dim;
-      for (int group = 0; group < rows.p.rows.pieces; ++group) {
+      for (int group = 0; group < rows.p.rows.sums / cuda::sm90::kPieceFloats; ++group) {
         for (int thread = 0; thread < 128; ++thread) {
           for (int i = 0; i < 32; ++i) {
             const tile::PieceElement x = tile::added(row, group, thread, i);
@@ -230,24 +230,68 @@ TEST(BackwardRows, AccumulatorsBecomeTheirRowsAndColumns) {
   });
 }
 
+// The same of sums by mma.sync: [columns / 8][4][rows / 16][32], a lane's accumulators of 16 rows
+// and 8 columns one after another.
+TEST(BackwardRows, SumsByMmaBecomeTheirRowsAndColumns) {
+  constexpr auto kFlat =
+      core::Kernel{.block_m = 32, .block_n = 64, .head_dim = 256, .head_dim_v = 256};
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (const core::Kernel& row : {kSmall, kFlat}) {
+    for (const bool packed : {false, true}) {
+      for (const bool aligned : {true, false}) {
+        Rows rows(random, row, packed, aligned ? row.head_dim - 8 : row.head_dim - 27, aligned);
+        std::size_t at = 0;
+        std::vector<float> values(rows.accumulators.size());  // by block, row and column
+        for (std::int64_t block = 0; block < rows.blocks * rows.p.heads; ++block) {
+          for (int column = 0; column < row.head_dim; column += 8) {
+            for (int i = 0; i < 4; ++i) {
+              for (int first = 0; first < row.block_m; first += 16) {
+                for (int lane = 0; lane < 32; ++lane) {
+                  const int r = first + lane / 4 + i / 2 * 8, c = column + lane % 4 * 2 + i % 2;
+                  const float x = static_cast<float>((block * 5 + r * 7 + c * 3) % 251);
+                  values[Rows::at((block * row.block_m + r) * row.head_dim + c)] = x;
+                  rows.accumulators[at++] = 2.0F * x;  // exact in bf16; the scale is a half
+                }
+              }
+            }
+          }
+        }
+        host::launch(rows.grid, [&] { cuda::mma::finish_rows<Dtype::bf16>(rows.p); });
+        std::vector<std::uint16_t> expected(rows.dq.size(), 0xFFFF);
+        rows.for_each_query([&](int b, int head, int query) {
+          const std::int64_t block = rows.block_of(b, query) * rows.p.heads + head;
+          for (int c = 0; c < rows.p.head_dim; ++c) {
+            const std::int64_t r = block * row.block_m + query % row.block_m;
+            expected[rows.element(b, head, query, c)] =
+                tools::to_bf16(values[Rows::at(r * row.head_dim + c)]);
+          }
+        });
+        ASSERT_EQ(rows.dq, expected) << row.block_m << " rows, packed " << packed << ", aligned "
+                                     << aligned << ", seed " << seed;
+      }
+    }
+  }
+}
+
 // Without rows one block runs, and tiles are handed out from the first one on. There is no other
 // memory.
 TEST(BackwardRows, WithoutRowsOnlyTheNextTileIsWritten) {
   for (const bool packed : {false, true}) {
     const std::int32_t offsets[] = {0, 0};
     std::int32_t next_tile = 7;
-    cuda::sm90::BackwardRowParams p;
+    cuda::aux::BackwardRowParams p;
     p.rows.blocks = {64, 0};
     p.sequences.cu_seqlens_q = p.sequences.cu_seqlens_k = packed ? offsets : nullptr;
     p.next_tile = &next_tile;
-    host::launch(1, [&] { cuda::sm90::prepare_rows<Dtype::f16>(p); });
+    host::launch(1, [&] { cuda::aux::prepare_rows<Dtype::f16>(p); });
     EXPECT_EQ(next_tile, 0);
   }
 }
 
 /// The gradient of a bias in memory with gaps, of which each element says what was written there.
 struct BiasGradient {
-  cuda::sm90::BackwardBiasParams p;
+  cuda::aux::BackwardBiasParams p;
   std::vector<std::uint16_t> halves;
   std::vector<float> floats, sums;
 
@@ -318,7 +362,7 @@ void for_all_gradients(bool shared, const Body& body) {
 TEST(BackwardRows, ABiasGradientBeginsAsZero) {
   for (const bool shared : {false, true}) {
     for_all_gradients(shared, [&](BiasGradient& g, unsigned blocks, const std::string& what) {
-      host::launch(blocks, [&] { cuda::sm90::begin_bias(g.p); });
+      host::launch(blocks, [&] { cuda::aux::begin_bias(g.p); });
       for (std::int64_t i = 0; i < g.p.count(); ++i) {
         const float x = shared ? g.sums[static_cast<std::size_t>(i)] : g.at(g.place_of(i));
         ASSERT_EQ(x, 0.0F) << what;
@@ -333,7 +377,7 @@ TEST(BackwardRows, SumsBecomeTheBiasGradient) {
   for_all_gradients(true, [](BiasGradient& g, unsigned blocks, const std::string& what) {
     const auto value = [](std::int64_t i) { return static_cast<float>(i % 251 - 99) / 4.0F; };
     for (std::int64_t i = 0; i < g.p.count(); ++i) g.sums[static_cast<std::size_t>(i)] = value(i);
-    host::launch(blocks, [&] { cuda::sm90::finish_bias(g.p); });
+    host::launch(blocks, [&] { cuda::aux::finish_bias(g.p); });
     for (std::int64_t i = 0; i < g.p.count(); ++i) ASSERT_EQ(g.at(g.place_of(i)), value(i)) << what;
     ASSERT_EQ(g.written(), g.p.count()) << what;
   });

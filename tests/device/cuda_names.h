@@ -74,6 +74,13 @@ inline bool __syncthreads_or(bool x) {
   return any;
 }
 inline bool __syncthreads_and(bool x) { return !__syncthreads_or(!x); }
+inline void __threadfence() {}
+template <class T>
+T atomicAdd(T* to, T x) {
+  const T before = *to;
+  *to += x;
+  return before;
+}
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<std::uint32_t>(bits)); }
 inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
 inline int max(int a, int b) { return a < b ? b : a; }

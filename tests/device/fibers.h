@@ -1,6 +1,7 @@
 // A block of a kernel's threads as fibers of one thread of the host: each runs until it waits, then
 // the next. What a warp or a warpgroup does together waits for all of it. Nothing runs at the same
 // time as anything else, so a test repeats exactly; and where all wait, none of them ever goes on.
+// Warps take turns in being held up.
 #pragma once
 
 #include <array>

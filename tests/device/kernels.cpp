@@ -76,6 +76,7 @@ std::string launch(const std::string& symbol, unsigned blocks, const void* param
   std::string wrong;
   if (launch_decode(symbol, blocks, params, wrong)) return wrong;
   if (launch_mma(symbol, blocks, params, wrong)) return wrong;
+  if (launch_backward(symbol, blocks, params, wrong)) return wrong;
   return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
 }
 

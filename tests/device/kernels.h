@@ -1,4 +1,4 @@
-// The forward kernels of the catalog on fibers (fibers.h): the very code that the device compiler
+// Kernels of the catalog on fibers (fibers.h): the very code that the device compiler
 // gets.
 #pragma once
 
@@ -9,19 +9,24 @@
 
 namespace tessera::device {
 
-/// The rows that are compiled for it; those that decode without qv; those of mma.sync that do not.
+/// The rows that are compiled for it; those that decode without qv; those of mma.sync that do not,
+/// of either pass.
 /// @{
 std::span<const core::Kernel> rows();
 std::span<const core::Kernel> decode_rows();
 std::span<const core::Kernel> mma_rows();
+std::span<const core::Kernel> backward_rows();
 /// @}
 
 /// Runs a launch of one of them, or of a kernel that comes before them: its symbol, and what it is
 /// given. Returns what went wrong.
 std::string launch(const std::string& symbol, unsigned blocks, const void* params);
-/// The same of those that decode, and of those of mma.sync; false: it is none of them.
+/// The same of those that decode, and of those of mma.sync; false: it is none of them. With those
+/// of the backward come the kernels around it.
 /// @{
 bool launch_mma(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong);
+bool launch_backward(const std::string& symbol, unsigned blocks, const void* params,
+                     std::string& wrong);
 bool launch_decode(const std::string& symbol, unsigned blocks, const void* params,
                    std::string& wrong);
 /// @}

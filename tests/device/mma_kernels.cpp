@@ -15,7 +15,9 @@ namespace {
 /// a softcap, other extras, any layout.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
-  if (row.arch != Arch::sm80 || row.form != core::Form::tile) return false;
+  if (row.arch != Arch::sm80 || row.pass != Pass::forward || row.form != core::Form::tile) {
+    return false;
+  }
   const auto is = [&row](core::Operand operand, int head_dim, int head_dim_v, int block_m,
                          int tile_m, int block_n) {
     return row.operand == operand && row.head_dim == head_dim && row.head_dim_v == head_dim_v &&

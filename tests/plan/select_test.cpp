@@ -261,6 +261,43 @@ TEST(Select, GoldenPlansOfHopper) {
   }
 }
 
+// Of rows by mma.sync what a block may have of shared memory decides, in both passes.
+TEST(Planner, RowsByMmaFitTheSharedMemory) {
+  const struct {
+    const char* device;
+    const char* rows[7];
+  } all[] = {
+      {"b200",
+       {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w4",
+        "backward.bf16.d128.64x128.w4.do2", "backward.bf16.d192v128.64x64.w4.do2",
+        "backward.bf16.d256.64x64.w4.do2", "backward.bf16.d256.64x64.q1.w4.extra",
+        "backward.bf16.d256.64x64.q1.w4.any"}},
+      {"a100",
+       {"forward.bf16.d256.128x64.w8", "backward.bf16.d64.64x128.w4",
+        "backward.bf16.d128.64x128.w4", "backward.bf16.d192v128.64x64.w4.do2",
+        "backward.bf16.d256.64x64.q1.w4", "backward.bf16.d256.64x64.q1.w4.extra",
+        "backward.bf16.d256.64x64.q1.w4.any"}},
+      {"rtx-4090",
+       {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w8", "backward.bf16.d128.64x128.w8",
+        "backward.bf16.d192v128.32x64.w4", "backward.bf16.d256.32x64.q1.w4",
+        "backward.bf16.d256.32x64.q1.w4.extra", "backward.bf16.d256.32x64.q1.w4.any"}},
+  };
+  const char* const problems[7] = {
+      "fwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=16 q=4096 k=4096 d=64",
+      "bwd bf16 h=16 q=4096 k=4096 d=120",       "bwd bf16 h=16 q=4096 k=4096 d=192/128",
+      "bwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
+      "bwd bf16 h=8 q=512 k=512 d=256 unaligned"};
+  for (const auto& [device, rows] : all) {
+    const Result<Device> gpu = named_device(device);
+    ASSERT_TRUE(gpu) << gpu.status().text;
+    for (std::size_t i = 0; i < std::size(problems); ++i) {
+      const Result<Plan> planned = plan(*parse_problem(problems[i]), *gpu);
+      ASSERT_TRUE(planned) << planned.status().text;
+      EXPECT_EQ(planned->kernel(), std::string("sm80.") + rows[i]) << device << ": " << problems[i];
+    }
+  }
+}
+
 /// The same of the backward: row, blocks of keys and the order in which they are taken, and the
 /// workspace that follows from the row's tile.
 TEST(Select, GoldenBackwardPlansOfHopper) {

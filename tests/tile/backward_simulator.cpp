@@ -64,7 +64,7 @@ class GpuBackward {
     Workspace workspace(std::align(Plan::workspace_alignment, plan.workspace_bytes, start, room));
     layout_ = layout_gpu_backward(workspace, plan);
     rows_ = {layout_.statistics, layout_.dq, layout_.blocks, static_cast<int>(p_.num_heads),
-             row_.block_m * row_.head_dim / cuda::sm90::kPieceFloats};
+             row_.block_m * row_.head_dim};
   }
 
   Simulated run() {
@@ -129,6 +129,8 @@ class GpuBackward {
                     m];
   }
 
+  int pieces() const { return rows_.sums / cuda::sm90::kPieceFloats; }
+
   void prepare(const Head& head, int m, int member) {
     const int first = m * row_.block_m, seqlen_q = head.sequence().seqlen_q;
     if (p_.sink) sink_part(head, m, member) = 0.0F;
@@ -136,7 +138,7 @@ class GpuBackward {
     std::fill(turns_of(head, m, member), turns_of(head, m, member) + 2, 0);
     if (!ordered_ || keys_of(head, m).empty()) {
       float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
-      std::fill(dq, dq + std::ptrdiff_t{rows_.pieces} * cuda::sm90::kPieceFloats, 0.0F);
+      std::fill(dq, dq + rows_.sums, 0.0F);
     }
     float* const statistics = rows_.statistics_of(block_of(head, m), head.head_of(member));
     for (int r = 0; r < row_.block_m; ++r) {
@@ -219,7 +221,7 @@ class GpuBackward {
     const int keys = head.band().seqlen_k - first_key;
     const bool stores = ordered_ && turns_of(head, m, member)[0] == 0;
     const float fault = my_turn(head, first_key, m, member) ? 0.0F : core::kInfinity;
-    for (int piece = 0; piece < rows_.pieces; ++piece) {
+    for (int piece = 0; piece < pieces(); ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
           const PieceElement x = added(row_, piece, thread, i);
@@ -324,10 +326,10 @@ class GpuBackward {
 
   void finish(const Head& head, int m, int member) {
     if (m * row_.block_m >= head.sequence().seqlen_q) return;
-    for (int piece = 0; piece < rows_.pieces; ++piece) {
+    for (int piece = 0; piece < pieces(); ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
-          write_query(head, m, member, finished(row_, rows_.pieces, piece, thread, i));
+          write_query(head, m, member, finished(row_, pieces(), piece, thread, i));
         }
       }
     }
@@ -368,7 +370,7 @@ class GpuBackward {
   const bool roles_ = core::splits_roles(row_);
   std::vector<float> memory_;
   GpuBackwardLayout layout_;
-  cuda::sm90::RowMemory rows_;
+  cuda::RowMemory rows_;
   std::vector<float> dk_, dv_, ds_;  ///< of a tile; of a step
   std::vector<bool> stored_;         ///< elements of dbias that have no sums
   std::vector<int> finishers_;       ///< row blocks of its share that each block has finished

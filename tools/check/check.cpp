@@ -62,16 +62,14 @@ Status execute(const Plan& plan, RunMemory& memory, bool in_reverse, std::string
   return status;
 }
 
-/// The o and lse that a backward is given are the reference's, rounded to storage, so that the
-/// backward is judged alone.
+}  // namespace
+
 void give_forward(RunMemory& memory) {
   Problem forward = memory.problem();
   forward.pass = Pass::forward;
   const reference::Outputs exact = reference::attend({forward, memory.tensors()});
   memory.give_forward(exact.o, exact.lse);
 }
-
-}  // namespace
 
 std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kernel) {
   const Problem& p = memory.problem();

@@ -22,6 +22,10 @@ struct CheckResult {
   std::string summary() const;
 };
 
+/// The o and lse that a backward is given become the reference's, rounded to storage, so that the
+/// backward is judged alone.
+void give_forward(RunMemory& memory);
+
 /// Every output of a run of `kernel`, a row of the catalog, against the reference.
 std::vector<Verdict> judge_all(const RunMemory& memory, const std::string& kernel);
 

@@ -49,9 +49,11 @@ struct Kernel {
 std::vector<Kernel> kernels_of(const Options& options) {
   std::vector<Kernel> all;
   for (const Program& program : programs()) {
+    const int shared_bytes =
+        program.row == nullptr ? 0 : program.architecture->shared_bytes(*program.row);
     for (const Image& image : program.architecture->images) {
-      if (std::find(options.targets.begin(), options.targets.end(), image.target) !=
-          options.targets.end()) {
+      if (image.holds(shared_bytes) && std::find(options.targets.begin(), options.targets.end(),
+                                                 image.target) != options.targets.end()) {
         all.push_back({program, image.target});
       }
     }

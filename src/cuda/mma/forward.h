@@ -43,6 +43,8 @@ class Forward {
   /// there are registers for it.
   static constexpr bool kSpares = kRows * kD <= 32 * 64;
   static_assert(K.block_m % kRows == 0 && kRows % 16 == 0 && kN % (kThreads / 8) == 0);
+  static constexpr bool kOverlaps =
+      kSpares && kStages == 2 && K.extra == core::Extra::none && !K.any_layout;
   static constexpr bool kAll = K.extra == core::Extra::all;
   static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
   static_assert(kStages == 1 || kStages == 2);
@@ -135,6 +137,13 @@ class Forward {
     if (!last && kStages > 1) load_keys(n - 1);
     ptx::copy_commit();
     const bool sees = !kSpares || agreed(n < own_end_);
+    const bool masked = agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin));
+    if constexpr (kOverlaps) {
+      if (sees && !masked) {
+        step_overlapped(n, last);
+        return;
+      }
+    }
     if (sees) multiply_keys(n);
     if constexpr (kAll) {
       if (sees) transform(n);
@@ -145,12 +154,8 @@ class Forward {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) raw[g] = cap(p.score, p.series, w_[g].s, top);
     }
-    if (agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin))) mask(n);
-    ptx::copy_wait<1>();
-    __syncthreads();
-    if (!last && kStages == 1) load_keys(n - 1);
-    if (!last && kStages > 1) load_values(n - 1);
-    ptx::copy_commit();
+    if (masked) mask(n);
+    meet_values(n, last);
     if (sees) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) weigh(g, n, raw[g]);
@@ -161,6 +166,72 @@ class Forward {
       if (!last) load_values(n - 1);
       ptx::copy_commit();
     }
+  }
+
+  /// The block's values are there, and nobody reads its keys any more.
+  __device__ __forceinline__ void meet_values(int n, bool last) {
+    ptx::copy_wait<1>();
+    __syncthreads();
+    if (!last && kStages == 1) load_keys(n - 1);
+    if (!last && kStages > 1) load_values(n - 1);
+    ptx::copy_commit();
+  }
+
+  /// The rest of a step without a mask: half of the keys are weighed between the products of the
+  /// other half.
+  __device__ __forceinline__ void step_overlapped(int n, bool last) {
+    constexpr int kHalf = kN / 4;  // scores of a thread and row group
+    typename Weights<kType, kN>::Pending pending[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) pending[g] = w_[g].begin();
+    const auto weigh_some = [&](int slot, int from) {
+      constexpr int kPairs = core::ceil_div(kHalf / 2, kD / 16 * kN / 32);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          const int at = 2 * (slot * kPairs + i);
+          if (at < kHalf) w_[g].weigh_pair(pending[g], from + at);
+        }
+      }
+    };
+    clear_scores();
+    multiply_keys<0, kN / 32>(n, [](int) {});
+    multiply_keys<kN / 32, kN / 16>(n, [&](int slot) { weigh_some(slot, 0); });
+    bool large = false;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) large |= pending[g].too_large();
+    meet_values(n, last);
+    if (agreed(large)) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) weigh(g, n, {});
+      multiply_values(n);
+      return;
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      w_[g].keep(pending[g]);
+      pending[g] = w_[g].begin();
+    }
+    multiply_values<0, kN / 32>(n, [&](int slot) { weigh_some(slot, kHalf); });
+    large = false;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) large |= pending[g].too_large();
+    if (agreed(large)) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        w_[g].template weigh_at_once<kHalf, kN / 2>(
+            [&] {
+#pragma unroll
+              for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
+            },
+            [](float weight, int) { return weight; });
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) w_[g].keep(pending[g]);
+    }
+    multiply_values<kN / 32, kN / 16>(n, [](int) {});
   }
 
   // ---- scores to weights ----
@@ -311,14 +382,22 @@ class Forward {
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(int n) {
-    // Lanes 0 to 7 name rows of keys 0 to 7 and the first 8 columns, 8 to 15 the other 8 columns,
-    // 16 to 31 the same of keys 8 to 15.
-    const std::uint32_t keys = key_ + n % kStages * kKBytes;
+    clear_scores();
+    multiply_keys<0, kN / 16>(n, [](int) {});
+  }
+  __device__ __forceinline__ void clear_scores() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < kN / 2; ++i) w_[g].s[i] = 0.0F;
     }
+  }
+  /// Of 16 keys each; between(i): something else after the i-th fragment.
+  template <int kFrom, int kTo, class Between>
+  __device__ __forceinline__ void multiply_keys(int n, const Between& between) {
+    // Lanes 0 to 7 name rows of keys 0 to 7 and the first 8 columns, 8 to 15 the other 8 columns,
+    // 16 to 31 the same of keys 8 to 15.
+    const std::uint32_t keys = key_ + n % kStages * kKBytes;
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
       std::uint32_t a[kGroups][4];
@@ -332,7 +411,7 @@ class Forward {
         }
       }
 #pragma unroll
-      for (int j = 0; j < kN / 16; ++j) {
+      for (int j = kFrom; j < kTo; ++j) {
         std::uint32_t b[4];
         ptx::load_matrices(b, (keys ^ i % 4 * 32) + (i / 4 * kN + j * 16) * 128);
 #pragma unroll
@@ -340,16 +419,21 @@ class Forward {
           ptx::mma<kType>(w_[g].s + j * 8, a[g], b[0], b[1]);
           ptx::mma<kType>(w_[g].s + j * 8 + 4, a[g], b[2], b[3]);
         }
+        between(i * (kTo - kFrom) + j - kFrom);
       }
     }
   }
 
   /// O += P V.
   __device__ __forceinline__ void multiply_values(int n) {
+    multiply_values<0, kN / 16>(n, [](int) {});
+  }
+  template <int kFrom, int kTo, class Between>
+  __device__ __forceinline__ void multiply_values(int n, const Between& between) {
     // Lanes 0 to 15 name rows of values and the first 8 columns, 16 to 31 the other 8.
     const std::uint32_t values = value_ + n % kStages * kVBytes;
 #pragma unroll
-    for (int j = 0; j < kN / 16; ++j) {
+    for (int j = kFrom; j < kTo; ++j) {
 #pragma unroll
       for (int i = 0; i < kDv / 16; ++i) {
         std::uint32_t b[4];
@@ -360,6 +444,7 @@ class Forward {
           ptx::mma<kType>(o, w_[g].operand + j * 4, b[0], b[1]);
           ptx::mma<kType>(o + 4, w_[g].operand + j * 4, b[2], b[3]);
         }
+        between((j - kFrom) * (kDv / 16) + i);
       }
     }
   }

@@ -28,9 +28,10 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& qu
   if (plan.work.count() == 0) return {};
   if (Status s = check_rows(plan, tensors); !s) return s;
   ForwardParams params;
-  params.q = source_of(tensors.q);
-  params.k = source_of(tensors.k);
-  params.v = source_of(tensors.v);
+  const RowSizes queries = row_sizes(plan.problem, true), keys = row_sizes(plan.problem, false);
+  params.q = source_between(tensors.q, queries);
+  params.k = source_between(tensors.k, keys);
+  params.v = source_between(tensors.v, keys);
   set_forward(params, plan, tensors);
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));

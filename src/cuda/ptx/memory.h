@@ -72,6 +72,9 @@ __device__ __forceinline__ void store_shared(std::uint32_t to, float a, float b,
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
+__device__ __forceinline__ void store_shared(std::uint32_t to, std::uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
 __device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float& b) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(from) : "memory");
 }
@@ -175,6 +178,15 @@ __device__ __forceinline__ void add_global(float* to, float a, float b, float c,
                : "memory");
 }
 /// The same, or, where they are not to be kept, stores.
+/// @{
+__device__ __forceinline__ void add_global_or_store(bool store, float* to, float x) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
+      "@p st.global.f32 [%1], %2;\n"
+      "@!p red.relaxed.gpu.global.add.f32 [%1], %2;\n}\n" ::"r"(static_cast<int>(store)),
+      "l"(to), "f"(x)
+      : "memory");
+}
 __device__ __forceinline__ void add_global_or_store(bool store, float* to, float a, float b,
                                                     float c, float d) {
   asm volatile(
@@ -185,6 +197,7 @@ __device__ __forceinline__ void add_global_or_store(bool store, float* to, float
       "l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
       : "memory");
 }
+/// @}
 
 // Predicated, not branched around: after a branch inside a loop the compiler no longer keeps what
 // is the same for the whole warp in uniform registers, where wgmma wants its descriptors.
@@ -234,6 +247,14 @@ __device__ __forceinline__ float load_in_order_if(bool condition, const float* f
       "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.f32 %0, 0f00000000;\n"
       "@p ld.global.nc.f32 %0, [%2];\n}\n"
       : "=f"(x)
+      : "r"(static_cast<int>(condition)), "l"(from));
+  return x;
+}
+__device__ __forceinline__ std::uint32_t load_if(bool condition, const std::uint32_t* from) {
+  std::uint32_t x;
+  asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\nmov.b32 %0, 0;\n"
+      "@p ld.global.nc.b32 %0, [%2];\n}\n"
+      : "=r"(x)
       : "r"(static_cast<int>(condition)), "l"(from));
   return x;
 }

@@ -1,5 +1,6 @@
 // From plans to launches of kernels that any GPU since Ampere runs.
 #include "cuda/keep_pages.h"
+#include "cuda/mma/backward_launch.h"
 #include "cuda/mma/decode_launch.h"
 #include "cuda/mma/forward_launch.h"
 #include "cuda/sm80/target.h"
@@ -16,8 +17,9 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
   return mma::run_decode(plan, read, workspace, queue);
 }
 
-Status run_backward(const PlanData& plan, const Tensors&, void*, const Queue&) {
-  return Status::unsupported("kernel = " + plan.kernel_name + ": computes no backward pass");
+Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
+                    const Queue& queue) {
+  return mma::run_backward(plan, tensors, workspace, queue);
 }
 
 }  // namespace tessera::cuda::sm80

@@ -1,6 +1,7 @@
 #include "cuda/sm80/programs.h"
 
 #include "core/mma_shape.h"
+#include "cuda/mma/backward_program.h"
 #include "cuda/mma/decode_program.h"
 #include "cuda/mma/forward_program.h"
 #include "cuda/sm80/peak_shape.h"
@@ -14,9 +15,18 @@ namespace {
 constexpr Image kImages[] = {
     {"sm_80",
      [](int capability) { return capability >= 80 && capability < 90 && capability != 87; }},
-    {"sm_120", [](int capability) { return capability >= 120 && capability < 130; }},
+    {"sm_120", [](int capability) { return capability >= 120 && capability < 130; }, 101376},
     {"compute_80", [](int capability) { return capability >= 80; }},
 };
+
+/// A row's kernel.
+std::string row_program(const core::Kernel& row, const std::string& name) {
+  if (row.pass == Pass::backward) return mma::backward_program(row, name);
+  return row.form == core::Form::decode ? mma::decode_program(row, name)
+                                        : mma::forward_program(row, name);
+}
+
+constexpr auto kAll = with_finish("mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>");
 
 constexpr int kPeakWarps = kPeakThreads / 32;
 constexpr double kPeakOperations = 2.0 * 16 * 8 * 16 * kPeakProducts * kPeakWarps;
@@ -50,14 +60,10 @@ const Architecture kArchitecture = {
                                                 : core::mma_threads(row);
         },
     .shared_bytes = [](const core::Kernel& row) { return core::mma_bytes(row); },
-    .row_program =
-        [](const core::Kernel& row, const std::string& name) {
-          return row.form == core::Form::decode ? mma::decode_program(row, name)
-                                                : mma::forward_program(row, name);
-        },
-    .auxiliary = kAuxiliary,
+    .row_program = row_program,
+    .auxiliary = kAll,
     .auxiliary_symbol = "tessera_sm80_auxiliary",
-    .auxiliary_includes = "",
+    .auxiliary_includes = "#include \"cuda/mma/backward_finish.h\"\n",
     .yardstick = kYardstick,
 };
 

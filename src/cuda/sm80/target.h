@@ -8,7 +8,6 @@ namespace tessera::cuda::sm80 {
 
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue);
-/// No row computes it so far. Errors: unsupported.
 Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
                     const Queue& queue);
 

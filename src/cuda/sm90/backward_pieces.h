@@ -32,7 +32,7 @@ struct PieceAdder {
         }
         ptx::fence_proxy_async_global();
       }
-      float* const to = p.rows.dq + (index * p.rows.pieces + group) * kPieceFloats;
+      float* const to = p.rows.dq_at(index) + group * kPieceFloats;
       ptx::fence_proxy_async();
       if (p.in_order && rank == 0) {
         ptx::bulk_store(to, from, kSumBytes);  // what is there has not been made 0

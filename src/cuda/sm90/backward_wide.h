@@ -23,10 +23,10 @@
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/sm90/backward_buffers.h"
-#include "cuda/sm90/backward_extras.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
 #include "cuda/sm90/products.h"
+#include "cuda/tile/backward_extras.h"
 #include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {

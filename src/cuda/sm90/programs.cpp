@@ -1,8 +1,5 @@
 #include "cuda/sm90/programs.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include "cuda/mma/decode_program.h"
 #include "cuda/sm90/shape.h"
 
@@ -35,13 +32,8 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
          kernel + "<kRow>(p, shared);\n}\n";
 }
 
-constexpr auto kAll = [] {
-  std::array<Auxiliary, kAuxiliary.size() + std::size(kBackwardKernels)> all{};
-  std::copy(kAuxiliary.begin(), kAuxiliary.end(), all.begin());
-  std::copy(std::begin(kBackwardKernels), std::end(kBackwardKernels),
-            all.begin() + kAuxiliary.size());
-  return all;
-}();
+constexpr auto kAll =
+    with_finish("sm90::finish_rows<Dtype::bf16>", "sm90::finish_rows<Dtype::f16>");
 
 /// Code that uses what only 9.0 has runs there and nowhere else.
 constexpr Image kImages[] = {{"sm_90a", [](int capability) { return capability == 90; }}};
@@ -74,7 +66,7 @@ const Architecture kArchitecture = {
     .row_program = row_program,
     .auxiliary = kAll,
     .auxiliary_symbol = "tessera_sm90_auxiliary",
-    .auxiliary_includes = "#include \"cuda/sm90/backward_rows.h\"\n",
+    .auxiliary_includes = "#include \"cuda/sm90/piece.h\"\n",
     .yardstick = kYardstick,
 };
 

@@ -22,8 +22,7 @@ inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grant
 inline constexpr int kWordBytes = 288;  ///< room for what the backward's warps tell each other
 inline constexpr int kSumBytes = 64 * 64 * 4;  ///< of a piece of dQ (backward_params.h)
 inline constexpr int kQuarterBytes = kSumBytes / 4;
-inline constexpr int kQuarters = 4;      ///< of a piece, and as many on their way back
-inline constexpr int kRowThreads = 128;  ///< of the kernels around the backward's (backward_rows.h)
+inline constexpr int kQuarters = 4;  ///< of a piece, and as many on their way back
 
 // Of the yardstick's kernels (peak.h).
 inline constexpr int kPeakThreads = 256;

@@ -9,15 +9,16 @@
 namespace tessera::cuda {
 
 /// What the copy engine or cp.async would do, 8 elements a thread at a time, by kThreads threads,
-/// of which threadIdx.x is one. row_at(i, from): where the i-th row of the buffer lies; false: it
+/// of which `thread` is one. row_at(i, from): where the i-th row of the buffer lies; false: it
 /// becomes zeros.
 template <int kRows, int kThreads, class RowAt>
 __device__ __forceinline__ void copy_rows(std::uint32_t to, int dim, int chunks,
-                                          const RowAt& row_at) {
+                                          const RowAt& row_at,
+                                          int thread = static_cast<int>(threadIdx.x)) {
   const int units = chunks * 8;  // of a row
   // Unrolled, it would need more than a producer's 40 registers.
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * units; i += kThreads) {
+  for (int i = thread; i < kRows * units; i += kThreads) {
     const int row = i / units, unit = i % units;
     std::uint32_t words[4] = {};
     if (const std::uint16_t* x = nullptr; row_at(row, x)) {

@@ -54,21 +54,23 @@ struct Weights {
   __device__ __forceinline__ void weigh_at_once(const Rescale& rescale) {
     weigh_at_once(rescale, [](float weight, int) { return weight; });
   }
-  /// element(weight, i): what enters the operand instead of the i-th weight, whose sums stay.
-  template <class Rescale, class Element>
+  /// element(weight, i): what enters the operand instead of the i-th weight, whose sums stay. Of
+  /// scores kFrom to kTo.
+  template <int kFrom = 0, int kTo = kN / 2, class Rescale, class Element>
   __device__ __forceinline__ void weigh_at_once(const Rescale& rescale, const Element& element) {
     float shift[2] = {reference[0] * to_base2 - kOffset, reference[1] * to_base2 - kOffset};
 #pragma unroll 1
     for (std::uint32_t raised = ptx::opaque(0);; raised = ptx::opaque(1)) {
       float part[2];
-      make_weights(shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); }, element);
+      make_weights<kFrom, kTo>(
+          shift, part, [&](float x, float y) { return fmaf(x, to_base2, -y); }, element);
       if (!agreed(raised == 0 && too_large(part))) {
         sum[0] += part[0];
         sum[1] += part[1];
         return;
       }
       float top[2];
-      greatest(top);
+      greatest<kFrom, kTo>(top);
       raise(top);
       rescale();
 #pragma unroll
@@ -76,6 +78,31 @@ struct Weights {
         shift[half] = core::shift_of(reference[half]) * to_base2 - kOffset;
       }
     }
+  }
+
+  /// A few weights at a time, between products: as weigh_at_once, which makes them anew if they
+  /// turn out too large.
+  struct Pending {
+    float shift[2], part[2];
+
+    __device__ __forceinline__ bool too_large() const { return Weights::too_large(part); }
+  };
+  __device__ __forceinline__ Pending begin() const {
+    return {{reference[0] * to_base2 - kOffset, reference[1] * to_base2 - kOffset}, {0.0F, 0.0F}};
+  }
+  /// The i-th score, an even one, and the next.
+  __device__ __forceinline__ void weigh_pair(Pending& pending, int i) {
+    float weight[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      weight[j] = ptx::ex2(fmaf(s[i + j], to_base2, -pending.shift[i / 2 % 2]));
+      pending.part[i / 2 % 2] += weight[j];
+    }
+    operand[i / 2] = ptx::pack<kType>(weight[0], weight[1]);
+  }
+  __device__ __forceinline__ void keep(const Pending& pending) {
+    sum[0] += pending.part[0];
+    sum[1] += pending.part[1];
   }
 
   /// The same of raw products for which the softcap's short series is good. False: it is not, or
@@ -140,12 +167,12 @@ struct Weights {
  private:
   /// exponent(score, shift): the operand becomes its powers of 2; part: their sums. A row without a
   /// reference has a shift of -inf and gets +inf or, for a masked score, NaN.
-  template <class Exponent, class Element>
+  template <int kFrom = 0, int kTo = kN / 2, class Exponent, class Element>
   __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2],
                                                const Exponent& exponent, const Element& element) {
     part[0] = part[1] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kN / 2; i += 2) {
+    for (int i = kFrom; i < kTo; i += 2) {
       float weight[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -188,11 +215,12 @@ struct Weights {
     sum[1] += part[1];
   }
 
+  template <int kFrom = 0, int kTo = kN / 2>
   __device__ __forceinline__ void greatest(float (&top)[2]) const {
-    top[0] = s[0];
-    top[1] = s[2];
+    top[0] = s[kFrom];
+    top[1] = s[kFrom + 2];
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    for (int i = kFrom; i < kTo; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
     over_quad(top);
   }
 

@@ -21,6 +21,9 @@ inline float widen_integer(float bits) {
   return static_cast<float>(std::bit_cast<std::int32_t>(bits));
 }
 
+inline float widen_f16(std::uint16_t bits) {
+  return static_cast<float>(reference::load(Dtype::f16, &bits, 0));
+}
 template <Dtype kType>
 float widen(std::uint16_t bits) {
   return static_cast<float>(reference::load(kType, &bits, 0));

@@ -91,6 +91,16 @@ inline void store_shared(std::uint32_t to, float a, float b, float c, float d) {
   const float four[4] = {a, b, c, d};
   std::memcpy(shared_memory(to), four, sizeof four);
 }
+inline void store_shared(std::uint32_t to, std::uint32_t word) {
+  std::memcpy(shared_memory(to), &word, sizeof word);
+}
+inline void add_global_or_store(bool store, float* to, float x) { *to = store ? x : *to + x; }
+inline void load_shared(std::uint32_t from, float& a, float& b) {
+  float two[2];
+  std::memcpy(two, shared_memory(from), sizeof two);
+  a = two[0];
+  b = two[1];
+}
 inline void load_shared(std::uint32_t from, float& a, float& b, float& c, float& d) {
   float four[4];
   std::memcpy(four, shared_memory(from), sizeof four);

@@ -13,10 +13,12 @@ namespace tessera::cuda::ptx {
 
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
-/// No lane goes on before the warp's others have multiplied.
+/// Nobody goes on before the warpgroup's others have multiplied: one product is of all of them.
 template <int kGroups>
 void wgmma_wait() {
-  __syncwarp();
+  device::Block& block = device::block();
+  static_cast<void>(
+      device::meet(block.warpgroups[threadIdx.x / device::kWarpgroup], device::kWarpgroup));
 }
 template <int kCount>
 void wgmma_results(float (&)[kCount]) {}

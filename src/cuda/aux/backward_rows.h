@@ -1,12 +1,13 @@
-// Before and after the Hopper backward kernel: a block of threads for every row block and head.
+// Before and after the main kernel of the backward pass: a block of threads for every row block and
+// head. What makes dQ of its sums is the architectures' own, as their order is.
 #pragma once
 
 #include "core/softmax.h"
-#include "cuda/sm90/backward_params.h"
-#include "cuda/sm90/piece.h"
-#include "cuda/sm90/shape.h"
+#include "cuda/aux/backward_rows_params.h"
+#include "cuda/ptx/math.h"
+#include "cuda/tile/fragment.h"
 
-namespace tessera::cuda::sm90 {
+namespace tessera::cuda::aux {
 
 /// A row block and head, and where its sequence lies.
 struct RowPlace {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void prepare_rows(const BackwardRowParams& p) {
     p.turns[p.rows.index_of(at.block, at.head) * 2 + threadIdx.x] = 0;
   }
   float* const dq = p.rows.dq_of(at.block, at.head);
-  const int fours = p.first_stores && at.sees_keys(p) ? 0 : p.rows.pieces * kPieceFloats / 4;
+  const int fours = p.first_stores && at.sees_keys(p) ? 0 : p.rows.sums / 4;
   for (int i = static_cast<int>(threadIdx.x); i < fours; i += kRowThreads) {
     reinterpret_cast<float4*>(dq)[i] = float4{0.0F, 0.0F, 0.0F, 0.0F};
   }
@@ -141,31 +142,6 @@ __device__ __forceinline__ void sum_sinks(const BackwardRowParams& p) {
   if (threadIdx.x == 0) p.dsink[blockIdx.x] = sum;
 }
 
-/// dQ from its accumulators, where the main kernel splits roles or has not run.
-template <Dtype kType>
-__device__ __forceinline__ void finish_rows(const BackwardRowParams& p) {
-  const RowPlace at(p);
-  if (!at.has_rows()) return;
-  const float* const sums = p.rows.dq_of(at.block, at.head);
-  const int pieces_of_columns = p.rows.pieces * 64 / p.rows.blocks.block_m;
-  for (int piece = 0; piece < p.rows.pieces; ++piece) {
-    const int query = at.first_query + piece / pieces_of_columns * 64;
-    const int column = piece % pieces_of_columns * 64;
-    if (column >= p.head_dim) continue;
-    std::uint16_t* const to =
-        static_cast<std::uint16_t*>(p.dq) + at.offset(p.dq_strides, query) + column;
-    const float* const from = sums + piece * kPieceFloats;
-    const int thread = static_cast<int>(threadIdx.x);
-    const int rows = at.sequence.seqlen_q - query, columns = p.head_dim - column;
-    const std::int64_t stride = p.dq_strides.seqlen;
-    if (p.aligned) {
-      finish_piece<kType, false>(from, thread, p.softmax_scale, rows, columns, to, stride);
-    } else {
-      finish_piece<kType, true>(from, thread, p.softmax_scale, rows, columns, to, stride);
-    }
-  }
-}
-
 /// Calls f(index, elements from dbias) for every element.
 template <class F>
 __device__ __forceinline__ void each_element(const BackwardBiasParams& p, const F& f) {
@@ -200,4 +176,4 @@ __device__ __forceinline__ void finish_bias(const BackwardBiasParams& p) {
   });
 }
 
-}  // namespace tessera::cuda::sm90
+}  // namespace tessera::cuda::aux

@@ -7,17 +7,17 @@
 #include "core/score.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
-#include "cuda/sm90/backward_params.h"
+#include "cuda/tile/backward_params.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
 
-namespace tessera::cuda::sm90 {
+namespace tessera::cuda {
 
 /// Raw products become base-2 scores (S1). store_slopes(slopes) gets the softcap's derivatives,
 /// pairs of f16, before registers are needed for more; they lie between 0 and 1 and are as precise
 /// there as what they are multiplied with will be.
 template <int kCount, class Store>
-__device__ __forceinline__ void transform_scores(const BackwardParams& p, const ScorePlace& at,
+__device__ __forceinline__ void transform_scores(const BackwardPass& p, const ScorePlace& at,
                                                  float (&s)[kCount], const Store& store_slopes) {
   if (p.score.capped) {
     std::uint32_t slopes[kCount / 2];
@@ -52,7 +52,7 @@ __device__ __forceinline__ float slope_of(const std::uint32_t (&slopes)[kCount],
 /// of a query, which are rows of eight lanes: each of these makes every eighth call, and they
 /// exchange words.
 template <int kCount>
-__device__ __forceinline__ void drop(const BackwardParams& p, const ScorePlace& at,
+__device__ __forceinline__ void drop(const BackwardPass& p, const ScorePlace& at,
                                      float (&x)[kCount]) {
   if (!p.dropout.active()) return;
   static_assert(kCount <= 32);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void drop(const BackwardParams& p, const ScorePlace& 
 
 /// The gradients of scores, before the softcap's derivative, go to dbias.
 template <int kCount>
-__device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, const ScorePlace& at,
+__device__ __forceinline__ void store_bias_gradient(const BackwardPass& p, const ScorePlace& at,
                                                     const float (&ds)[kCount]) {
   if (p.dbias == nullptr) return;
 #pragma unroll
@@ -113,4 +113,4 @@ __device__ __forceinline__ void store_bias_gradient(const BackwardParams& p, con
   }
 }
 
-}  // namespace tessera::cuda::sm90
+}  // namespace tessera::cuda

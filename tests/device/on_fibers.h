@@ -1,0 +1,105 @@
+// What tests of kernels on fibers share: a row's plan is launched by the library on a fake driver,
+// run thread by thread with its barriers, copies and products, and judged like a GPU's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check/check.h"
+#include "check/inputs.h"
+#include "cuda/backend.h"
+#include "cuda/driver.h"
+#include "cuda/environment.h"
+#include "cuda/fake_driver.h"
+#include "kernels.h"
+#include "plan/catalog.h"
+#include "plan/names.h"
+#include "plan/select.h"
+
+namespace tessera::device {
+
+/// Of a row of the catalog: on a GPU that runs it, of the driver that tests have.
+class OnFibers : public testing::TestWithParam<core::Kernel> {
+ protected:
+  void SetUp() override {
+    fake::state() = {};
+    // What the build has no machine code of is PTX, which nobody reads here.
+    environment_.set("TESSERA_NVRTC", "/no/such/libnvrtc.so");
+    environment_.set("TESSERA_CACHE_DIR", "/no/such/folder");
+    const bool older = GetParam().arch == Arch::sm80;
+    if (older) {  // an A100 with the shared memory that all rows fit; no other test has loaded
+                  // there
+      fake::state().attributes = {
+          {cuda::kComputeMajor, 8}, {cuda::kComputeMinor, 0}, {cuda::kSharedBytesOptin, 232448}};
+    }
+    const Result<Device> gpu = this_gpu(older ? 1 : 0);
+    ASSERT_TRUE(gpu.ok()) << gpu.status().text;
+    gpu_ = *gpu;
+    if (!cuda::has_code(GetParam(), gpu_)) GTEST_SKIP() << "this build has no GPU kernels";
+    fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
+      wrong_ += device::launch(launch.kernel, launch.grid_x, params);
+    };
+  }
+  void TearDown() override { fake::state().on_launch = nullptr; }
+
+  /// False: the row does not take such inputs.
+  bool check(const Problem& p, std::uint64_t seed) {
+    const core::Kernel& row = GetParam();
+    // Several tiles or items a block; of decoding also several blocks an item.
+    gpu_.threads = row.form == core::Form::decode && seed % 2 == 0 ? 40 : 3;
+    if (!refusal(row, p, gpu_).empty()) return false;
+    tools::RunMemory memory(p, seed);
+    if (p.pass == Pass::backward) tools::give_forward(memory);
+    if (needs_unaligned(p, memory.tensors()) && !row.any_layout) return false;
+    const PlanData plan = plan_row(row, p, gpu_);
+    const std::string text = to_string(p) + " seed " + std::to_string(seed);
+    // Of NaN: tiles that are not there would be seen.
+    const tools::GuardedBuffer workspace(plan.workspace_bytes, 0);
+    wrong_.clear();
+    const Status status = cuda::run(plan, memory.tensors(), workspace.data(), {});
+    EXPECT_TRUE(status.ok()) << status.text << ": " << text;
+    EXPECT_EQ(wrong_, "") << text;
+    EXPECT_EQ(memory.damage(), "") << text;
+    EXPECT_TRUE(workspace.guards_intact()) << text;
+    for (const tools::Verdict& verdict : tools::judge_all(memory, name_of(row))) {
+      EXPECT_TRUE(verdict.pass()) << verdict.output << ": error " << verdict.error << ", bound "
+                                  << verdict.bound << ": " << text;
+    }
+    return true;
+  }
+
+  /// Six random problems that the row takes.
+  void check_some(std::string (*random_problem)(const core::Kernel& row, std::mt19937& random)) {
+    const unsigned seed = std::random_device()();
+    std::mt19937 random(seed);
+    int ran = 0;
+    for (int trial = 0; trial < 60 && ran < 6; ++trial) {
+      const Result<Problem> p = parse_problem(random_problem(GetParam(), random));
+      ASSERT_TRUE(p.ok()) << p.status().text;
+      ran += check(*p, random()) ? 1 : 0;
+    }
+    EXPECT_GE(ran, 3) << "seed " << seed;
+  }
+
+  cuda::Environment environment_;
+  Device gpu_;
+  std::string wrong_;
+};
+
+inline std::string one_of(std::mt19937& random, std::initializer_list<const char*> texts) {
+  return *(texts.begin() + static_cast<std::ptrdiff_t>(random() % texts.size()));
+}
+
+inline std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
+  std::string name = name_of(info.param);
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+}  // namespace tessera::device
