@@ -131,13 +131,12 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
   gridDim.x = blocks;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     prepare(threads, shared_bytes);
-    // For some rounds one warp is held up as long as others get on without it: what they must not
-    // see before it has come so far, they would miss.
-    constexpr unsigned kRounds = 40;
-    unsigned held = 0;
-    bool holds = true;
+    // One warp after another is held up until no other gets on without it: what they must not see
+    // before it has come so far, they would miss. Then for some rounds none is.
+    constexpr unsigned kFree = 400;
+    unsigned held = 0, free = 0;
     for (unsigned left = threads, round = 0; left > 0; ++round) {
-      if (round % kRounds == 0) held = (held * 5 + 3) % core::ceil_div(threads, kWarp);
+      const bool holds = round >= free;
       const std::uint64_t before = m.events;
       for (m.current = 0; m.current < threads; ++m.current) {
         Fiber& fiber = m.fibers[m.current];
@@ -151,7 +150,10 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         return "block " + std::to_string(blockIdx.x) + ": " + std::to_string(left) +
                " threads wait for each other";
       }
-      holds = !stuck;
+      if (stuck) {
+        held = (held * 5 + 3) % core::ceil_div(threads, kWarp);
+        free = round + kFree;
+      }
     }
   }
   return m.wrong;
