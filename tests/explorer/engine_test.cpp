@@ -377,7 +377,7 @@ TEST(Requests, AreRefusedInTheLibrarysWords) {
       {"parse\tfwd d=banana", parse_problem("fwd d=banana").status().text},
       {"order\tfwd bf16 h=4/3 q=64 k=64 d=64\th200", "num_heads"},
       {"tiles\t" + good + "\tcray-1", "device = 'cray-1': unknown; known: haswell-4"},
-      {"tiles\tbwd bf16 b=2 h=4 q=64 k=64 d=64\ta100", "computes the forward pass"},
+      {"tiles\tbwd f32 b=2 h=4 q=64 k=64 d=64\ta100", "computes the forward pass"},
       {"tiles\t" + good + "\th200\tbatch=2", "batch = '2': must be a whole number in [0, 1]"},
       {"tiles\t" + good + "\th200\tsize=2", "field = 'size': tiles takes batch, head, first"},
       {"tiles\t" + good + "\th200\thead", "field = 'head': must be NAME=VALUE"},
