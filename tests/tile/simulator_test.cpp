@@ -567,8 +567,8 @@ std::string row_name(const testing::TestParamInfo<core::Kernel>& info) {
   return name;
 }
 
-/// Rows that read shared prefixes once take others' items, and a backward by mma.sync has sums in an
-/// order of its own: tests/device runs them themselves.
+/// Rows that read shared prefixes once take others' items, and a backward by mma.sync has sums in
+/// an order of its own: tests/device runs them themselves.
 std::vector<core::Kernel> simulated_rows() {
   std::vector<core::Kernel> rows;
   for (const core::Kernel& row : kCatalog) {
