@@ -249,7 +249,8 @@ TEST(BackwardRows, SumsByMmaBecomeTheirRowsAndColumns) {
               for (int first = 0; first < row.block_m; first += 16) {
                 for (int lane = 0; lane < 32; ++lane) {
                   const int r = first + lane / 4 + i / 2 * 8, c = column + lane % 4 * 2 + i % 2;
-                  const float x = static_cast<float>((block * 5 + r * 7 + c * 3) % 251);
+                  const std::int64_t number = block * 5 + std::int64_t{r} * 7 + std::int64_t{c} * 3;
+                  const auto x = static_cast<float>(number % 251);
                   values[Rows::at((block * row.block_m + r) * row.head_dim + c)] = x;
                   rows.accumulators[at++] = 2.0F * x;  // exact in bf16; the scale is a half
                 }
