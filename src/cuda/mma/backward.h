@@ -48,7 +48,7 @@ class Backward : BackwardTile<K, kRole> {
   // Named barriers, beside those of Tile: of what one role tells the other.
   static constexpr int kWeightsReady = 4, kScoresReady = 5, kFetched = 6;
 
-  static_assert(kPieces * kColumnWarps * 16 == kD && kPieces % kAtOnce == 0);
+  static_assert(kPieces * kColumnWarps * 16 == kD && kPieces % kAtOnce == 0 && kColumnWarps <= 4);
   static_assert(kBoth != core::splits_roles(K) && (!kExtras || (!kBoth && kGroups == 1)));
   static_assert(!kBoth || (K.q_stages == 2 && K.stages == 1));
 
@@ -289,8 +289,7 @@ class Backward : BackwardTile<K, kRole> {
                 (first * 8 * kM / 16 + half * kQueryGroups) * 32 + lane();
     const bool stores = p.in_order && turn().rank == 0;  // what is there has not been made 0
     const std::uint32_t scores = scores_from(half);
-    const std::uint32_t keys =
-        m_.k + (along() ^ first % 4 * 32) + (kColumnWarps > 4 ? first / 4 * kN * 128 : 0);
+    const std::uint32_t keys = m_.k + (along() ^ first * 32);
 #pragma unroll
     for (int c = 0; c < kPieces; c += kAtOnce) {
       float dq[kAtOnce][kQueryGroups][8] = {};
@@ -408,6 +407,7 @@ class Backward : BackwardTile<K, kRole> {
       }
     }
   }
+
   /// dP^T becomes dS^T, of queries from `first` on. Where a mask makes a weight 0 the other factor
   /// may be anything.
   __device__ __forceinline__ void differentiate(int i, Rows rows, int first, bool masked) {
@@ -449,6 +449,7 @@ class Backward : BackwardTile<K, kRole> {
       }
     }
   }
+
   // dS^T in shared memory: a row a key, 16-byte units of eight queries, at their number XOR that of
   // the line of 128 bytes. Of 32 queries a line has two keys.
 

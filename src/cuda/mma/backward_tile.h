@@ -178,13 +178,13 @@ class BackwardTile {
       return;
     }
     constexpr int kRowsAtOnce = kRoleThreads / 8;
+    static_assert(kCount % kRowsAtOnce == 0);
     const int thread = role_thread();
     const int row = thread / 8, unit = thread % 8;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
     const std::uint16_t* from = x + row * stride + kFrom + unit * 8;
 #pragma unroll
-    for (int i = 0; i < core::ceil_div(kCount, kRowsAtOnce); ++i) {
-      if (kCount % kRowsAtOnce != 0 && row + i * kRowsAtOnce >= kCount) break;
+    for (int i = 0; i < kCount / kRowsAtOnce; ++i) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const bool inside = row + i * kRowsAtOnce < left && kFrom + c * 64 + unit * 8 < dim;

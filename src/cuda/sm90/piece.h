@@ -1,4 +1,5 @@
-// From the sums of a piece of dQ to its gradient.
+// From the sums of dQ to its gradient: a piece of it, or, in a launch of its own, all of a row
+// block.
 #pragma once
 
 #include "cuda/aux/backward_rows.h"
