@@ -85,6 +85,24 @@ TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cache
 /// warpgroup.
 TESSERA_HD constexpr int decode_tile_keys(const Kernel& row) { return row.qv ? row.block_n : 16; }
 
+/// How often a GPU's decoding row makes the scores of a key at most: once for so many columns of
+/// its value as a warp has registers for, where it has not for all. And of values so wide.
+/// @{
+TESSERA_HD constexpr int value_passes(const Kernel& row) {
+  if (row.form != Form::decode || row.qv || row.lanes > 0) return 1;
+  return row.head_dim / row.head_dim_v;
+}
+TESSERA_HD constexpr int value_passes(const Kernel& row, int head_dim_v) {
+  return value_passes(row) == 1 ? 1 : ceil_div(head_dim_v, row.head_dim_v);
+}
+/// @}
+
+/// Whether no build has the machine code of a row, which is then compiled when it is needed: of
+/// head dims that few models have.
+TESSERA_HD constexpr bool is_made_at_need(const Kernel& row) {
+  return row.stages > 0 && row.head_dim > 256;
+}
+
 /// Words of 16 bytes (core::PartWord) that a block of a GPU's decoding row leaves of an item: two
 /// columns each; of rows with qv four, and a word of 8 bytes a row.
 TESSERA_HD constexpr int part_words(const Kernel& row) {

@@ -15,9 +15,16 @@ TESSERA_HD constexpr int chunk_bytes(int row_bytes, int rows) {
 
 // ---- the forward (cuda/mma/forward.h), and what the backward has alike ----
 
-/// A warp has tile_m rows; backward tile_m keys.
+/// Warps that share rows of a forward, where one would not have registers for all their outputs:
+/// each has some of the columns.
+TESSERA_HD constexpr int mma_parts(const Kernel& row) {
+  constexpr int kMost = 32 * 128;  // outputs of a warp
+  if (row.pass != Pass::forward || row.form != Form::tile || row.stages == 0) return 1;
+  return ceil_div(row.tile_m * row.head_dim_v, kMost);
+}
+/// A warp, or as many as share rows, has tile_m rows; backward tile_m keys.
 TESSERA_HD constexpr int mma_threads(const Kernel& row) {
-  if (row.pass == Pass::forward) return row.block_m / row.tile_m * 32;
+  if (row.pass == Pass::forward) return row.block_m / row.tile_m * 32 * mma_parts(row);
   return row.block_n / row.tile_m * (splits_roles(row) ? 2 : 1) * 32;
 }
 /// Of a tile of queries, and of the buffers of keys and of values.
@@ -32,13 +39,25 @@ TESSERA_HD constexpr int mma_value_bytes(const Kernel& row) {
   return chunk_bytes(row.head_dim_v * 2, row.block_n);
 }
 /// @}
+/// What warps that share rows tell each other (cuda/mma/shared_rows.h): weights of 16 bits; and a
+/// number of every row, a flag of themselves, from each.
+/// @{
+TESSERA_HD constexpr int mma_weight_bytes(const Kernel& row) {
+  return mma_parts(row) == 1 ? 0 : row.block_m * row.block_n * 2;
+}
+TESSERA_HD constexpr int mma_told_bytes(const Kernel& row) {
+  if (mma_parts(row) == 1) return 0;
+  return (row.block_m + row.block_m / row.tile_m) * mma_parts(row) * 4;
+}
+/// @}
 TESSERA_HD constexpr int mma_buffer_bytes(const Kernel& row) {
-  return mma_query_bytes(row) + row.stages * (mma_key_bytes(row) + mma_value_bytes(row));
+  return mma_query_bytes(row) + row.stages * (mma_key_bytes(row) + mma_value_bytes(row)) +
+         mma_weight_bytes(row);
 }
 inline constexpr int kTileStateBytes = 128;  ///< room for what is said of a tile
 /// With room to align rows.
 TESSERA_HD constexpr int mma_forward_bytes(const Kernel& row) {
-  return mma_buffer_bytes(row) + kTileStateBytes + kChunkBytes;
+  return mma_buffer_bytes(row) + kTileStateBytes + mma_told_bytes(row) + kChunkBytes;
 }
 
 // ---- the backward (cuda/mma/backward.h) ----

@@ -62,7 +62,8 @@ inline constexpr core::Kernel kGpuRows[] = {
 };
 
 // Kernels by mma.sync. A warp has tile_m rows of queries (backward: keys): 32, which halves what a product reads of the
-// others, or 16, which makes more warps of a tile. Each of these is two rows: bf16, and the same for fp16.
+// others, or 16, which makes more warps of a tile. Of wide values warps share rows (core::mma_parts). Each of these is two
+// rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kMmaRows[] = {
   // arch       pass           form              operand            block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached      qv     prefixes stages blocks
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      64,        64,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    2,      2},
@@ -74,6 +75,7 @@ inline constexpr core::Kernel kMmaRows[] = {
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       128,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     192,       192,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     256,       256,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,     256,       256,    128,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      1},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,      64,    16,     64,      0,    0,     256,       256,     64,       0, core::Extra::none, false, Dtype::f32, false, false,    1,      2},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    32,     64,      0,    0,      64,        64,    128,       0, core::Extra::softcap, false, Dtype::f32, false, false,    2,      2},
   {Arch::sm80, Pass::forward, core::Form::tile, core::Operand::bf16,     128,    16,     64,      0,    0,     128,       128,    128,       0, core::Extra::softcap, false, Dtype::f32, false, false,    2,      1},
@@ -179,6 +181,35 @@ inline constexpr core::Kernel kPrefixRows[] = {
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 2},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 1},
 };
+// Head dims from 264 to 512, and decoding of them: no build has their machine code, which is compiled when it is needed.
+// Each of these is two rows: bf16, and the same for fp16.
+inline constexpr core::Kernel kWideRows[] = {
+  // arch       pass           form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     384,       384,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    5,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+};
+// The same of caches of 8 bits: each of these is two rows, e4m3 and i8.
+inline constexpr core::Kernel kWideCacheRows[] = {
+  // arch       pass           form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+};
 // clang-format on
 
 template <unsigned kCount>
@@ -193,7 +224,7 @@ struct Catalog {
   core::Kernel rows[count(kCpuRows) + 2 * count(kGpuRows) + 2 * count(kMmaRows) +
                     2 * count(kDecodeRows) + count(kEightBitRows) + 2 * count(kIntegerRows) +
                     2 * count(kCacheRows) + 2 * count(kLatentRows) + 2 * count(kLatentCacheRows) +
-                    2 * count(kPrefixRows)] = {};
+                    2 * count(kPrefixRows) + 2 * count(kWideRows) + 2 * count(kWideCacheRows)] = {};
 
   constexpr Catalog() {
     using core::Operand;
@@ -219,6 +250,8 @@ struct Catalog {
     add_both(kLatentRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
     add_both(kLatentCacheRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
     add_both(kPrefixRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kWideRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
+    add_both(kWideCacheRows, &core::Kernel::cached, Dtype::e4m3, Dtype::i8);
   }
   constexpr const core::Kernel* begin() const { return rows; }
   constexpr const core::Kernel* end() const { return rows + size(); }

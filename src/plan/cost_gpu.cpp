@@ -60,13 +60,13 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
   const bool much = plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
-  const bool backward = row.pass == Pass::backward;
+  const bool backward = row.pass == Pass::backward, shares = core::mma_parts(row) > 1;
   // Products: S and O; or S, dP, dV, dK and dQ, from scores to sums one after another.
   const int multiplied =
       backward ? 3 * row.head_dim + 2 * row.head_dim_v : row.head_dim + row.head_dim_v;
   const double multiply = pairs * multiplied / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
                           (much && row.tile_m == 16 ? costs.waiting : 1.0) *
-                          (blocks > 1.0 ? 1.0 : costs.alone);
+                          (blocks > 1.0 ? 1.0 : costs.alone) * (shares ? costs.shared : 1.0);
   constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
   const int of_block = core::mma_threads(row) / 32;
   const double warps = core::max(1.0, of_block / kUnits);
@@ -76,7 +76,7 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
                        : row.extra == core::Extra::softcap ? costs.softcap
                                                            : costs.extras) *
                       (row.any_layout ? costs.any_layout : 1.0);
-  return steps * step + costs.tile / blocks;
+  return steps * step + (shares ? costs.shared_tile : costs.tile) / blocks;
 }
 
 }  // namespace
@@ -87,9 +87,10 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   if (row.form == core::Form::decode) {
     if (row.qv) return steps * (costs.latent_step + costs.latent_row * row.block_m);
     const bool again = plan.work.blocks > 1;
-    return steps * (again
-                        ? costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v)
-                        : costs.decode_step);
+    const int passes = core::value_passes(row, static_cast<int>(plan.problem.head_dim_v));
+    return steps * passes *
+           (again ? costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v)
+                  : costs.decode_step);
   }
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
   const bool is_crowded = crowded(row, costs);

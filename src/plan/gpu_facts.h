@@ -17,6 +17,23 @@ struct MmaCosts {
   double latency = 0.0;          ///< of a step of a warp beside its multiply-adds; backward twice
   double softcap = 1.0, extras = 1.0, any_layout = 1.0;  ///< times as long, each
   double tile = 0.0;                                     ///< from tile to tile
+  /// Where warps share rows: the same, and times as long as their multiply-adds say.
+  double shared_tile = 0.0, shared = 1.0;
+};
+
+/// Fitted on one board of 9.0.
+inline constexpr MmaCosts kMmaCosts = {
+    .much_memory = 128 << 10,
+    .multiply_adds = 512.0,
+    .waiting = 1.25,
+    .alone = 1.05,
+    .latency = 1300.0,
+    .softcap = 1.5,
+    .extras = 3.0,
+    .any_layout = 4.0,
+    .tile = 2500.0,
+    .shared_tile = 5900.0,
+    .shared = 1.09,
 };
 
 /// What a row of an architecture costs, in cycles of a multiprocessor (cost_gpu.cpp). Fitted to
@@ -58,6 +75,14 @@ struct GpuFacts {
   GpuCosts costs;
 };
 
+/// The same of wide rows alone, whose warps share rows all.
+inline constexpr MmaCosts kWideCosts = [] {
+  MmaCosts costs = kMmaCosts;
+  costs.softcap = 1.0;
+  costs.tile = 0.0;
+  return costs;
+}();
+
 inline constexpr GpuFacts kGpuFacts[] = {
     {
         .arch = Arch::sm90,
@@ -87,6 +112,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .crowded = 0.905,
                 .crowded_of_few = 1.4,
                 .crowded_tile_row = 22.0,
+                .mma = kWideCosts,
                 .moved = 16.0,
             },
     },
@@ -101,18 +127,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .decode_step = 300.0,
                 .decode_again = 600.0,
                 .decode_column = 5.0,
-                .mma =
-                    {
-                        .much_memory = 128 << 10,
-                        .multiply_adds = 512.0,
-                        .waiting = 1.25,
-                        .alone = 1.05,
-                        .latency = 1300.0,
-                        .softcap = 1.5,
-                        .extras = 3.0,
-                        .any_layout = 4.0,
-                        .tile = 2500.0,
-                    },
+                .mma = kMmaCosts,
             },
     },
 };

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/kernel.h"
+#include "core/mma_shape.h"
 #include "tessera/device.hpp"
 
 namespace tessera {
@@ -23,7 +23,7 @@ inline const char* to_string(core::Operand operand) {
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
 /// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
 /// row has but one buffer of queries; by mma.sync ".w4" where four warps have a tile's rows, or
-/// backward its keys. A decoding row that widens is called by what it reads, with qv by the types
+/// backward its keys, ".w4x2" where four pairs of warps share them. A decoding row that widens is called by what it reads, with qv by the types
 /// of keys and of values.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
@@ -48,6 +48,7 @@ inline std::string name_of(const core::Kernel& kernel) {
   if ((forward || kernel.stages > 0) && kernel.q_stages == 1) name += ".q1";
   if (kernel.stages > 0) {
     name += ".w" + std::to_string((forward ? kernel.block_m : kernel.block_n) / kernel.tile_m);
+    if (const int parts = core::mma_parts(kernel); parts > 1) name += "x" + std::to_string(parts);
     if (!forward && kernel.stages > 1) name += ".do2";
   }
   if (kernel.any_layout) return name + ".any";

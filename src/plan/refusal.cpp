@@ -213,7 +213,8 @@ std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   }
   const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
   const std::int64_t keys =
-      problem.batch * problem.num_heads_k * core::max<std::int64_t>(blocks, 1) *
+      problem.batch * problem.num_heads_k * core::value_passes(row, static_cast<int>(problem.head_dim_v)) *
+      core::max<std::int64_t>(blocks, 1) *
       (problem.seqlen_k + problem.sink_tokens + std::int64_t{2} * row.block_n);
   if (keys / row.block_n >= std::int64_t{1} << facts_of(row.arch).counted_bits) {
     return "counts up to 2^" + std::to_string(facts_of(row.arch).counted_bits) + " times " +
@@ -275,7 +276,8 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     int limit;
     Dtype dtype;
   } dims[] = {{"head_dim", problem.head_dim, row.head_dim, problem.stored_k()},
-              {"head_dim_v", problem.head_dim_v, row.head_dim_v, problem.stored_v()}};
+              {"head_dim_v", problem.head_dim_v, row.head_dim_v * core::value_passes(row),
+               problem.stored_v()}};
   for (const auto& dim : dims) {
     const std::int64_t loaded = facts.load_bytes / size_of(dim.dtype);  // elements
     if (dim.value > dim.limit || (dim.value % loaded != 0 && !row.any_layout)) {

@@ -179,7 +179,8 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
   const std::int64_t blocks = forward ? core::ceil_div<std::int64_t>(rows, plan.work.block_m)
                                       : core::ceil_div<std::int64_t>(problem.seqlen_k, row.block_n);
   plan.work.batch = static_cast<int>(problem.batch);
-  plan.work.heads = static_cast<int>(problem.num_heads / plan.row_heads);
+  plan.work.heads = static_cast<int>(problem.num_heads / plan.row_heads) *
+                    core::value_passes(row, static_cast<int>(problem.head_dim_v));
   plan.work.blocks = static_cast<int>(blocks);
   plan.work.splits =
       plan.split_n == 0

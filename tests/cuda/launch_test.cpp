@@ -95,7 +95,7 @@ TEST_F(Launches, MmaSyncHasSeveralBlocksAMultiprocessor) {
   EXPECT_EQ(fake::state().last.grid_x, 264U);
   EXPECT_EQ(fake::state().last.block_x, 128U);
   ASSERT_TRUE(enqueue("fwd bf16 b=9 h=99 q=300 k=300 d=256"));
-  EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d256_128x64_w8");
+  EXPECT_EQ(fake::state().last.kernel, "tessera_sm80_forward_bf16_d256_128x64_w4x2");
   EXPECT_EQ(fake::state().last.grid_x, 132U);
   EXPECT_EQ(fake::state().last.block_x, 256U);
 }

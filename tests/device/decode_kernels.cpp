@@ -11,9 +11,14 @@ namespace tessera::device {
 namespace {
 
 /// Of Hopper's that share prefixes all kinds; one that does not, and one that widens. Of the
-/// others' those with fewer warps, and with more stages, and one that widens.
+/// others' those with fewer warps, and with more stages, and one that widens; of head dims beyond
+/// 256 the same, with two and with four passes over values.
 constexpr bool chosen(const core::Kernel& row) {
   if (row.form != core::Form::decode || row.qv) return false;
+  if (row.arch == Arch::sm80 && row.head_dim > 256) {
+    if (core::widens(row)) return row.block_n == 16 && row.cached == Dtype::i8;
+    return row.operand == core::Operand::bf16 && (row.block_n == 32 || row.head_dim_v == 128);
+  }
   if (row.arch == Arch::sm80 && row.head_dim > 64) {
     if (core::widens(row)) return row.head_dim == 256 && row.cached == Dtype::e4m3;
     return row.block_n < 64 && (row.operand == core::Operand::bf16) == (row.head_dim == 128);

@@ -12,7 +12,7 @@ namespace {
 
 /// Of every kind one: warps of 32 rows and of 16, eight of them and four, two buffers and one,
 /// queries in registers and not, a last chunk that is half full, keys of other columns than values;
-/// a softcap, other extras, any layout.
+/// two and four warps that share rows; a softcap, other extras, any layout.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   if (row.arch != Arch::sm80 || row.pass != Pass::forward || row.form != core::Form::tile) {
@@ -24,11 +24,15 @@ constexpr bool chosen(const core::Kernel& row) {
            row.block_m == block_m && row.tile_m == tile_m && row.block_n == block_n;
   };
   if (row.extra == core::Extra::softcap) return is(bf16, 64, 64, 128, 32, 64);
-  if (row.any_layout) return is(f16, 128, 128, 128, 16, 64);
-  if (row.extra == core::Extra::all) return is(bf16, 64, 64, 128, 16, 64);
+  if (row.any_layout) return is(f16, 128, 128, 128, 16, 64) || is(f16, 512, 512, 32, 16, 32);
+  if (row.extra == core::Extra::all) {
+    return is(bf16, 64, 64, 128, 16, 64) || is(bf16, 512, 512, 64, 16, 32);
+  }
   return is(f16, 64, 64, 128, 32, 64) || is(bf16, 96, 96, 128, 32, 64) ||
          is(bf16, 128, 128, 128, 32, 32) || is(bf16, 128, 128, 128, 16, 64) ||
-         is(bf16, 192, 128, 128, 16, 64) || is(bf16, 256, 256, 64, 16, 64);
+         is(bf16, 192, 128, 128, 16, 64) || is(bf16, 256, 256, 64, 16, 64) ||
+         is(f16, 256, 256, 128, 32, 64) || is(bf16, 384, 384, 64, 16, 64) ||
+         is(bf16, 512, 512, 64, 32, 64) || is(f16, 512, 512, 32, 16, 32);
 }
 
 constexpr auto kRows = rows_of<count_of(chosen)>(chosen);

@@ -65,10 +65,11 @@ TEST(GpuFacts, EveryNumberOfAnArchitectureIsUsed) {
     expect_used_of_mma(&MmaCosts::much_memory);
     for (double MmaCosts::* const member :
          {&MmaCosts::multiply_adds, &MmaCosts::waiting, &MmaCosts::alone, &MmaCosts::latency,
-          &MmaCosts::softcap, &MmaCosts::extras, &MmaCosts::any_layout, &MmaCosts::tile}) {
+          &MmaCosts::softcap, &MmaCosts::extras, &MmaCosts::any_layout, &MmaCosts::tile,
+          &MmaCosts::shared_tile, &MmaCosts::shared}) {
       expect_used_of_mma(member);
     }
-    EXPECT_EQ(used, facts.arch == Arch::sm90 ? 15 : 9);
+    EXPECT_EQ(used, facts.arch == Arch::sm90 ? 24 : 11);
   }
 }
 

@@ -240,7 +240,7 @@ TEST(Select, GoldenPlansOfHopper) {
               "sm90.forward.bf16.d64.192x96.softcap");
     EXPECT_EQ(row("fwd bf16 h=8 q=8192 k=8192 d=128 causal softcap=30 alibi=h"),
               "sm90.forward.bf16.d128.128x64.extra");
-    EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=264").find("up to 256"), std::string::npos);
+    EXPECT_NE(row("fwd bf16 h=8 q=64 k=64 d=520").find("up to 512"), std::string::npos);
     EXPECT_EQ(row("bwd bf16 h=16 q=4096 k=4096 d=64"), "sm90.backward.bf16.d64.128x128");
     for (const char* rows : {"q=4096 k=4096", "q=64 k=64", "q=4096 k=64", "q=64 k=4096 causal",
                              "q=4096 k=4096 window=16,0"}) {
@@ -265,28 +265,36 @@ TEST(Select, GoldenPlansOfHopper) {
 TEST(Planner, RowsByMmaFitTheSharedMemory) {
   const struct {
     const char* device;
-    const char* rows[7];
+    const char* rows[11];
   } all[] = {
       {"b200",
-       {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w4",
+       {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
         "backward.bf16.d128.64x128.w4.do2", "backward.bf16.d192v128.64x64.w4.do2",
         "backward.bf16.d256.64x64.w4.do2", "backward.bf16.d256.64x64.q1.w4.extra",
-        "backward.bf16.d256.64x64.q1.w4.any"}},
+        "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.64x64.w4",
+        "forward.bf16.d512.64x64.w2x4", "forward.bf16.d384.64x64.w4x2",
+        "forward.decode.bf16.d512v256.16x32"}},
       {"a100",
-       {"forward.bf16.d256.128x64.w8", "backward.bf16.d64.64x128.w4",
+       {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
         "backward.bf16.d128.64x128.w4", "backward.bf16.d192v128.64x64.w4.do2",
         "backward.bf16.d256.64x64.q1.w4", "backward.bf16.d256.64x64.q1.w4.extra",
-        "backward.bf16.d256.64x64.q1.w4.any"}},
+        "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.128x64.w4x2",
+        "forward.bf16.d512.64x32.w4x2", "forward.bf16.d384.64x64.w4x2",
+        "forward.decode.bf16.d512v256.16x16"}},
       {"rtx-4090",
        {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w8", "backward.bf16.d128.64x128.w8",
         "backward.bf16.d192v128.32x64.w4", "backward.bf16.d256.32x64.q1.w4",
-        "backward.bf16.d256.32x64.q1.w4.extra", "backward.bf16.d256.32x64.q1.w4.any"}},
+        "backward.bf16.d256.32x64.q1.w4.extra", "backward.bf16.d256.32x64.q1.w4.any",
+        "forward.bf16.d256.64x64.w4", "forward.bf16.d512.32x32.w2x2",
+        "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512v128.16x16"}},
   };
-  const char* const problems[7] = {
+  const char* const problems[11] = {
       "fwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=16 q=4096 k=4096 d=64",
       "bwd bf16 h=16 q=4096 k=4096 d=120",       "bwd bf16 h=16 q=4096 k=4096 d=192/128",
       "bwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
-      "bwd bf16 h=8 q=512 k=512 d=256 unaligned"};
+      "bwd bf16 h=8 q=512 k=512 d=256 unaligned", "fwd bf16 h=16 q=512 k=512 d=256 causal",
+      "fwd bf16 h=16 q=4096 k=4096 d=512",       "fwd bf16 h=16 q=4096 k=4096 d=264/384",
+      "fwd bf16 h=16 q=1 k=4096 d=320"};
   for (const auto& [device, rows] : all) {
     const Result<Device> gpu = named_device(device);
     ASSERT_TRUE(gpu) << gpu.status().text;

@@ -49,6 +49,7 @@ struct Kernel {
 std::vector<Kernel> kernels_of(const Options& options) {
   std::vector<Kernel> all;
   for (const Program& program : programs()) {
+    if (program.row != nullptr && core::is_made_at_need(*program.row)) continue;
     const int shared_bytes =
         program.row == nullptr ? 0 : program.architecture->shared_bytes(*program.row);
     for (const Image& image : program.architecture->images) {

@@ -46,6 +46,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
   params.looks_ahead = p.cache && !p.packed && !p.qv && !plan.kernel.prefixes;
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
+  params.passes = core::value_passes(plan.kernel, static_cast<int>(p.head_dim_v));
   params.num_heads = static_cast<int>(p.num_heads);
   params.group = core::Divisor(static_cast<int>(p.group()));
   params.page_size = core::Divisor(params.cache.pages.size);

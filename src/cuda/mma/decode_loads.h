@@ -79,7 +79,8 @@ class DecodeLoads {
         walk_(params, shared.search),
         policy_(ptx::cache_policy(params.parts.blocks == 1)),
         paged_(params.cache.pages.table != nullptr),
-        whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
+        whole_rows_(params.head_dim == K.head_dim &&
+                    params.head_dim_v == K.head_dim_v * core::value_passes(K)) {}
 
   __device__ __forceinline__ const DecodeWalk<K>& walk() const { return walk_; }
   /// What is multiplied.
@@ -157,7 +158,7 @@ class DecodeLoads {
       scales_[1] = scale_of(p.v_scale, of);
     }
     keys_ = rows_of<kUnits>(p.k, of);
-    values_ = rows_of<kUnitsV>(p.v, of);
+    values_ = rows_of<kUnitsV>(p.v, of) + of.column();
     next_ = of.tiles.begin + warp_;
     loading_ = in_step(next_) < of.tiles.end;
     half_ = 0;
@@ -232,7 +233,8 @@ class DecodeLoads {
     const bool value = lane_ >= kTileKeys;
     const Source& source = value ? p.v : p.k;
     const auto* const head =
-        static_cast<const Element*>(source.data) + of.head * source.strides.head;
+        static_cast<const Element*>(source.data) + of.head * source.strides.head +
+        (value ? of.column() : 0);
     int tile = of.tiles.begin + warp_;
 #pragma unroll 1
     for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
@@ -253,7 +255,7 @@ class DecodeLoads {
         if (!pages.exists(entry)) continue;
       }
       ptx::prefetch(head + entry * source.strides.batch + slot * source.strides.seqlen,
-                    static_cast<std::uint32_t>(value ? p.head_dim_v : p.head_dim) * kSize, policy_);
+                    static_cast<std::uint32_t>(value ? columns_of(of) : p.head_dim) * kSize, policy_);
     }
   }
 
@@ -272,6 +274,10 @@ class DecodeLoads {
     return static_cast<const Element*>(source.data) + offset + slot * strides.seqlen;
   }
 
+  /// Of a piece's values.
+  __device__ __forceinline__ int columns_of(const DecodePiece<K>& of) const {
+    return p.head_dim_v - of.column();
+  }
   /// Keys and values of the next tile.
   __device__ __forceinline__ void load(const DecodePiece<K>& from, char* stage) const {
     const std::uint32_t to = ptx::shared_address(stage);
@@ -292,7 +298,7 @@ class DecodeLoads {
           return static_cast<const Element*>(source.data) + (exists ? offset : 0);
         };
         load_placed<kUnits>(to, at(p.k), p.head_dim, rows);
-        load_placed<kUnitsV>(to + kValues, at(p.v), p.head_dim_v, rows);
+        load_placed<kUnitsV>(to + kValues, at(p.v) + from.column(), columns_of(from), rows);
         if constexpr (kWidens) {
           const int key = lane_ % kTileKeys;
           load_scale(to, from, __shfl_sync(~0U, mine, half_ + key),
@@ -308,7 +314,7 @@ class DecodeLoads {
       return rows + slot * source.strides.seqlen;
     };
     load_rows<kUnits>(to, p.k, at(keys_, p.k), p.head_dim, left);
-    load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), p.head_dim_v, left);
+    load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), columns_of(from), left);
     if constexpr (kWidens) {
       const int key = lane_ % kTileKeys;
       load_scale(to, from, paged_ ? page : from.sequence.entry_k,
@@ -337,17 +343,23 @@ class DecodeLoads {
     if (whole_rows_ && left >= kTileKeys) {
 #pragma unroll
       for (int i = 0; i < kTileKeys; i += kAtOnce) {
-        ptx::copy_async((to ^ i % 8 * 16) + i * 128, from, policy_);
+#pragma unroll
+        for (int c = 0; c < kRowUnits; c += 32) {
+          ptx::copy_async((beside(to, c) ^ i % 8 * 16) + i * 128, from + c * kUnit, policy_);
+        }
         from += step;
       }
       return;
     }
-    const bool in_row = unit * kUnit < dim;
 #pragma unroll 1
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
-      const bool exists = in_row && row + i < left;
-      // A row that does not exist is not read, but its address must be one.
-      ptx::copy_async((to ^ i % 8 * 16) + i * 128, exists ? from : source.data, exists, policy_);
+#pragma unroll
+      for (int c = 0; c < kRowUnits; c += 32) {
+        const bool exists = (c + unit) * kUnit < dim && row + i < left;
+        // A row that does not exist is not read, but its address must be one.
+        const void* const at = exists ? from + c * kUnit : source.data;
+        ptx::copy_async((beside(to, c) ^ i % 8 * 16) + i * 128, at, exists, policy_);
+      }
       from += step;
     }
   }
@@ -358,17 +370,25 @@ class DecodeLoads {
                                               unsigned rows) const {
     constexpr int kAtOnce = rows_at_once(kRowUnits);
     const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
-    // A row that does not exist is not read, but its address must be one.
-    const int column = unit * kUnit < dim ? unit * kUnit : 0;
-    rows = unit * kUnit < dim ? rows >> row : 0;
+    rows >>= row;
     to += place<kChunkRows>(row, unit);
 #pragma unroll
     for (int i = 0; i < kTileKeys; i += kAtOnce) {
       const auto* const row_from = reinterpret_cast<const Element*>(
           __shfl_sync(~0U, reinterpret_cast<std::uint64_t>(from), half_ + row + i));
-      ptx::copy_async((to ^ i % 8 * 16) + i * 128, row_from + column, (rows >> i & 1) != 0,
-                      policy_);
+#pragma unroll
+      for (int c = 0; c < kRowUnits; c += 32) {
+        // What does not exist is not read, but its address must be one.
+        const bool inside = (c + unit) * kUnit < dim;
+        ptx::copy_async((beside(to, c) ^ i % 8 * 16) + i * 128,
+                        row_from + (inside ? (c + unit) * kUnit : 0),
+                        inside && (rows >> i & 1) != 0, policy_);
+      }
     }
+  }
+  /// So many units, a multiple of 32, on in the same row.
+  __device__ __forceinline__ static constexpr std::uint32_t beside(std::uint32_t to, int units) {
+    return to + units / 8 * kChunkRows * kChunkBytes;
   }
   /// Rows of so many 16-byte units that a warp copies together.
   __device__ __forceinline__ static constexpr int rows_at_once(int units) {

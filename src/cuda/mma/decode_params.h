@@ -59,7 +59,8 @@ struct DecodeParams {
   DecodePrefixes prefixes;
   bool looks_ahead = false;  ///< while grids before this one are not done
 
-  int batch = 0, heads = 0;  ///< key/value heads
+  int batch = 0, heads = 0;  ///< key/value heads, each as often as there are passes
+  int passes = 1;            ///< over values: rows that take some columns at a time
   int num_heads = 0;
   core::Divisor group;      ///< query heads of a key/value head
   core::Divisor page_size;  ///< cache.pages.size

@@ -48,7 +48,7 @@ class ItemParts {
  private:
   /// by_unit: of the item's parts.
   __device__ __forceinline__ int first_slot() const {
-    const int head = piece_.sequence.batch * p.heads + piece_.head;
+    const int head = piece_.sequence.batch * p.heads + piece_.turn(p);
     return (head * p.parts.blocks + piece_.block) * p.parts.units;
   }
 

@@ -166,7 +166,7 @@ class DecodeResults {
     }
     const int part = parts_.part(), parts = parts_.count();
 #pragma unroll 1
-    for (int column = thread_ * kColumns; column < p.head_dim_v; column += threads_ * kColumns) {
+    for (int column = thread_ * kColumns; column < columns_left(); column += threads_ * kColumns) {
       Columns mine = {core::from_lse(lse), {}};
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
@@ -432,6 +432,11 @@ class DecodeResults {
 
   // ---- rows ----
 
+  /// Of the piece's, those that exist.
+  __device__ __forceinline__ int columns_left() const {
+    if constexpr (core::value_passes(K) == 1) return p.head_dim_v;
+    return core::min(p.head_dim_v - piece_.column(), K.head_dim_v);
+  }
   /// Of a part of a warp's outputs: columns swizzled, so that neighbouring rows are in different
   /// banks.
   __device__ __forceinline__ static int place(int row, int column) {
@@ -447,13 +452,14 @@ class DecodeResults {
   __device__ __forceinline__ void write(int column, const float (&x)[kColumns], float lse) const {
     const DecodeQuery at = query_of<K>(p, piece_, query_);
     auto* const to = static_cast<std::uint16_t*>(p.o) +
-                     at.sequence.query_offset(p.o_strides, at.query, head_) + column;
+                     at.sequence.query_offset(p.o_strides, at.query, head_) + piece_.column() +
+                     column;
     const auto pack = [this](float a, float b) {
       if (kWidens && p.dtype == Dtype::bf16) return ptx::pack<Dtype::bf16>(a, b);
       return ptx::pack<kType>(a, b);
     };
     ptx::store_if(true, to, pack(x[0], x[1]), pack(x[2], x[3]));
-    if (column > 0 || p.softmax_lse == nullptr) return;
+    if (column > 0 || piece_.column() > 0 || p.softmax_lse == nullptr) return;
     p.softmax_lse[at.sequence.lse_index(p.lse_head, p.num_heads, head_, at.query)] = lse;
   }
 

@@ -28,11 +28,30 @@ struct DecodePiece : DecodeSegment<K.prefixes> {
   core::Sequence sequence;
   core::KeyTiles keys;
   int head = 0;
+  int pass = 0;  ///< over its values: rows that take some columns at a time (core::value_passes)
   int block = 0, blocks = 1;  ///< of rows, and how many the sequence has
   int rows = 0;               ///< of the block
   core::SpanItem item;
   core::Range units;  ///< of the item
   core::Range tiles;  ///< of keys
+
+  /// Heads, and the passes over the values of each, are counted together.
+  /// @{
+  __device__ __forceinline__ int turn(const DecodeParams& p) const {
+    return core::value_passes(K) == 1 ? head : head * p.passes + pass;
+  }
+  __device__ __forceinline__ void set_turn(const DecodeParams& p, int turn) {
+    head = turn;
+    if constexpr (core::value_passes(K) > 1) {
+      head = turn / p.passes;
+      pass = turn - head * p.passes;
+    }
+  }
+  /// @}
+  /// Of values, the first column.
+  __device__ __forceinline__ int column() const {
+    return core::value_passes(K) == 1 ? 0 : pass * K.head_dim_v;
+  }
 };
 
 /// Of a row of a piece.
@@ -182,7 +201,7 @@ class DecodeWalk {
       }
       const int start = from.item.start + spans_.cost(from.item.units);
       if (start >= end()) return false;
-      int batch = number_of(from), head = from.head, block = from.block + 1;
+      int batch = number_of(from), head = from.turn(p), block = from.block + 1;
       if (block == from.blocks) {
         block = 0;
         ++head;
@@ -193,7 +212,7 @@ class DecodeWalk {
       }
       put(from, piece);
       if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
-      piece.head = head;
+      piece.set_turn(p, head);
       piece.block = block;
       piece.item.start = start;
       __syncwarp();
@@ -334,8 +353,9 @@ class DecodeWalk {
                                             static_cast<unsigned>(of_item));
           DecodePiece<K>& found = search_.found;
           set_sequence(found, mine);
-          found.head = mine.blocks > 1 ? item / mine.blocks : item;
-          found.block = item - found.head * mine.blocks;
+          const int head = mine.blocks > 1 ? item / mine.blocks : item;
+          found.set_turn(p, head);
+          found.block = item - head * mine.blocks;
           found.item.start = start + item * of_item;
         }
         if (__syncthreads_or(here) != 0) {

@@ -2,7 +2,7 @@
 // keys and of values where they fit, so that a block of one comes while the other is multiplied.
 //
 // A warp has tile_m query rows, 32 where two tiles of 16 share what ldmatrix brings, and all warps
-// of a block share its keys. A block of threads takes one tile of query rows after another. Of a
+// of a block share its keys. Of wide values several warps share rows (shared_rows.h). A block of threads takes one tile of query rows after another. Of a
 // tile's blocks of keys, from the right (the diagonal) to the left: S = Q K^T while values come,
 // weights, O += P V while the next keys come. Rows past a sequence's end are zeros as they come.
 #pragma once
@@ -11,6 +11,7 @@
 #include "core/softmax.h"
 #include "core/storage.h"
 #include "cuda/mma/forward_params.h"
+#include "cuda/mma/shared_rows.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
@@ -36,6 +37,9 @@ class Forward {
   static constexpr int kN = K.block_n, kRows = K.tile_m;
   static constexpr int kD = K.head_dim, kDv = K.head_dim_v;
   static constexpr int kGroups = kRows / 16;  ///< of 16 rows of a warp
+  /// Warps that share rows, each with the scores of some keys and the outputs of some columns.
+  static constexpr int kParts = core::mma_parts(K);
+  static constexpr int kKeys = kN / kParts, kColumns = kDv / kParts;
   static constexpr int kThreads = core::mma_threads(K), kStages = K.stages;
   static constexpr int kQBytes = core::mma_query_bytes(K), kKBytes = core::mma_key_bytes(K),
                        kVBytes = core::mma_value_bytes(K);
@@ -48,19 +52,26 @@ class Forward {
   static constexpr bool kAll = K.extra == core::Extra::all;
   static constexpr bool kSoftcap = K.extra == core::Extra::softcap;
   static_assert(kStages == 1 || kStages == 2);
+  static_assert(kParts == 1 || (!kSpares && !kSoftcap && kColumns % 64 == 0));
 
  public:
+  using Told = typename SharedRows<K>::Told;
+
   __device__ __forceinline__ Forward(const ForwardParams& params, std::uint32_t shared,
-                                     ForwardTileState& tile)
+                                     ForwardTileState& tile, Told& told)
       : p(params),
         q_(shared),
         k_(shared + kQBytes),
         v_(k_ + kStages * kKBytes),
-        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0)),
+        warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 / kParts, 0)),
+        part_(kParts == 1 ? 0 : __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 % kParts, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         query_(q_ + (warp_ * kRows + lane_ % 16) * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
-        key_(k_ + (lane_ / 16 * 8 + lane_ % 8) * 128 + (lane_ / 8 % 2 ^ lane_ % 8) * 16),
-        value_(v_ + lane_ % 16 * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
+        key_(k_ + (part_ * kKeys + lane_ / 16 * 8 + lane_ % 8) * 128 +
+             (lane_ / 8 % 2 ^ lane_ % 8) * 16),
+        value_(v_ + part_ * kColumns / 64 * kN * 128 + lane_ % 16 * 128 +
+               (lane_ / 16 ^ lane_ % 8) * 16),
+        shared_(v_ + kStages * kVBytes, told, warp_, part_, lane_),
         tile_(tile) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -117,7 +128,9 @@ class Forward {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) w_[g].reset();
 #pragma unroll
-    for (int i = 0; i < kGroups * kDv / 2; ++i) o_[i / (kDv / 2)][i % (kDv / 2)] = 0.0F;
+    for (int i = 0; i < kGroups * kColumns / 2; ++i) {
+      o_[i / (kColumns / 2)][i % (kColumns / 2)] = 0.0F;
+    }
     if constexpr (kSpares) {
       own_end_ = end_of_warp(band, first_row, row_count);
       ptx::copy_wait<1>();
@@ -156,7 +169,10 @@ class Forward {
     }
     if (masked) mask(n);
     meet_values(n, last);
-    if (sees) {
+    if constexpr (kParts > 1) {
+      weigh_together(n);
+      multiply_values(n);
+    } else if (sees) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) weigh(g, n, raw[g]);
       multiply_values(n);
@@ -181,7 +197,7 @@ class Forward {
   /// other half.
   __device__ __forceinline__ void step_overlapped(int n, bool last) {
     constexpr int kHalf = kN / 4;  // scores of a thread and row group
-    typename Weights<kType, kN>::Pending pending[kGroups];
+    typename Weights<kType, kKeys>::Pending pending[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) pending[g] = w_[g].begin();
     const auto weigh_some = [&](int slot, int from) {
@@ -221,10 +237,7 @@ class Forward {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         w_[g].template weigh_at_once<kHalf, kN / 2>(
-            [&] {
-#pragma unroll
-              for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
-            },
+            [&] { rescale(g); },
             [](float weight, int) { return weight; });
       }
     } else {
@@ -236,27 +249,37 @@ class Forward {
 
   // ---- scores to weights ----
 
+  /// O of the warp's g-th 16 rows follows their reference.
+  __device__ __forceinline__ void rescale(int g) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
+  }
   /// Of the warp's g-th 16 rows: S becomes the operand of the next product.
   __device__ __forceinline__ void weigh(int g, int n, Uncapped raw) {
-    const auto rescale = [&] {
-#pragma unroll
-      for (int i = 0; i < kDv / 2; ++i) o_[g][i] *= w_[g].factor[i / 2 % 2];
-    };
     if constexpr (kAll || kSoftcap) {
       float top[2];
       greatest_or_zero(w_[g].s, top);
-      if (w_[g].soften(top, raw, p.series)) rescale();
+      if (w_[g].soften(top, raw, p.series)) rescale(g);
       if constexpr (kAll) drop(g, n);
       w_[g].make_operand();
     } else {
-      w_[g].weigh_at_once(rescale);
+      w_[g].weigh_at_once([&] { rescale(g); });
+    }
+  }
+  /// The same of all its rows where others share them.
+  __device__ __forceinline__ void weigh_together(int n) {
+    const auto rescale_rows = [&](int g) { rescale(g); };
+    if constexpr (kAll) {
+      shared_.weigh(w_, rescale_rows, [&](int g) { drop(g, n); });
+    } else {
+      shared_.weigh(w_, rescale_rows);
     }
   }
   /// Softcap, bias and ALiBi: raw products become base-2 scores (S1).
   __device__ __forceinline__ void transform(int n) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      float(&s)[kN / 2] = w_[g].s;
+      float(&s)[kKeys / 2] = w_[g].s;
       if (p.score.capped) {
 #pragma unroll
         for (float& x : s) x = capped_tanh(p.score.pre, x) * p.score.post;
@@ -266,7 +289,8 @@ class Forward {
       }
       add_extras<Axis::rows>(p.extras,
                              {tile_.sequence.batch, tile_.head, row_of(g, 0),
-                              n * kN + lane_ % 4 * 2, tile_.band.seqlen_q, tile_.band.seqlen_k},
+                              first_key(n) + lane_ % 4 * 2, tile_.band.seqlen_q,
+                              tile_.band.seqlen_k},
                              s);
     }
   }
@@ -274,7 +298,7 @@ class Forward {
   __device__ __forceinline__ void drop(int g, int n) {
     if (!p.dropout.active()) return;
     drop_weights(
-        p.dropout, tile_.sequence.batch, tile_.head, n * kN, lane_,
+        p.dropout, tile_.sequence.batch, tile_.head, first_key(n), lane_,
         [&](int half) { return row_of(g, half); }, w_[g].s);
   }
 
@@ -383,13 +407,13 @@ class Forward {
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(int n) {
     clear_scores();
-    multiply_keys<0, kN / 16>(n, [](int) {});
+    multiply_keys<0, kKeys / 16>(n, [](int) {});
   }
   __device__ __forceinline__ void clear_scores() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; ++i) w_[g].s[i] = 0.0F;
+      for (int i = 0; i < kKeys / 2; ++i) w_[g].s[i] = 0.0F;
     }
   }
   /// Of 16 keys each; between(i): something else after the i-th fragment.
@@ -434,18 +458,31 @@ class Forward {
     const std::uint32_t values = value_ + n % kStages * kVBytes;
 #pragma unroll
     for (int j = kFrom; j < kTo; ++j) {
+      std::uint32_t a[kGroups][4];
 #pragma unroll
-      for (int i = 0; i < kDv / 16; ++i) {
+      for (int g = 0; g < kGroups; ++g) weights(a[g], g, j);
+#pragma unroll
+      for (int i = 0; i < kColumns / 16; ++i) {
         std::uint32_t b[4];
         ptx::load_matrices_across(b, (values ^ i % 4 * 32) + (i / 4 * kN + j * 16) * 128);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           float* const o = o_[g] + i * 8;
-          ptx::mma<kType>(o, w_[g].operand + j * 4, b[0], b[1]);
-          ptx::mma<kType>(o + 4, w_[g].operand + j * 4, b[2], b[3]);
+          ptx::mma<kType>(o, a[g], b[0], b[1]);
+          ptx::mma<kType>(o + 4, a[g], b[2], b[3]);
         }
-        between((j - kFrom) * (kDv / 16) + i);
+        between((j - kFrom) * (kColumns / 16) + i);
       }
+    }
+  }
+
+  /// Of the j-th 16 keys of a block, as the A operand.
+  __device__ __forceinline__ void weights(std::uint32_t (&a)[4], int g, int j) const {
+    if constexpr (kParts > 1) {
+      shared_.load(a, g, j);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = w_[g].operand[j * 4 + i];
     }
   }
 
@@ -467,8 +504,10 @@ class Forward {
     return core::ceil_div(band.keys_of(p.rows.query_of(last)).end, kN);
   }
 
+  /// Of the warp's keys of block n.
+  __device__ __forceinline__ int first_key(int n) const { return n * kN + part_ * kKeys; }
   __device__ __forceinline__ void mask(int n) {
-    const int first = n * kN + lane_ % 4 * 2;
+    const int first = first_key(n) + lane_ % 4 * 2;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
@@ -488,7 +527,8 @@ class Forward {
     const int row = row_of(g, half);
     const std::int64_t first = tile_.sequence.lse_index(p.lse_head, p.work.heads << p.rows.shift,
                                                         tile_.head << p.rows.shift, 0);
-    ptx::store_if(row_exists(g, half) && p.softmax_lse != nullptr && lane_ % 4 == 0,
+    const bool stores = p.softmax_lse != nullptr && lane_ % 4 == 0 && part_ == 0;
+    ptx::store_if(row_exists(g, half) && stores,
                   p.softmax_lse + first + p.rows.member_of(row) * p.lse_head + p.rows.query_of(row),
                   x);
   }
@@ -497,8 +537,10 @@ class Forward {
     return static_cast<std::uint16_t*>(p.o) +
            tile_.sequence.query_offset(p.o_strides, 0, tile_.head << p.rows.shift) +
            p.rows.query_of(row) * p.o_strides.seqlen + p.rows.member_of(row) * p.o_strides.head +
-           store_column(lane_);
+           part_ * kColumns + store_column(lane_);
   }
+  /// Of the thread's first column on, in what exists.
+  __device__ __forceinline__ int columns_left() const { return p.head_dim_v - part_ * kColumns; }
   __device__ __forceinline__ float sink() const {
     return p.sink == nullptr ? -core::kInfinity : p.sink[tile_.head];
   }
@@ -509,8 +551,8 @@ class Forward {
       const int g = i / 2, half = i % 2;
       store_lse(g, half, sink());
       std::uint16_t* const to = output_of(g, half);
-      const int end = row_exists(g, half) ? p.head_dim_v - store_column(lane_) : 0;
-      for (int c = 0; c < kDv; c += 16) store_columns<K.any_layout>(c, end, to + c, 0, 0);
+      const int end = row_exists(g, half) ? columns_left() - store_column(lane_) : 0;
+      for (int c = 0; c < kColumns; c += 16) store_columns<K.any_layout>(c, end, to + c, 0, 0);
     }
   }
 
@@ -522,29 +564,31 @@ class Forward {
         float sum = w_[g].sum[half];
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
+        if constexpr (kParts > 1) sum = shared_.sum_of(g, half, sum);
         const core::Softmax<float> row = {w_[g].reference[half] * w_[g].to_base2, sum};
         const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink());
         store_lse(g, half, core::lse_of(end.state));
         store_row<kType, K.any_layout>(o_[g], half, end.factor, row_exists(g, half), lane_,
-                                       p.head_dim_v, output_of(g, half));
+                                       columns_left(), output_of(g, half));
       }
     }
   }
 
   const ForwardParams& p;
   const std::uint32_t q_, k_, v_;  ///< buffers
-  const int warp_, lane_;
+  const int warp_, part_, lane_;  ///< the warp's rows, and what it has of their keys and columns
   /// Of the lane in the first 16 columns; others by XOR, as rows are aligned.
   const std::uint32_t query_, key_, value_;
+  const SharedRows<K> shared_;
 
   ForwardTileState& tile_;
   const std::uint16_t *next_k_ = nullptr, *next_v_ = nullptr;  ///< the thread's of the next blocks
   int left_ = 0;     ///< keys from the thread's first one of the next block on
   int own_end_ = 0;  ///< of the blocks that the warp's rows see
 
-  Weights<kType, kN> w_[kGroups];
+  Weights<kType, kKeys> w_[kGroups];
   std::uint32_t held_[kSpares ? kGroups * kD / 4 : 1];  ///< queries as operands, or unused
-  float o_[kGroups][kDv / 2];
+  float o_[kGroups][kColumns / 2];
 };
 
 template <core::Kernel K>
@@ -554,8 +598,11 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
       (start + core::kChunkBytes - 1) / core::kChunkBytes * core::kChunkBytes;
   constexpr int kBuffers = core::mma_buffer_bytes(K);
   static_assert(sizeof(ForwardTileState) <= core::kTileStateBytes);
-  auto& tile = *reinterpret_cast<ForwardTileState*>(shared + (base - start) + kBuffers);
-  Forward<K>(p, base, tile).run();
+  char* const state = shared + (base - start) + kBuffers;
+  auto& tile = *reinterpret_cast<ForwardTileState*>(state);
+  using Told = typename Forward<K>::Told;
+  auto& told = *reinterpret_cast<Told*>(state + core::kTileStateBytes);
+  Forward<K>(p, base, tile, told).run();
 }
 
 }  // namespace tessera::cuda::mma

@@ -6,6 +6,7 @@
 #include "cuda/lay_values.h"
 #include "cuda/maps.h"
 #include "cuda/mma/decode_launch.h"
+#include "cuda/mma/forward_launch.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
@@ -78,6 +79,7 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
   if (plan.kernel.form == core::Form::decode) {
     return mma::run_decode(plan, read, workspace, queue);
   }
+  if (plan.kernel.stages > 0) return mma::run_forward(plan, read, queue);
   if (plan.work.count() == 0) return {};
   if (lays_values(plan)) {
     if (Status s = lay_values(plan, read, workspace, queue); !s) return s;

@@ -1,6 +1,7 @@
 #include "cuda/sm90/programs.h"
 
 #include "cuda/mma/decode_program.h"
+#include "cuda/mma/forward_program.h"
 #include "cuda/sm90/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -10,6 +11,7 @@ namespace {
 /// backward<row>(p, shared) or, where its roles are split, backward_wide<row>(p, shared).
 std::string row_program(const core::Kernel& row, const std::string& name) {
   if (row.form == core::Form::decode && !row.qv) return mma::decode_program(row, name);
+  if (row.stages > 0) return mma::forward_program(row, name);
   const bool forward = row.pass == Pass::forward;
   const std::string kernel = row.qv              ? "latent"
                              : forward           ? "forward"

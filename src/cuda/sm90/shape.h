@@ -36,6 +36,7 @@ TESSERA_HD constexpr int consumers(const core::Kernel& row) {
 }
 TESSERA_HD constexpr int threads(const core::Kernel& row) {
   if (row.form == core::Form::decode) return core::decode_threads(row);
+  if (row.stages > 0) return core::mma_threads(row);
   return (consumers(row) + 1) * 128;
 }
 
@@ -105,7 +106,7 @@ TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {
   if (row.qv) return latent_bytes(row);
-  if (row.form == core::Form::decode) return core::decode_bytes(row);
+  if (row.stages > 0) return core::mma_bytes(row);
   return row.pass == Pass::forward ? forward_bytes(row) : backward_bytes(row);
 }
 

@@ -34,7 +34,8 @@ struct ScorePlace {
 template <Axis kQueries, class T, int kCount>
 __device__ __forceinline__ void add_bias_of(const Extras& x, const ScorePlace& at,
                                             float (&s)[kCount]) {
-  constexpr int kAtOnce = 4;  // pairs of columns whose loads are under way together
+  // Pairs of columns whose loads are under way together.
+  constexpr int kAtOnce = core::min(4, kCount / 4);
   constexpr bool kRows = kQueries == Axis::rows;
   const std::int64_t row = kRows ? x.bias_strides.query : x.bias_strides.key;
   const std::int64_t column = kRows ? x.bias_strides.key : x.bias_strides.query;

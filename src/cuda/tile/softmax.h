@@ -90,6 +90,12 @@ struct Weights {
   __device__ __forceinline__ Pending begin() const {
     return {{reference[0] * to_base2 - kOffset, reference[1] * to_base2 - kOffset}, {0.0F, 0.0F}};
   }
+  /// After raise(): a row without any score has weights of 0 then.
+  __device__ __forceinline__ Pending begin_raised() const {
+    return {{core::shift_of(reference[0]) * to_base2 - kOffset,
+             core::shift_of(reference[1]) * to_base2 - kOffset},
+            {0.0F, 0.0F}};
+  }
   /// The i-th score, an even one, and the next.
   __device__ __forceinline__ void weigh_pair(Pending& pending, int i) {
     float weight[2];
@@ -152,9 +158,42 @@ struct Weights {
     } else if (raw.wide) {
       weigh_by([&](float x, float shift) { return series.wide(x) - shift; });
     } else {
-      weigh_by([&](float x, float shift) { return fmaf(x, to_base2, -shift); });
+      weigh_in_place();
     }
     return raises;
+  }
+
+  // ---- where others have more of the rows' scores ----
+
+  /// The greatest of this warp's.
+  template <int kFrom = 0, int kTo = kN / 2>
+  __device__ __forceinline__ void greatest(float (&top)[2]) const {
+    top[0] = s[kFrom];
+    top[1] = s[kFrom + 2];
+#pragma unroll
+    for (int i = kFrom; i < kTo; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    over_quad(top);
+  }
+  /// Whether references must be raised to top.
+  __device__ __forceinline__ bool exceeds(const float (&top)[2]) const {
+    return (top[0] - reference[0]) * to_base2 > kSlack ||
+           (top[1] - reference[1]) * to_base2 > kSlack;
+  }
+  /// References become the rows' greatest scores, where these are greater; what goes by them
+  /// follows, but for O.
+  __device__ __forceinline__ void raise(const float (&top)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float raised = fmaxf(top[half], reference[half]);
+      factor[half] =
+          raised == -core::kInfinity ? 1.0F : ptx::ex2((reference[half] - raised) * to_base2);
+      reference[half] = raised;
+      sum[half] *= factor[half];
+    }
+  }
+  /// s becomes weights.
+  __device__ __forceinline__ void weigh_in_place() {
+    weigh_by([&](float x, float shift) { return fmaf(x, to_base2, -shift); });
   }
 
   /// Weights in the storage type are the A operand as they lie: neighbouring groups of columns in
@@ -186,19 +225,6 @@ struct Weights {
     return !(part[0] < kMost && part[1] < kMost);
   }
 
-  /// References become the rows' greatest scores, where these are greater; what goes by them
-  /// follows, but for O.
-  __device__ __forceinline__ void raise(const float (&top)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float raised = fmaxf(top[half], reference[half]);
-      factor[half] =
-          raised == -core::kInfinity ? 1.0F : ptx::ex2((reference[half] - raised) * to_base2);
-      reference[half] = raised;
-      sum[half] *= factor[half];
-    }
-  }
-
   /// exponent: base-2 scores, less the shift, of s. A block's weights are added up apart: one long
   /// sum of equal weights, as a softcap makes them, would err by more.
   template <class Exponent>
@@ -213,15 +239,6 @@ struct Weights {
     }
     sum[0] += part[0];
     sum[1] += part[1];
-  }
-
-  template <int kFrom = 0, int kTo = kN / 2>
-  __device__ __forceinline__ void greatest(float (&top)[2]) const {
-    top[0] = s[kFrom];
-    top[1] = s[kFrom + 2];
-#pragma unroll
-    for (int i = kFrom; i < kTo; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-    over_quad(top);
   }
 
   __device__ __forceinline__ static void over_quad(float (&top)[2]) {

@@ -1,0 +1,109 @@
+"""Head dims beyond 256 on an H200, beside 256 and beside PyTorch's memory-efficient attention, cell by cell, in one run:
+bench/results/h200_wide.csv.
+
+    gpu_wide.py --library build/release/libtessera.so --output FILE [--as "" b200 a100 a10]
+
+"" stands for the GPU as it is, the others for what other GPUs run (TESSERA_GPU_AS), by the shared memory that they
+have. The forward: 16,384 tokens, hidden size 2048, TFLOP/s; PyTorch's FlashAttention-2 and cuDNN end at 256.
+Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, two queries a key head, TB/s of the cache. All
+take turns within a cell; medians of CUDA-event times; random normal inputs. The last column divides by what the same
+device has at 256. NVRTC compiles these kernels for this very GPU. Needs PyTorch.
+"""
+
+import argparse
+import datetime
+import os
+import pathlib
+import statistics
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpu_forward import HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
+
+COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "pass", "d", "causal", "s", "b", "h",
+           "kernel", "tessera", "efficient", "of_efficient", "of_d256", "difference"]
+DECODED = 8192  # keys
+COLUMNS_OF_KEYS = 1024
+
+
+def efficient(q, k, v, causal):
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def measure(library, arena, names, words, shapes, causal, amount, peer_of):
+    """{name: (kernel, rate, difference)} with the peer's rate as "peer"; amount: what a second is asked for."""
+    arena.clear()
+    q, k, v, o = (arena.place(shape, torch.bfloat16) for shape in shapes)
+    for x in (q, k, v):
+        x.copy_(torch.randn(x.shape, device="cuda"))
+    inputs = [x.transpose(1, 2) for x in (q, k, v)]
+    expected = peer_of(*inputs, causal).transpose(1, 2).float()
+    stream = torch.cuda.current_stream().cuda_stream
+    functions, found = {"peer": lambda: peer_of(*inputs, causal)}, {}
+    for name in names:
+        os.environ["TESSERA_GPU_AS"] = name
+        if not name:
+            del os.environ["TESSERA_GPU_AS"]
+        plan = library.plan(words, "gpu")
+        tensors = plan.tensors(q=q, k=k, v=v, o=o)
+        functions[name] = lambda plan=plan, tensors=tensors: plan.enqueue(tensors, stream)
+        o.fill_(float("nan"))
+        functions[name]()
+        found[name] = plan.kernel, ((o.float() - expected).abs().max() / expected.abs().max()).item()
+    times = {name: [] for name in functions}
+    for _ in range(4):
+        for name, function in functions.items():
+            times[name].append(time_calls(function, 5))
+    rates = {name: amount / statistics.median(t) * 1e-12 for name, t in times.items()}
+    return {name: (kernel, rates[name], difference) for name, (kernel, difference) in found.items()}, rates["peer"]
+
+
+def cells():
+    """(pass, head dim, causal, tokens or keys, sequences, heads, problem, shapes of q, k, v, o, what to divide by time)."""
+    for causal in (False, True):
+        for s in (512, 2048, 8192, 16384):
+            for d in (256, 384, 512):
+                b, h = TOKENS // s, HIDDEN // d
+                words = f"fwd bf16 b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else "")
+                yield "forward", d, causal, s, b, h, words, [(b, s, h, d)] * 4, 4 * b * h * s * s * d / (1 + causal)
+    for b in (32, 64):
+        for d in (256, 512):
+            h_k = COLUMNS_OF_KEYS // d
+            words = f"fwd bf16 b={b} h={2 * h_k}/{h_k} q=1 k={DECODED} d={d}"
+            q, k = (b, 1, 2 * h_k, d), (b, DECODED, h_k, d)
+            yield "decode", d, False, DECODED, b, 2 * h_k, words, [q, k, k, q], 2 * 2 * b * DECODED * COLUMNS_OF_KEYS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--as", dest="names", nargs="+", default=("", "b200", "a100", "a10"), metavar="DEVICE")
+    arguments = parser.parse_args()
+    library = libtessera.Library(arguments.library)
+    arena, rows, narrow, shares = Arena(6 << 30), [], {}, {}
+    for kind, d, causal, s, b, h, words, shapes, amount in cells():
+        found, peer = measure(library, arena, arguments.names, words, shapes, causal, amount, efficient)
+        for name, (kernel, rate, difference) in found.items():
+            if d == 256:
+                narrow[name, kind, causal, s, b] = rate
+            share = rate / narrow[name, kind, causal, s, b]
+            shares.setdefault((kind, name or "as it is", d), []).append(share)
+            rows.append(dict(zip(COLUMNS, (
+                datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("name"),
+                query("clocks.sm"), name or "itself", "bf16", kind, d, int(causal), s, b, h, kernel, f"{rate:.2f}",
+                f"{peer:.2f}", f"{rate / peer:.2f}", f"{share:.3f}", f"{difference:.1e}"))))
+        print(f"{kind} d={d} {'causal' if causal else 'full'} s={s} b={b}: memory-efficient {peer:.3g}, " + ", ".join(
+            f"{name or 'as it is'} {rate:.3g}{'' if difference < 0.02 else ' WRONG'}"
+            for name, (_, rate, difference) in found.items()), flush=True)
+    for (kind, name, d), some in shares.items():
+        print(f"{kind}, {name}, d={d}: {statistics.geometric_mean(some):.3f} of 256, {min(some):.3f} at least", flush=True)
+    write(arguments.output, COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()
