@@ -19,6 +19,7 @@ struct Fiber {
   ucontext_t context = {};
   std::unique_ptr<char[]> stack;
   bool done = false;
+  bool meets_warps = false;  ///< waits where several warps meet
 };
 
 struct Machine {
@@ -46,7 +47,7 @@ void enter() {
 }
 
 [[gnu::noinline]] void begin(Fiber& fiber) {
-  fiber.done = false;
+  fiber.done = fiber.meets_warps = false;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -87,7 +88,10 @@ unsigned meet(Meeting& meeting, unsigned count) {
     ++meeting.generation;
     ++machine().events;
   } else {
+    bool& meets_warps = machine().fibers[machine().current].meets_warps;
+    meets_warps = count > kWarp;
     wait([&] { return meeting.generation != before; });
+    meets_warps = false;
   }
   return before;
 }
@@ -131,12 +135,13 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
   gridDim.x = blocks;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     prepare(threads, shared_bytes);
-    // One warp after another is held up until no other gets on without it: what they must not see
-    // before it has come so far, they would miss. Then for some rounds none is.
-    constexpr unsigned kFree = 400;
-    unsigned held = 0, free = 0;
+    // One warp after another is held up where it meets others, until none of these gets on without
+    // it: what they must not see before it has come further, they would miss. Then for some rounds
+    // none is.
+    unsigned held = 0, free = 0, random = 1;
+    bool holds = false;
     for (unsigned left = threads, round = 0; left > 0; ++round) {
-      const bool holds = round >= free;
+      holds = holds || (round >= free && m.fibers[held * kWarp].meets_warps);
       const std::uint64_t before = m.events;
       for (m.current = 0; m.current < threads; ++m.current) {
         Fiber& fiber = m.fibers[m.current];
@@ -150,9 +155,11 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         return "block " + std::to_string(blockIdx.x) + ": " + std::to_string(left) +
                " threads wait for each other";
       }
-      if (stuck) {
-        held = (held * 5 + 3) % core::ceil_div(threads, kWarp);
-        free = round + kFree;
+      if (stuck || m.fibers[held * kWarp].done) {
+        holds = false;
+        random = random * 1103515245 + 12345;
+        held = (random >> 16) % core::ceil_div(threads, kWarp);
+        free = round + (random >> 24) % 64;
       }
     }
   }

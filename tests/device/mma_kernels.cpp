@@ -32,7 +32,7 @@ constexpr bool chosen(const core::Kernel& row) {
          is(bf16, 128, 128, 128, 32, 32) || is(bf16, 128, 128, 128, 16, 64) ||
          is(bf16, 192, 128, 128, 16, 64) || is(bf16, 256, 256, 64, 16, 64) ||
          is(f16, 256, 256, 128, 32, 64) || is(bf16, 384, 384, 64, 16, 64) ||
-         is(bf16, 512, 512, 64, 32, 64) || is(f16, 512, 512, 32, 16, 32);
+         is(bf16, 512, 512, 64, 32, 64);
 }
 
 constexpr auto kRows = rows_of<count_of(chosen)>(chosen);
