@@ -16,11 +16,11 @@ if(TESSERA_CUDA)
     DOC "libnvrtc, of the CUDA toolkit or the nvidia-cuda-nvrtc wheel")
 endif()
 set(TESSERA_CUDA_ARCHS auto CACHE STRING
-  "GPUs to compile for: auto (those found; none: ptx), all, or a list of 80, 90a, 120, ptx")
+  "GPUs to compile for: auto (those found; none: ptx), all, or a list of 75, 80, 90a, 120, ptx")
 
 # Sets `result` to the device compiler's targets, with commas between them.
 function(tessera_cuda_targets result)
-  set(known 80 90a 120 ptx)
+  set(known 75 80 90a 120 ptx)
   set(wanted ${TESSERA_CUDA_ARCHS})
   if(wanted STREQUAL "all")
     set(wanted ${known})
@@ -37,6 +37,8 @@ function(tessera_cuda_targets result)
     foreach(capability IN LISTS found)
       if(capability STREQUAL "9.0")
         list(APPEND wanted 90a)
+      elseif(capability STREQUAL "7.5")
+        list(APPEND wanted 75)
       elseif(capability MATCHES "^8\\." AND NOT capability STREQUAL "8.7")
         list(APPEND wanted 80)
       elseif(capability MATCHES "^12\\.")
@@ -53,16 +55,18 @@ function(tessera_cuda_targets result)
   set(targets)
   foreach(one IN LISTS wanted)
     if(NOT one IN_LIST known)
-      message(FATAL_ERROR "TESSERA_CUDA_ARCHS: ${one}: must be auto, all, or a list of 80, 90a, 120, ptx")
+      message(FATAL_ERROR "TESSERA_CUDA_ARCHS: ${one}: must be auto, all, or a list of 75, 80, 90a, 120, ptx")
     endif()
     if(one STREQUAL "ptx")
       list(APPEND targets compute_80)
+    elseif(one STREQUAL "75")
+      list(APPEND targets sm_75 compute_75)  # and PTX of its own, for older drivers
     else()
       list(APPEND targets sm_${one})
     endif()
   endforeach()
   if(NOT targets)
-    message(FATAL_ERROR "TESSERA_CUDA_ARCHS: names no GPU: must be auto, all, or a list of 80, 90a, 120, ptx")
+    message(FATAL_ERROR "TESSERA_CUDA_ARCHS: names no GPU: must be auto, all, or a list of 75, 80, 90a, 120, ptx")
   endif()
   list(JOIN targets "," targets)
   set(${result} ${targets} PARENT_SCOPE)
@@ -103,9 +107,9 @@ function(tessera_add_device_code result)
   file(GLOB device_headers CONFIGURE_DEPENDS
     ${source_folder}/source.h
     ${source_folder}/ptx/*.h ${source_folder}/tile/*.h ${source_folder}/aux/*.h ${source_folder}/mma/*.h
-    ${source_folder}/sm80/*.h ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
+    ${source_folder}/sm90/*.h ${source_folder}/compiler/include/* ${PROJECT_SOURCE_DIR}/src/core/*.h
     ${PROJECT_SOURCE_DIR}/include/tessera/types.hpp)
-  list(FILTER device_headers EXCLUDE REGEX "(_launch|_program|/programs|/target)\\.h$")  # the host's
+  list(FILTER device_headers EXCLUDE REGEX "(launch|/programs|/target)\\.h$")  # the host's
   if(NOT TESSERA_CUDA)
     set(device_headers)
   endif()
@@ -136,7 +140,7 @@ function(tessera_add_device_code result)
   set(folder ${PROJECT_BINARY_DIR}/cubins)
   file(MAKE_DIRECTORY ${folder})
   file(GLOB device_sources CONFIGURE_DEPENDS
-    ${source_folder}/*.h ${source_folder}/*/programs.h ${source_folder}/*/*_program.h
+    ${source_folder}/*.h ${source_folder}/*/programs.h
     ${source_folder}/compiler/compiler.h ${source_folder}/compiler/nvrtc.h
     ${PROJECT_SOURCE_DIR}/src/plan/catalog.h)
   list(APPEND device_sources ${device_headers})

@@ -66,13 +66,14 @@ enum class Arch : std::uint8_t {
   avx2,         ///< AVX2, FMA, F16C
   avx512,       ///< AVX-512 F, BW, DQ, VL
   avx512_bf16,  ///< and VDPBF16PS
+  sm75,         ///< NVIDIA Turing: mma.sync in fp16, no cp.async
   sm80,         ///< NVIDIA Ampere and newer: mma.sync and cp.async, which all of them have
   sm90,         ///< NVIDIA Hopper
 };
 /// How many there are.
 inline constexpr int kArchs = static_cast<int>(Arch::sm90) + 1;
 
-constexpr bool is_gpu(Arch arch) { return arch >= Arch::sm80; }
+constexpr bool is_gpu(Arch arch) { return arch >= Arch::sm75; }
 
 /// Whether a device of one set runs kernels of another. CPUs run what they include; a GPU's code
 /// runs where it was made for.

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <string_view>
 
+#include "cuda/sm75/programs.h"
 #include "cuda/sm80/programs.h"
 #include "cuda/sm90/programs.h"
 
 namespace tessera::cuda {
 
 std::span<const Architecture* const> architectures() {
-  static constexpr const Architecture* kAll[] = {&sm90::kArchitecture, &sm80::kArchitecture};
+  static constexpr const Architecture* kAll[] = {&sm90::kArchitecture, &sm80::kArchitecture,
+                                                 &sm75::kArchitecture};
   return kAll;
 }
 

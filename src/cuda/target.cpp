@@ -1,12 +1,13 @@
 #include "cuda/target.h"
 
+#include "cuda/sm75/target.h"
 #include "cuda/sm80/target.h"
 #include "cuda/sm90/target.h"
 
 namespace tessera::cuda {
 
 std::span<const Target> targets() {
-  static constexpr Target kAll[] = {sm90::kTarget, sm80::kTarget};
+  static constexpr Target kAll[] = {sm90::kTarget, sm80::kTarget, sm75::kTarget};
   return kAll;
 }
 

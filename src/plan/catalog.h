@@ -210,6 +210,37 @@ inline constexpr core::Kernel kWideCacheRows[] = {
   {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
   {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
 };
+// Turing, whose blocks have 64 KB, in fp16 alone. Without cp.async a copy is done when the thread goes on, so nothing is
+// gained by a second buffer; where two blocks of threads fit, one multiplies while the other copies.
+inline constexpr core::Kernel kTuringRows[] = {
+  // arch       pass            form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra       any    cached       qv     prefixes stages blocks
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,     128,    32,     48,      0,    0,      64,        64,    128,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      2},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,     128,    32,     32,      0,    0,     128,       128,    128,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     16,      0,    0,     256,       256,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     64,      0,    0,      64,        64,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      2},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     32,      0,    0,     128,       128,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     16,      0,    0,     256,       256,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     64,      0,    0,      64,        64,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      2},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     32,      0,    0,     128,       128,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::tile,   core::Operand::f16,      64,    16,     16,      0,    0,     256,       256,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      64,    16,    128,      0,    0,      64,        64,     64,       2, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     64,      0,    0,     128,       128,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     32,      0,    0,     256,       256,     32,       1, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     64,      0,    0,     128,       128,     32,       1, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     16,      0,    0,     256,       256,     32,       1, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     64,      0,    0,     128,       128,     32,       1, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::backward, core::Form::tile,   core::Operand::f16,      32,    16,     16,      0,    0,     256,       256,     32,       1, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     32,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     16,    512,    0,     256,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+};
+// Decoding over caches of 8 bits there: each of these is two rows, e4m3 and i8.
+inline constexpr core::Kernel kTuringCacheRows[] = {
+  // arch       pass            form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra       any    cached       qv     prefixes stages blocks
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     64,    512,    0,      64,        64,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    4,      1},
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     32,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    4,      1},
+  {Arch::sm75, Pass::forward,  core::Form::decode, core::Operand::f16,      16,    16,     16,    512,    0,     256,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+};
 // clang-format on
 
 template <unsigned kCount>
@@ -224,7 +255,8 @@ struct Catalog {
   core::Kernel rows[count(kCpuRows) + 2 * count(kGpuRows) + 2 * count(kMmaRows) +
                     2 * count(kDecodeRows) + count(kEightBitRows) + 2 * count(kIntegerRows) +
                     2 * count(kCacheRows) + 2 * count(kLatentRows) + 2 * count(kLatentCacheRows) +
-                    2 * count(kPrefixRows) + 2 * count(kWideRows) + 2 * count(kWideCacheRows)] = {};
+                    2 * count(kPrefixRows) + 2 * count(kWideRows) + 2 * count(kWideCacheRows) +
+                    count(kTuringRows) + 2 * count(kTuringCacheRows)] = {};
 
   constexpr Catalog() {
     using core::Operand;
@@ -252,6 +284,8 @@ struct Catalog {
     add_both(kPrefixRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
     add_both(kWideRows, &core::Kernel::operand, Operand::bf16, Operand::f16);
     add_both(kWideCacheRows, &core::Kernel::cached, Dtype::e4m3, Dtype::i8);
+    add(kTuringRows);
+    add_both(kTuringCacheRows, &core::Kernel::cached, Dtype::e4m3, Dtype::i8);
   }
   constexpr const core::Kernel* begin() const { return rows; }
   constexpr const core::Kernel* end() const { return rows + size(); }

@@ -57,7 +57,7 @@ namespace {
 /// while others wait: what it takes is shared out among them.
 double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
-  const bool much = plan.device.l1_bytes >= costs.much_memory;
+  const bool much = costs.much_memory > 0 && plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
   const bool backward = row.pass == Pass::backward, shares = core::mma_parts(row) > 1;

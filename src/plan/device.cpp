@@ -10,6 +10,7 @@ const char* to_string(Arch arch) {
     case Arch::avx2: return "avx2";
     case Arch::avx512: return "avx512";
     case Arch::avx512_bf16: return "avx512_bf16";
+    case Arch::sm75: return "sm75";
     case Arch::sm80: return "sm80";
     case Arch::sm90: return "sm90";
   }
@@ -27,6 +28,8 @@ const std::vector<Device>& device_table() {
       {"zen5-16", Arch::avx512_bf16, 16, 48 << 10, 1 << 20},
       {"sapphire-rapids-56", Arch::avx512_bf16, 56, 48 << 10, 2 << 20},
       {"graviton3-64", Arch::portable, 64, 64 << 10, 1 << 20},
+      {"t4", Arch::sm75, 40, 65536, 4 << 20, 0, 75},
+      {"rtx-2080-ti", Arch::sm75, 68, 65536, 5632 << 10, 0, 75},
       {"a100", Arch::sm80, 108, 166912, 40 << 20, 0, 80},
       {"a10", Arch::sm80, 72, 101376, 6 << 20, 0, 86},
       {"rtx-3090", Arch::sm80, 82, 101376, 6 << 20, 0, 86},

@@ -83,6 +83,16 @@ inline constexpr MmaCosts kWideCosts = [] {
   return costs;
 }();
 
+/// The same of Turing's rows: none has much memory, or a softcap and nothing else, or shares rows.
+inline constexpr MmaCosts kTuringCosts = [] {
+  MmaCosts costs = kMmaCosts;
+  costs.much_memory = 0;
+  costs.waiting = 0.0;
+  costs.softcap = costs.shared = 1.0;
+  costs.shared_tile = 0.0;
+  return costs;
+}();
+
 inline constexpr GpuFacts kGpuFacts[] = {
     {
         .arch = Arch::sm90,
@@ -114,6 +124,20 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .crowded_tile_row = 22.0,
                 .mma = kWideCosts,
                 .moved = 16.0,
+            },
+    },
+    {
+        .arch = Arch::sm75,
+        .loader = "16-byte loads",
+        .load_bytes = 16,
+        .shares_rows = true,
+        .counted_bits = 30,
+        .costs =
+            {
+                .decode_step = 300.0,
+                .decode_again = 600.0,
+                .decode_column = 5.0,
+                .mma = kTuringCosts,
             },
     },
     {

@@ -213,7 +213,8 @@ std::string refused_decoding(const core::Kernel& row, const Problem& problem) {
   }
   const std::int64_t blocks = core::ceil_div<std::int64_t>(rows_per_head_k(problem), row.block_m);
   const std::int64_t keys =
-      problem.batch * problem.num_heads_k * core::value_passes(row, static_cast<int>(problem.head_dim_v)) *
+      problem.batch * problem.num_heads_k *
+      core::value_passes(row, static_cast<int>(problem.head_dim_v)) *
       core::max<std::int64_t>(blocks, 1) *
       (problem.seqlen_k + problem.sink_tokens + std::int64_t{2} * row.block_n);
   if (keys / row.block_n >= std::int64_t{1} << facts_of(row.arch).counted_bits) {
@@ -250,8 +251,10 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   }
   if (scaled ? !is_scaled(problem.dtype)
              : !(widens && !row.qv) && row.operand != core::operand_of(problem.dtype)) {
+    const bool before_bf16 = row.arch == Arch::sm75 && problem.dtype == Dtype::bf16;
     return std::string("multiplies ") + to_string(row.operand) + "; the problem is " +
-           to_string(problem.dtype);
+           to_string(problem.dtype) +
+           (before_bf16 ? ", which GPUs before Ampere do not multiply: cast to fp16" : "");
   }
   std::string of_types = scaled ? refused_scores(row, problem) : refused_output_type(row, problem);
   if (of_types.empty() && row.operand == core::Operand::e4m3) {

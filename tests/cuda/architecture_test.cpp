@@ -100,15 +100,20 @@ TEST(Architectures, AValueNamesEveryMember) {
   expect_other(&K::prefixes, !row.prefixes);
 }
 
-// Code for 9.0 runs on no other device, newer ones included; mma.sync on all since 8.0.
+// Code for 9.0 runs on no other device, newer ones included; mma.sync on all since 8.0, and what
+// Turing has of it on all since 7.5, though it is nobody's own but Turing's.
 TEST(Targets, RunOnTheirDevicesOnly) {
   const Target* const hopper = target_of(Arch::sm90);
   const Target* const others = target_of(Arch::sm80);
   ASSERT_NE(hopper, nullptr);
+  const Target* const turing = target_of(Arch::sm75);
   ASSERT_NE(others, nullptr);
+  ASSERT_NE(turing, nullptr);
   for (const int capability : {70, 75, 80, 86, 87, 89, 90, 91, 100, 103, 110, 120, 121, 130}) {
     EXPECT_EQ(hopper->runs_on(capability), capability == 90) << capability;
     EXPECT_EQ(others->runs_on(capability), capability >= 80) << capability;
+    EXPECT_EQ(turing->runs_on(capability), capability >= 75) << capability;
+    EXPECT_EQ(own_target(capability) == turing, capability == 75) << capability;
   }
   EXPECT_EQ(target_of(Arch::avx2), nullptr);
 }
@@ -153,13 +158,19 @@ TEST(Images, RunWhereTheDriverTakesThem) {
     EXPECT_EQ(images_on(Arch::sm80, capability), "sm_120 compute_80") << capability;
   }
   EXPECT_EQ(images_on(Arch::sm80, 75), "");
+  EXPECT_EQ(images_on(Arch::sm75, 75), "sm_75 compute_75");
+  EXPECT_EQ(images_on(Arch::sm75, 86), "compute_75");
+  EXPECT_EQ(images_on(Arch::sm75, 72), "");
   EXPECT_EQ(images_on(Arch::sm90, 90), "sm_90a");
   EXPECT_EQ(images_on(Arch::sm90, 100), "");
-  EXPECT_EQ(all_targets(), (std::vector<std::string>{"sm_90a", "sm_80", "sm_120", "compute_80"}));
+  EXPECT_EQ(all_targets(), (std::vector<std::string>{"sm_90a", "sm_80", "sm_120", "compute_80",
+                                                     "sm_75", "compute_75"}));
 }
 
 // What is compiled when it is needed is for the very device.
 TEST(Images, AreOfTheVeryDeviceWhereTheyAreCompiled) {
+  EXPECT_EQ(architecture_of(Arch::sm75)->target_on(75), "sm_75");
+  EXPECT_EQ(architecture_of(Arch::sm75)->target_on(90), "compute_75");
   EXPECT_EQ(architecture_of(Arch::sm80)->target_on(86), "sm_86");
   EXPECT_EQ(architecture_of(Arch::sm80)->target_on(90), "sm_90");
   EXPECT_EQ(architecture_of(Arch::sm80)->target_on(103), "sm_103");

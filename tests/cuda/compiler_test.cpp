@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace tessera::cuda {
 namespace {
@@ -114,6 +117,29 @@ TEST_F(CompiledPrograms, HeadersMayBeThisProjects) {
         expect_fit(compile(nvrtc_, program, image.target, {TESSERA_SOURCE, {}}));
       }
     }
+  }
+}
+
+// Rows that no build has code of are looked at by no other test: some of them, others in every run.
+TEST_F(CompiledPrograms, RowsThatAreMadeAtNeedFit) {
+  constexpr std::size_t kSome = 6;
+  std::vector<std::pair<const Program*, std::string>> all;
+  const std::vector<Program> list = programs();
+  for (const Program& program : list) {
+    if (program.row == nullptr || !core::is_made_at_need(*program.row)) continue;
+    for (const Image& image : program.architecture->images) {
+      if (!image.is_ptx() && image.holds(program.architecture->shared_bytes(*program.row))) {
+        all.emplace_back(&program, image.target);
+      }
+    }
+  }
+  EXPECT_GT(all.size(), kSome);
+  const unsigned seed = std::random_device()();
+  std::shuffle(all.begin(), all.end(), std::mt19937(seed));
+  for (std::size_t i = 0; i < kSome; ++i) {
+    const auto& [program, target] = all[i];
+    SCOPED_TRACE(program->symbol + " for " + target + ", seed " + std::to_string(seed));
+    expect_fit(compile(nvrtc_, *program, target, {TESSERA_SOURCE, {}}));
   }
 }
 

@@ -9,7 +9,7 @@ local memory, those that are no rows of the catalog included, its registers fit 
 loop holds what one block needs and no more: each wgmma once, an exponential a score, and in the forward two
 named barriers and no move of wgmma's descriptors out of the uniform registers (R2UR), which costs 10 %. Where
 the backward's warpgroups have roles, each has such a loop. That of a forward by mma.sync multiplies and loads
-each fragment once.
+each fragment once; on Turing a product is two.
 
 The numbers are those of NVRTC 13.0; another version is checked by the rules alone. The disassembler comes
 from the wheel nvidia-cuda-nvdisasm or the CUDA toolkit (TESSERA_NVDISASM names it); without it the
@@ -109,7 +109,7 @@ def mma_loop(row):
     parts = -(-rows * dv // 4096)
     fragments = keys // 16 * (times[0] * d + times[1] * dv) // 16 // parts
     weights = groups * keys // 16 if parts > 1 else 0
-    return {"HMMA": groups * 2 * fragments, "LDSM": fragments + weights + (0 if held else groups * d // 16)}
+    return {"HMMA": groups * 2 * fragments * row["halves"], "LDSM": fragments + weights + (0 if held else groups * d // 16)}
 
 
 def mma_backward_loops(row):
@@ -121,6 +121,7 @@ def mma_backward_loops(row):
     dk, dv = (groups * dim // 8 * queries // 16 for dim in (d, dv))
     dq = queries // 32 * keys // 16 * 2 * (d // 16 // (warps // 2))
     weights = groups * queries // 2 * (3 if row["extra"] else 1)
+    s, dp, dk, dv, dq = (products * row["halves"] for products in (s, dp, dk, dv, dq))
     return {"both": {"HMMA": s + dp + dk + dv + dq, "MUFU": weights},
             "values": {"HMMA": s + dv + dq, "MUFU": weights}, "keys": {"HMMA": dp + dk + dq, "MUFU": 0}}
 
@@ -177,6 +178,7 @@ def faults_and_facts(symbol, row, nvdisasm):
     faults += [f"{n} (local memory)" for n in set(names) if re.match(r"(LDL|STL)\b", n)]
     if not row:
         return faults, {}
+    row = row | {"halves": 2 if symbol.endswith(".sm_75") else 1}
     facts |= {name: row[name] for name in ("threads", "shared_bytes")}
     if facts["registers"] * row["threads"] * row["blocks"] > REGISTERS:
         faults.append(f"{facts['registers']} registers for {row['blocks']} times {row['threads']} threads")

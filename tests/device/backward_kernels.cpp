@@ -14,7 +14,9 @@ namespace {
 /// and 32, values in registers, all of them, half and none; other extras, any layout.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
-  if (row.arch != Arch::sm80 || row.pass != Pass::backward) return false;
+  if (row.pass != Pass::backward) return false;
+  if (row.arch == Arch::sm75) return row.block_n == 16 && !row.any_layout;
+  if (row.arch != Arch::sm80) return false;
   const auto is = [&row](core::Operand operand, int head_dim, int head_dim_v, int block_m,
                          int tile_m, int block_n) {
     return row.operand == operand && row.head_dim == head_dim && row.head_dim_v == head_dim_v &&

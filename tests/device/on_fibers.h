@@ -30,15 +30,17 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
   void SetUp() override {
     fake::state() = {};
     // What the build has no machine code of is PTX, which nobody reads here; or it is compiled.
-    const bool at_need = core::is_made_at_need(GetParam());
+    const bool turing = GetParam().arch == Arch::sm75;
+    const bool at_need = core::is_made_at_need(GetParam()) || turing;
     if (at_need && std::string(TESSERA_NVRTC).empty()) GTEST_SKIP() << "this build has no NVRTC";
     environment_.set("TESSERA_NVRTC", at_need ? TESSERA_NVRTC : "/no/such/libnvrtc.so");
     environment_.set("TESSERA_CACHE_DIR", "/no/such/folder");
-    const bool older = GetParam().arch == Arch::sm80;
-    if (older) {  // an A100 with the shared memory that all rows fit; no other test has loaded
-                  // there
-      fake::state().attributes = {
-          {cuda::kComputeMajor, 8}, {cuda::kComputeMinor, 0}, {cuda::kSharedBytesOptin, 232448}};
+    const bool older = GetParam().arch == Arch::sm80 || turing;
+    if (older) {  // an A100 with the shared memory that all rows fit, or a T4; no other test has
+                  // loaded there
+      fake::state().attributes = {{cuda::kComputeMajor, turing ? 7 : 8},
+                                  {cuda::kComputeMinor, turing ? 5 : 0},
+                                  {cuda::kSharedBytesOptin, turing ? 65536 : 232448}};
     }
     const Result<Device> gpu = this_gpu(older ? 1 : 0);
     ASSERT_TRUE(gpu.ok()) << gpu.status().text;

@@ -69,7 +69,7 @@ TEST(GpuFacts, EveryNumberOfAnArchitectureIsUsed) {
           &MmaCosts::shared_tile, &MmaCosts::shared}) {
       expect_used_of_mma(member);
     }
-    EXPECT_EQ(used, facts.arch == Arch::sm90 ? 24 : 11);
+    EXPECT_EQ(used, facts.arch == Arch::sm90 ? 24 : facts.arch == Arch::sm80 ? 11 : 6);
   }
 }
 

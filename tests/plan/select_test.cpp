@@ -261,6 +261,42 @@ TEST(Select, GoldenPlansOfHopper) {
   }
 }
 
+// Turing multiplies fp16 alone, and its blocks have 64 KB: all of it fits there.
+TEST(Planner, TuringHasRowsOfItsOwn) {
+  const Result<Device> t4 = named_device("t4");
+  ASSERT_TRUE(t4) << t4.status().text;
+  const struct {
+    const char* problem;
+    const char* row;
+  } all[] = {
+      {"fwd f16 h=16 q=4096 k=4096 d=64 causal", "forward.f16.d64.128x48.w4"},
+      {"fwd f16 h=16 q=4096 k=4096 d=72", "forward.f16.d128.128x32.w4"},
+      {"fwd f16 h=16 q=4096 k=4096 d=192/128 sink", "forward.f16.d256.64x16.w4"},
+      {"fwd f16 h=16 q=4096 k=4096 d=128 softcap=30", "forward.f16.d128.64x32.w4.extra"},
+      {"fwd f16 h=16 q=4096 k=4096 d=63", "forward.f16.d64.64x64.w4.any"},
+      {"bwd f16 h=16 q=4096 k=4096 d=64", "backward.f16.d64.64x128.w8"},
+      {"bwd f16 h=16 q=4096 k=4096 d=128 deterministic", "backward.f16.d128.32x64.w4"},
+      {"bwd f16 h=16 q=4096 k=4096 d=256", "backward.f16.d256.32x32.q1.w2"},
+      {"bwd f16 h=16 q=4096 k=4096 d=256 dropout=0.1", "backward.f16.d256.32x16.q1.w1.extra"},
+      {"bwd f16 h=16 q=4096 k=4096 d=200 unaligned", "backward.f16.d256.32x16.q1.w1.any"},
+      {"fwd f16 b=9 h=16/4 q=1 k=4096 d=256 cache=full", "forward.decode.f16.d256v128.16x16"},
+      {"fwd f16 b=9 h=16/4 q=1 k=4096 d=128 cache=full kv=e4m3 scales=none/head/token",
+       "forward.decode.e4m3.d128.16x32"},
+  };
+  for (const auto& [problem, row] : all) {
+    const Result<Plan> planned = plan(problem_of(problem), *t4);
+    ASSERT_TRUE(planned) << planned.status().text;
+    EXPECT_EQ(planned->kernel(), std::string("sm75.") + row) << problem;
+  }
+  const Result<Plan> other = plan(problem_of("fwd bf16 h=16 q=4096 k=4096 d=64"), *t4);
+  ASSERT_FALSE(other);
+  EXPECT_NE(
+      other.status().text.find("the problem is bf16, which GPUs before Ampere do not multiply: "
+                               "cast to fp16"),
+      std::string::npos)
+      << other.status().text;
+}
+
 // Of rows by mma.sync what a block may have of shared memory decides, in both passes.
 TEST(Planner, RowsByMmaFitTheSharedMemory) {
   const struct {
@@ -288,13 +324,17 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "forward.bf16.d256.64x64.w4", "forward.bf16.d512.32x32.w2x2",
         "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512v128.16x16"}},
   };
-  const char* const problems[11] = {
-      "fwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=16 q=4096 k=4096 d=64",
-      "bwd bf16 h=16 q=4096 k=4096 d=120",       "bwd bf16 h=16 q=4096 k=4096 d=192/128",
-      "bwd bf16 h=16 q=4096 k=4096 d=256",       "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
-      "bwd bf16 h=8 q=512 k=512 d=256 unaligned", "fwd bf16 h=16 q=512 k=512 d=256 causal",
-      "fwd bf16 h=16 q=4096 k=4096 d=512",       "fwd bf16 h=16 q=4096 k=4096 d=264/384",
-      "fwd bf16 h=16 q=1 k=4096 d=320"};
+  const char* const problems[11] = {"fwd bf16 h=16 q=4096 k=4096 d=256",
+                                    "bwd bf16 h=16 q=4096 k=4096 d=64",
+                                    "bwd bf16 h=16 q=4096 k=4096 d=120",
+                                    "bwd bf16 h=16 q=4096 k=4096 d=192/128",
+                                    "bwd bf16 h=16 q=4096 k=4096 d=256",
+                                    "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
+                                    "bwd bf16 h=8 q=512 k=512 d=256 unaligned",
+                                    "fwd bf16 h=16 q=512 k=512 d=256 causal",
+                                    "fwd bf16 h=16 q=4096 k=4096 d=512",
+                                    "fwd bf16 h=16 q=4096 k=4096 d=264/384",
+                                    "fwd bf16 h=16 q=1 k=4096 d=320"};
   for (const auto& [device, rows] : all) {
     const Result<Device> gpu = named_device(device);
     ASSERT_TRUE(gpu) << gpu.status().text;

@@ -24,7 +24,7 @@ Status check_rows(const PlanData& plan, const Tensors& t) {
 
 }  // namespace
 
-Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
+Status run_tiles(const PlanData& plan, const Tensors& tensors, const Queue& queue) {
   if (plan.work.count() == 0) return {};
   if (Status s = check_rows(plan, tensors); !s) return s;
   ForwardParams params;

@@ -6,6 +6,6 @@
 namespace tessera::cuda::mma {
 
 /// Errors: invalid (a tensor that is not aligned), device.
-Status run_forward(const PlanData& plan, const Tensors& tensors, const Queue& queue);
+Status run_tiles(const PlanData& plan, const Tensors& tensors, const Queue& queue);
 
 }  // namespace tessera::cuda::mma

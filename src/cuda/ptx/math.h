@@ -58,9 +58,25 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   static_assert(kType == Dtype::bf16 || kType == Dtype::f16);
   std::uint32_t pair;
   if constexpr (kType == Dtype::bf16) {
+#if __CUDA_ARCH__ < 800
+    const auto round = [](float x) {
+      const std::uint32_t bits = __float_as_uint(x);
+      const std::uint32_t up = (bits >> 16 & 1) + 0x7FFFU;
+      return x != x ? 0x7FFFU : bits + up >> 16;
+    };
+    pair = round(low) | round(high) << 16;
+#else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
   } else {
+#if __CUDA_ARCH__ < 800
+    asm("{\n.reg .b16 low, high;\ncvt.rn.f16.f32 low, %1;\ncvt.rn.f16.f32 high, %2;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(pair)
+        : "f"(low), "f"(high));
+#else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
   }
   return pair;
 }

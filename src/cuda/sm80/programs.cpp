@@ -1,10 +1,6 @@
 #include "cuda/sm80/programs.h"
 
-#include "core/mma_shape.h"
-#include "cuda/mma/backward_program.h"
-#include "cuda/mma/decode_program.h"
-#include "cuda/mma/forward_program.h"
-#include "cuda/sm80/peak_shape.h"
+#include "cuda/mma/programs.h"
 
 namespace tessera::cuda::sm80 {
 namespace {
@@ -19,52 +15,11 @@ constexpr Image kImages[] = {
     {"compute_80", [](int capability) { return capability >= 80; }},
 };
 
-/// A row's kernel.
-std::string row_program(const core::Kernel& row, const std::string& name) {
-  if (row.pass == Pass::backward) return mma::backward_program(row, name);
-  return row.form == core::Form::decode ? mma::decode_program(row, name)
-                                        : mma::forward_program(row, name);
-}
-
-constexpr auto kAll = with_finish("mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>");
-
-constexpr int kPeakWarps = kPeakThreads / 32;
-constexpr double kPeakOperations = 2.0 * 16 * 8 * 16 * kPeakProducts * kPeakWarps;
-
-constexpr Yardstick kYardstick = {
-    "tessera_sm80_peak",
-    "#include \"cuda/sm80/peak.h\"\n"
-    "#include \"cuda/tile/read_peak.h\"\n"
-    "using namespace tessera::cuda;\n"
-    "extern \"C\" __global__ void __launch_bounds__(sm80::kPeakThreads, 1)\n"
-    "multiply_peak(int rounds, float* never) {\n"
-    "  sm80::multiply_peak(rounds, never);\n}\n"
-    "extern \"C\" __global__ void __launch_bounds__(sm80::kPeakThreads)\n"
-    "read_peak(const uint4* memory, std::int64_t count, float* never) {\n"
-    "  read_peak<sm80::kPeakThreads>(memory, count, never);\n}\n",
-    kPeakThreads,
-    0,
-    kPeakOperations,
-};
+std::string target_on(int capability) { return "sm_" + std::to_string(capability); }
 
 }  // namespace
 
-const Architecture kArchitecture = {
-    .arch = Arch::sm80,
-    .images = kImages,
-    .target_on = [](int capability) { return "sm_" + std::to_string(capability); },
-    .begins_early = false,
-    .threads =
-        [](const core::Kernel& row) {
-          return row.form == core::Form::decode ? core::decode_threads(row)
-                                                : core::mma_threads(row);
-        },
-    .shared_bytes = [](const core::Kernel& row) { return core::mma_bytes(row); },
-    .row_program = row_program,
-    .auxiliary = kAll,
-    .auxiliary_symbol = "tessera_sm80_auxiliary",
-    .auxiliary_includes = "#include \"cuda/mma/backward_finish.h\"\n",
-    .yardstick = kYardstick,
-};
+const Architecture kArchitecture = mma::architecture_of_family(
+    Arch::sm80, kImages, target_on, "tessera_sm80_auxiliary", "tessera_sm80_peak");
 
 }  // namespace tessera::cuda::sm80

@@ -1,22 +1,19 @@
-// The target of all GPUs since Ampere: who runs its code, and the launches.
+// The target of all GPUs since Ampere: who runs its code, and the launches of kernels in mma/.
 #pragma once
 
+#include "cuda/mma/backward_launch.h"
+#include "cuda/mma/launch.h"
 #include "cuda/sm80/programs.h"
 #include "cuda/target.h"
 
 namespace tessera::cuda::sm80 {
 
-Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
-                   const Queue& queue);
-Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
-                    const Queue& queue);
-
 inline constexpr Target kTarget = {
     &kArchitecture,
     "Ampere and newer, from 8.0 on",
     [](int capability) { return capability >= 80; },
-    run_forward,
-    run_backward,
+    mma::run_forward,
+    mma::run_backward,
 };
 
 }  // namespace tessera::cuda::sm80

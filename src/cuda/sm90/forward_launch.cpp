@@ -79,7 +79,7 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
   if (plan.kernel.form == core::Form::decode) {
     return mma::run_decode(plan, read, workspace, queue);
   }
-  if (plan.kernel.stages > 0) return mma::run_forward(plan, read, queue);
+  if (plan.kernel.stages > 0) return mma::run_tiles(plan, read, queue);
   if (plan.work.count() == 0) return {};
   if (lays_values(plan)) {
     if (Status s = lay_values(plan, read, workspace, queue); !s) return s;

@@ -1,7 +1,6 @@
 #include "cuda/sm90/programs.h"
 
-#include "cuda/mma/decode_program.h"
-#include "cuda/mma/forward_program.h"
+#include "cuda/mma/programs.h"
 #include "cuda/sm90/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -10,8 +9,7 @@ namespace {
 /// The kernel of a row: forward<row>(p, shared), latent<row>(p, shared) where it decodes with qv,
 /// backward<row>(p, shared) or, where its roles are split, backward_wide<row>(p, shared).
 std::string row_program(const core::Kernel& row, const std::string& name) {
-  if (row.form == core::Form::decode && !row.qv) return mma::decode_program(row, name);
-  if (row.stages > 0) return mma::forward_program(row, name);
+  if (row.stages > 0) return mma::row_program(row, name);
   const bool forward = row.pass == Pass::forward;
   const std::string kernel = row.qv              ? "latent"
                              : forward           ? "forward"

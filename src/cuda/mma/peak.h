@@ -2,13 +2,16 @@
 // as a share of what these reach on the same GPU at the same moment.
 #pragma once
 
+#include "cuda/mma/peak_shape.h"
 #include "cuda/ptx/mma.h"
-#include "cuda/sm80/peak_shape.h"
 
-namespace tessera::cuda::sm80 {
+namespace tessera::cuda::mma {
 
-/// kPeakProducts products in bf16, `rounds` times, by each warp; the operands are noise of both
-/// signs, as what a multiplication costs in power, and so in clock, depends on its bits.
+/// Of what is multiplied: Turing has no bf16.
+inline constexpr Dtype kPeakType = __CUDA_ARCH__ < 800 ? Dtype::f16 : Dtype::bf16;
+
+/// kPeakProducts products, `rounds` times, by each warp; the operands are noise of both signs, as
+/// what a multiplication costs in power, and so in clock, depends on its bits.
 __device__ __forceinline__ void multiply_peak(int rounds, float* never) {
   constexpr int kRows = 4, kColumns = kPeakProducts / kRows;
   std::uint32_t a[kRows][4], b[kColumns][2];
@@ -26,7 +29,7 @@ __device__ __forceinline__ void multiply_peak(int rounds, float* never) {
 #pragma unroll
     for (int i = 0; i < kPeakProducts; ++i) {
       const std::uint32_t* const column = b[i % kColumns];
-      ptx::mma<Dtype::bf16>(d[i], a[i / kColumns], column[0], column[1]);
+      ptx::mma<kPeakType>(d[i], a[i / kColumns], column[0], column[1]);
     }
   }
   float sum = 0.0F;
@@ -35,4 +38,4 @@ __device__ __forceinline__ void multiply_peak(int rounds, float* never) {
   if (sum == -1.0F) *never = sum;  // so that nothing is left out
 }
 
-}  // namespace tessera::cuda::sm80
+}  // namespace tessera::cuda::mma
