@@ -5,7 +5,7 @@ bench/results/h200_wide.csv.
 
 "" stands for the GPU as it is, the others for what other GPUs run (TESSERA_GPU_AS), by the shared memory that they
 have. The forward: 16,384 tokens, hidden size 2048, TFLOP/s; PyTorch's FlashAttention-2 and cuDNN end at 256.
-Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, two queries a key head, TB/s of the cache. All
+Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, one query a key head, TB/s of the cache. All
 take turns within a cell; medians of CUDA-event times; random normal inputs. The last column divides by what the same
 device has at 256. NVRTC compiles these kernels for this very GPU. Needs PyTorch.
 """
@@ -30,7 +30,7 @@ COLUMNS_OF_KEYS = 1024
 
 def efficient(q, k, v, causal):
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def measure(library, arena, names, words, shapes, causal, amount, peer_of):
@@ -72,9 +72,9 @@ def cells():
     for b in (32, 64):
         for d in (256, 512):
             h_k = COLUMNS_OF_KEYS // d
-            words = f"fwd bf16 b={b} h={2 * h_k}/{h_k} q=1 k={DECODED} d={d}"
-            q, k = (b, 1, 2 * h_k, d), (b, DECODED, h_k, d)
-            yield "decode", d, False, DECODED, b, 2 * h_k, words, [q, k, k, q], 2 * 2 * b * DECODED * COLUMNS_OF_KEYS
+            words = f"fwd bf16 b={b} h={h_k} q=1 k={DECODED} d={d}"
+            q, k = (b, 1, h_k, d), (b, DECODED, h_k, d)
+            yield "decode", d, False, DECODED, b, h_k, words, [q, k, k, q], 2 * 2 * b * DECODED * COLUMNS_OF_KEYS
 
 
 def main():

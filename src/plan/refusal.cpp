@@ -233,6 +233,16 @@ std::string refused_device(const core::Kernel& row, const Device& device) {
          " bytes of shared memory a block; the device gives " + std::to_string(device.l1_bytes);
 }
 
+/// A row that is compiled when it is needed is for what no other row takes.
+std::string refused_narrow(const core::Kernel& row, const Problem& problem) {
+  constexpr std::int64_t kOthers = 256;
+  if (!core::is_made_at_need(row)) return {};
+  if (problem.head_dim > kOthers || problem.head_dim_v > kOthers) return {};
+  return "is for head dims beyond " + std::to_string(kOthers) + ", as no build has its code; " +
+         "head_dim = " + std::to_string(problem.head_dim) +
+         ", head_dim_v = " + std::to_string(problem.head_dim_v);
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
@@ -245,6 +255,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     if (!other.empty()) return other;
   }
   if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
+  if (std::string other = refused_narrow(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(row, problem); !other.empty()) return other;

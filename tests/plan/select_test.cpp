@@ -261,6 +261,19 @@ TEST(Select, GoldenPlansOfHopper) {
   }
 }
 
+// A tile of few rows would be cheap for few queries, but no build has its code.
+TEST(Planner, RowsThatAreMadeAtNeedAreForWideHeads) {
+  for (const char* device : {"h200", "a100", "rtx-4090"}) {
+    for (const char* problem : {"fwd f16 b=3 h=4/2 q=17 k=1 d=128 softcap=5 bias=hk dropout=0.3",
+                                "fwd bf16 q=1 k=1 d=256", "fwd bf16 h=2 q=17 k=63 d=65 dropout=0.3",
+                                "fwd bf16 b=2 h=4 q=1 k=900 d=256 cache=full"}) {
+      const Result<Plan> planned = plan(problem_of(problem), *named_device(device));
+      ASSERT_TRUE(planned) << planned.status().text;
+      EXPECT_FALSE(core::is_made_at_need(planned->data().kernel)) << device << ": " << problem;
+    }
+  }
+}
+
 // Turing multiplies fp16 alone, and its blocks have 64 KB: all of it fits there.
 TEST(Planner, TuringHasRowsOfItsOwn) {
   const Result<Device> t4 = named_device("t4");

@@ -178,7 +178,7 @@ class BackwardTile {
       return;
     }
     constexpr int kRowsAtOnce = kRoleThreads / 8;
-    static_assert(kCount % kRowsAtOnce == 0);
+    static_assert(kCount % kRowsAtOnce == 0 && (kRowsAtOnce % 8 == 0 || kRowsAtOnce == 4));
     const int thread = role_thread();
     const int row = thread / 8, unit = thread % 8;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
@@ -188,7 +188,8 @@ class BackwardTile {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const bool inside = row + i * kRowsAtOnce < left && kFrom + c * 64 + unit * 8 < dim;
-        ptx::copy_async(at + (c * kCount + i * kRowsAtOnce) * 128, from + c * 64, inside);
+        ptx::copy_async((at ^ i * kRowsAtOnce % 8 * 16) + (c * kCount + i * kRowsAtOnce) * 128,
+                        from + c * 64, inside);
       }
       from += kRowsAtOnce * stride;
     }
