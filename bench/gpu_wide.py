@@ -1,13 +1,13 @@
-"""Head dims beyond 256 on an H200, beside 256 and beside PyTorch's memory-efficient attention, cell by cell, in one run:
+"""Head dims beyond 256 on an H200, beside 256 and beside what PyTorch's SDPA chooses, cell by cell, in one run:
 bench/results/h200_wide.csv.
 
     gpu_wide.py --library build/release/libtessera.so --output FILE [--as "" b200 a100 a10]
 
 "" stands for the GPU as it is, the others for what other GPUs run (TESSERA_GPU_AS), by the shared memory that they
-have. The forward: 16,384 tokens, hidden size 2048, TFLOP/s; PyTorch's FlashAttention-2 and cuDNN end at 256.
-Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, one query a key head, TB/s of the cache. All
-take turns within a cell; medians of CUDA-event times; random normal inputs. The last column divides by what the same
-device has at 256. NVRTC compiles these kernels for this very GPU. Needs PyTorch.
+have. The forward: 16,384 tokens, hidden size 2048, TFLOP/s. PyTorch takes cuDNN at 256, and
+its memory-efficient kernel beyond. Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, one query a
+key head, TB/s of the cache. All take turns within a cell; medians of CUDA-event times; random normal inputs.
+of_d256 divides by what the same device has at 256. NVRTC compiles these kernels for this very GPU. Needs PyTorch.
 """
 
 import argparse
@@ -18,19 +18,17 @@ import statistics
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_forward import HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "pass", "d", "causal", "s", "b", "h",
-           "kernel", "tessera", "efficient", "of_efficient", "of_d256", "difference"]
+           "kernel", "tessera", "pytorch", "of_pytorch", "of_d256", "difference"]
 DECODED = 8192  # keys
 COLUMNS_OF_KEYS = 1024
 
 
-def efficient(q, k, v, causal):
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def pytorch(q, k, v, causal):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def measure(library, arena, names, words, shapes, causal, amount, peer_of):
@@ -49,7 +47,9 @@ def measure(library, arena, names, words, shapes, causal, amount, peer_of):
             del os.environ["TESSERA_GPU_AS"]
         plan = library.plan(words, "gpu")
         tensors = plan.tensors(q=q, k=k, v=v, o=o)
-        functions[name] = lambda plan=plan, tensors=tensors: plan.enqueue(tensors, stream)
+        workspace = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+        functions[name] = lambda plan=plan, tensors=tensors, workspace=workspace: plan.enqueue(
+            tensors, stream, workspace)
         o.fill_(float("nan"))
         functions[name]()
         found[name] = plan.kernel, ((o.float() - expected).abs().max() / expected.abs().max()).item()
@@ -62,7 +62,7 @@ def measure(library, arena, names, words, shapes, causal, amount, peer_of):
 
 
 def cells():
-    """(pass, head dim, causal, tokens or keys, sequences, heads, problem, shapes of q, k, v, o, what to divide by time)."""
+    """(pass, head dim, causal, tokens or keys, sequences, heads, problem, shapes of q, k, v, o, amount)."""
     for causal in (False, True):
         for s in (512, 2048, 8192, 16384):
             for d in (256, 384, 512):
@@ -87,7 +87,7 @@ def main():
     library = libtessera.Library(arguments.library)
     arena, rows, narrow, shares = Arena(6 << 30), [], {}, {}
     for kind, d, causal, s, b, h, words, shapes, amount in cells():
-        found, peer = measure(library, arena, arguments.names, words, shapes, causal, amount, efficient)
+        found, peer = measure(library, arena, arguments.names, words, shapes, causal, amount, pytorch)
         for name, (kernel, rate, difference) in found.items():
             if d == 256:
                 narrow[name, kind, causal, s, b] = rate
@@ -97,11 +97,12 @@ def main():
                 datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("name"),
                 query("clocks.sm"), name or "itself", "bf16", kind, d, int(causal), s, b, h, kernel, f"{rate:.2f}",
                 f"{peer:.2f}", f"{rate / peer:.2f}", f"{share:.3f}", f"{difference:.1e}"))))
-        print(f"{kind} d={d} {'causal' if causal else 'full'} s={s} b={b}: memory-efficient {peer:.3g}, " + ", ".join(
+        print(f"{kind} d={d} {'causal' if causal else 'full'} s={s} b={b}: PyTorch {peer:.3g}, " + ", ".join(
             f"{name or 'as it is'} {rate:.3g}{'' if difference < 0.02 else ' WRONG'}"
             for name, (_, rate, difference) in found.items()), flush=True)
     for (kind, name, d), some in shares.items():
-        print(f"{kind}, {name}, d={d}: {statistics.geometric_mean(some):.3f} of 256, {min(some):.3f} at least", flush=True)
+        print(f"{kind}, {name}, d={d}: {statistics.geometric_mean(some):.3f} of 256, {min(some):.3f} at least",
+              flush=True)
     write(arguments.output, COLUMNS, rows)
 
 

@@ -177,19 +177,22 @@ class BackwardTile {
           role_thread());
       return;
     }
-    constexpr int kRowsAtOnce = kRoleThreads / 8;
-    static_assert(kCount % kRowsAtOnce == 0 && (kRowsAtOnce % 8 == 0 || kRowsAtOnce == 4));
+    // Eight rows at least, what the swizzle repeats by: of one warp a thread has two units of a
+    // row.
+    constexpr int kUnits = core::min(8, kRoleThreads / 8), kRowsAtOnce = kRoleThreads / kUnits;
+    static_assert(kCount % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0);
     const int thread = role_thread();
-    const int row = thread / 8, unit = thread % 8;
+    const int row = thread / kUnits, unit = thread % kUnits;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
     const std::uint16_t* from = x + row * stride + kFrom + unit * 8;
-#pragma unroll
+    constexpr int kUnrolled = kUnits == 8 ? kCount / kRowsAtOnce : 1;  // there are no registers
+#pragma unroll kUnrolled
     for (int i = 0; i < kCount / kRowsAtOnce; ++i) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const bool inside = row + i * kRowsAtOnce < left && kFrom + c * 64 + unit * 8 < dim;
-        ptx::copy_async((at ^ i * kRowsAtOnce % 8 * 16) + (c * kCount + i * kRowsAtOnce) * 128,
-                        from + c * 64, inside);
+      for (int column = 0; column < kChunks * 64; column += kUnits * 8) {
+        const bool inside = row + i * kRowsAtOnce < left && kFrom + column + unit * 8 < dim;
+        ptx::copy_async((at ^ column % 64 * 2) + (column / 64 * kCount + i * kRowsAtOnce) * 128,
+                        from + column, inside);
       }
       from += kRowsAtOnce * stride;
     }
