@@ -23,8 +23,8 @@ inline const char* to_string(core::Operand operand) {
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
 /// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
 /// row has but one buffer of queries; by mma.sync ".w4" where four warps have a tile's rows, or
-/// backward its keys, ".w4x2" where four pairs of warps share them. A decoding row that widens is called by what it reads, with qv by the types
-/// of keys and of values.
+/// backward its keys, ".w4x2" where four pairs of warps share them. A decoding row that widens is
+/// called by what it reads, with qv by the types of keys and of values.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
   std::string operand = std::string(".") + to_string(kernel.operand);

@@ -255,11 +255,11 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
     if (!other.empty()) return other;
   }
   if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
-  if (std::string other = refused_narrow(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
     if (std::string other = refused_cache(row, problem); !other.empty()) return other;
   }
+  if (std::string other = refused_narrow(row, problem); !other.empty()) return other;
   if (scaled ? !is_scaled(problem.dtype)
              : !(widens && !row.qv) && row.operand != core::operand_of(problem.dtype)) {
     const bool before_bf16 = row.arch == Arch::sm75 && problem.dtype == Dtype::bf16;

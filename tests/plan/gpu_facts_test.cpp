@@ -18,9 +18,12 @@ bool costs_differ(const GpuFacts& facts, const GpuCosts& costs) {
        {"fwd bf16 h=2 q=4096 k=4096 d=256", "fwd bf16 h=2 q=512 k=512 d=128",
         "fwd bf16 h=2 q=4096 k=4096 d=128", "fwd bf16 h=2 q=4096 k=4096 d=64 alibi=h",
         "fwd bf16 h=2 q=512 k=512 d=64 softcap=9", "bwd bf16 h=2 q=1024 k=1024 d=128",
-        "bwd bf16 h=2 q=1024 k=1024 d=256"}) {
-    const Result<Problem> problem = parse_problem(text);
+        "bwd bf16 h=2 q=1024 k=1024 d=256", "fwd bf16 h=2 q=512 k=512 d=512",
+        "fwd bf16 h=2 q=512 k=512 d=512 alibi=h", "fwd bf16 h=2 q=512 k=512 d=63",
+        "fwd bf16 h=2 q=512 k=512 d=511"}) {
+    Result<Problem> problem = parse_problem(text);
     EXPECT_TRUE(problem.ok()) << problem.status().text;
+    if (facts.arch == Arch::sm75) problem->dtype = Dtype::f16;
     for (const core::Kernel& row : kCatalog) {
       if (row.arch != facts.arch || !refusal(row, *problem, device).empty()) continue;
       const PlanData planned = plan_row(row, *problem, device);

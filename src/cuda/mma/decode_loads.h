@@ -232,9 +232,8 @@ class DecodeLoads {
     }
     const bool value = lane_ >= kTileKeys;
     const Source& source = value ? p.v : p.k;
-    const auto* const head =
-        static_cast<const Element*>(source.data) + of.head * source.strides.head +
-        (value ? of.column() : 0);
+    const auto* const head = static_cast<const Element*>(source.data) +
+                             of.head * source.strides.head + (value ? of.column() : 0);
     int tile = of.tiles.begin + warp_;
 #pragma unroll 1
     for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
@@ -255,7 +254,8 @@ class DecodeLoads {
         if (!pages.exists(entry)) continue;
       }
       ptx::prefetch(head + entry * source.strides.batch + slot * source.strides.seqlen,
-                    static_cast<std::uint32_t>(value ? columns_of(of) : p.head_dim) * kSize, policy_);
+                    static_cast<std::uint32_t>(value ? columns_of(of) : p.head_dim) * kSize,
+                    policy_);
     }
   }
 

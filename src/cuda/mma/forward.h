@@ -2,9 +2,10 @@
 // keys and of values where they fit, so that a block of one comes while the other is multiplied.
 //
 // A warp has tile_m query rows, 32 where two tiles of 16 share what ldmatrix brings, and all warps
-// of a block share its keys. Of wide values several warps share rows (shared_rows.h). A block of threads takes one tile of query rows after another. Of a
-// tile's blocks of keys, from the right (the diagonal) to the left: S = Q K^T while values come,
-// weights, O += P V while the next keys come. Rows past a sequence's end are zeros as they come.
+// of a block share its keys. Of wide values several warps share rows (shared_rows.h). A block of
+// threads takes one tile of query rows after another. Of a tile's blocks of keys, from the right
+// (the diagonal) to the left: S = Q K^T while values come, weights, O += P V while the next keys
+// come. Rows past a sequence's end are zeros as they come.
 #pragma once
 
 #include "core/mma_shape.h"
@@ -236,9 +237,8 @@ class Forward {
     if (agreed(large)) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        w_[g].template weigh_at_once<kHalf, kN / 2>(
-            [&] { rescale(g); },
-            [](float weight, int) { return weight; });
+        w_[g].template weigh_at_once<kHalf, kN / 2>([&] { rescale(g); },
+                                                    [](float weight, int) { return weight; });
       }
     } else {
 #pragma unroll
@@ -287,11 +287,11 @@ class Forward {
 #pragma unroll
         for (float& x : s) x *= p.score.pre;
       }
-      add_extras<Axis::rows>(p.extras,
-                             {tile_.sequence.batch, tile_.head, row_of(g, 0),
-                              first_key(n) + lane_ % 4 * 2, tile_.band.seqlen_q,
-                              tile_.band.seqlen_k},
-                             s);
+      add_extras<Axis::rows>(
+          p.extras,
+          {tile_.sequence.batch, tile_.head, row_of(g, 0), first_key(n) + lane_ % 4 * 2,
+           tile_.band.seqlen_q, tile_.band.seqlen_k},
+          s);
     }
   }
   /// Dropout of the weights (S8); their sum has been taken.
@@ -576,7 +576,7 @@ class Forward {
 
   const ForwardParams& p;
   const std::uint32_t q_, k_, v_;  ///< buffers
-  const int warp_, part_, lane_;  ///< the warp's rows, and what it has of their keys and columns
+  const int warp_, part_, lane_;   ///< the warp's rows, and what it has of their keys and columns
   /// Of the lane in the first 16 columns; others by XOR, as rows are aligned.
   const std::uint32_t query_, key_, value_;
   const SharedRows<K> shared_;
