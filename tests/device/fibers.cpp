@@ -140,8 +140,11 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
     // none is.
     unsigned held = 0, free = 0, random = 1;
     bool holds = false;
+    const auto first_of = [&m](unsigned warp) -> const Fiber& {
+      return m.fibers[std::size_t{warp} * kWarp];
+    };
     for (unsigned left = threads, round = 0; left > 0; ++round) {
-      holds = holds || (round >= free && m.fibers[held * kWarp].meets_warps);
+      holds = holds || (round >= free && first_of(held).meets_warps);
       const std::uint64_t before = m.events;
       for (m.current = 0; m.current < threads; ++m.current) {
         Fiber& fiber = m.fibers[m.current];
@@ -155,7 +158,7 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         return "block " + std::to_string(blockIdx.x) + ": " + std::to_string(left) +
                " threads wait for each other";
       }
-      if (stuck || m.fibers[held * kWarp].done) {
+      if (stuck || first_of(held).done) {
         holds = false;
         random = random * 1103515245 + 12345;
         held = (random >> 16) % core::ceil_div(threads, kWarp);
