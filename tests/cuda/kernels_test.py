@@ -106,7 +106,7 @@ def mma_loop(row):
     rows, d, dv, keys = (row[name] for name in ("tile_m", "head_dim", "head_dim_v", "block_n"))
     groups, held = rows // 16, rows * d <= 32 * 64
     times = (2, 3) if held and row["stages"] == 2 else (1, 1)
-    parts = -(-rows * dv // 4096)
+    parts = row["threads"] // 32 * rows // row["block_m"]
     fragments = keys // 16 * (times[0] * d + times[1] * dv) // 16 // parts
     weights = groups * keys // 16 if parts > 1 else 0
     return {"HMMA": groups * 2 * fragments * row["halves"], "LDSM": fragments + weights + (0 if held else groups * d // 16)}

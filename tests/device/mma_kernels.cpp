@@ -12,11 +12,13 @@ namespace {
 
 /// Of every kind one: warps of 32 rows and of 16, eight of them and four, two buffers and one,
 /// queries in registers and not, a last chunk that is half full, keys of other columns than values;
-/// two and four warps that share rows; a softcap, other extras, any layout. Of Turing's one with 48
-/// keys a block.
+/// two and four warps that share rows; a softcap, other extras, any layout. Of Turing's those
+/// with 48 and with 16 keys a block.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
-  if (row.arch == Arch::sm75 && row.pass == Pass::forward) return row.block_n == 48;
+  if (row.arch == Arch::sm75 && row.pass == Pass::forward && row.extra == core::Extra::none) {
+    return row.block_n == 48 || row.block_n == 16;
+  }
   if (row.arch != Arch::sm80 || row.pass != Pass::forward || row.form != core::Form::tile) {
     return false;
   }
