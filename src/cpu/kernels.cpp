@@ -6,6 +6,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
@@ -35,23 +36,26 @@ constexpr KernelFunction kernel_of() {
   }
 }
 
-/// Other sets' rows, GPUs' above all, leave no code here.
-template <std::size_t kRow>
-TESSERA_INLINE void find_at(const core::Kernel& row, KernelFunction& found) {
-  if constexpr (kCatalog[kRow].arch == Arch::TESSERA_ISA) {
-    if (row == kCatalog[kRow]) found = kernel_of<kCatalog[kRow]>();
-  }
+constexpr bool is_of_this_set(const core::Kernel& row) { return row.arch == Arch::TESSERA_ISA; }
+
+/// This set's rows alone: other sets' rows, GPUs' above all, leave no code here.
+constexpr auto rows_of_this_set() {
+  std::array<core::Kernel, std::ranges::count_if(kCatalog, is_of_this_set)> rows = {};
+  std::ranges::copy_if(kCatalog, rows.begin(), is_of_this_set);
+  return rows;
 }
 
+constexpr auto kRows = rows_of_this_set();
+
 template <std::size_t... kRow>
-KernelFunction find(const core::Kernel& row, std::index_sequence<kRow...>) {
+KernelFunction find(const core::Kernel& row, std::index_sequence<kRow...> /*rows*/) {
   KernelFunction found = nullptr;
-  (find_at<kRow>(row, found), ...);
+  ((row == kRows[kRow] ? void(found = kernel_of<kRows[kRow]>()) : void()), ...);
   return found;
 }
 
 KernelFunction find_kernel(const core::Kernel& row) {
-  return find(row, std::make_index_sequence<std::size(kCatalog)>{});
+  return find(row, std::make_index_sequence<kRows.size()>{});
 }
 
 }  // namespace
