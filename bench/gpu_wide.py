@@ -4,7 +4,7 @@ bench/results/h200_wide.csv.
     gpu_wide.py --library build/release/libtessera.so --output FILE [--as "" b200 a100 a10]
 
 "" stands for the GPU as it is, the others for what other GPUs run (TESSERA_GPU_AS), by the shared memory that they
-have. The forward: 16,384 tokens, hidden size 2048, TFLOP/s. PyTorch takes cuDNN at 256, and
+have. Both passes: 16,384 tokens, hidden size 2048, TFLOP/s. PyTorch takes cuDNN at 256, and
 its memory-efficient kernel beyond. Decoding: 32 and 64 sequences of 8,192 keys, 1,024 columns of keys, one query a
 key head, TB/s of the cache. All take turns within a cell; medians of CUDA-event times; random normal inputs.
 of_d256 divides by what the same device has at 256. NVRTC compiles these kernels for this very GPU. Needs PyTorch.
@@ -19,7 +19,9 @@ import statistics
 import torch
 import torch.nn.functional as F
 
+from gpu_backward import Pass
 from gpu_forward import HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
+from gpu_mma import difference_of
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "pass", "d", "causal", "s", "b", "h",
            "kernel", "tessera", "pytorch", "of_pytorch", "of_d256", "difference"]
@@ -31,28 +33,56 @@ def pytorch(q, k, v, causal):
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def measure(library, arena, names, words, shapes, causal, amount, peer_of):
-    """{name: (kernel, rate, difference)} with the peer's rate as "peer"; amount: what a second is asked for."""
-    arena.clear()
+def forward_of(arena, words, shapes, causal):
+    """(PyTorch's function, one that returns the plan and ours for what is planned now, what they write, what it ought
+    to be)."""
     q, k, v, o = (arena.place(shape, torch.bfloat16) for shape in shapes)
     for x in (q, k, v):
         x.copy_(torch.randn(x.shape, device="cuda"))
     inputs = [x.transpose(1, 2) for x in (q, k, v)]
-    expected = peer_of(*inputs, causal).transpose(1, 2).float()
     stream = torch.cuda.current_stream().cuda_stream
-    functions, found = {"peer": lambda: peer_of(*inputs, causal)}, {}
+
+    def ours(library):
+        plan = library.plan(words, "gpu")
+        tensors = plan.tensors(q=q, k=k, v=v, o=o)
+        workspace = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+        return plan, lambda: plan.enqueue(tensors, stream, workspace)
+
+    return lambda: pytorch(*inputs, causal), ours, [o], [pytorch(*inputs, causal).transpose(1, 2)]
+
+
+def backward_of(arena, words, shapes, causal):
+    """The same of the backward pass."""
+    q, k, v, dout, *out = (arena.place(shapes[0], torch.bfloat16) for _ in range(7))
+    for x in (q, k, v, dout):
+        x.copy_(torch.randn(x.shape, device="cuda"))
+    inputs = [x.transpose(1, 2).detach().requires_grad_(True) for x in (q, k, v)]
+    attended, gradient = pytorch(*inputs, causal), dout.transpose(1, 2)
+
+    def peer():
+        return torch.autograd.grad(attended, inputs, gradient, retain_graph=True)
+
+    def ours(library):
+        run = Pass(library, words, q, k, v, dout, out)
+        return run.plan, run
+
+    return peer, ours, out, [x.transpose(1, 2) for x in peer()]
+
+
+def measure(library, arena, names, kind, words, shapes, causal, amount):
+    """({name: (kernel, rate, difference)}, PyTorch's rate); amount: what a second is asked for."""
+    arena.clear()
+    peer, ours, outputs, expected = (backward_of if kind == "backward" else forward_of)(arena, words, shapes, causal)
+    functions, found = {"peer": peer}, {}
     for name in names:
         os.environ["TESSERA_GPU_AS"] = name
         if not name:
             del os.environ["TESSERA_GPU_AS"]
-        plan = library.plan(words, "gpu")
-        tensors = plan.tensors(q=q, k=k, v=v, o=o)
-        workspace = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
-        functions[name] = lambda plan=plan, tensors=tensors, workspace=workspace: plan.enqueue(
-            tensors, stream, workspace)
-        o.fill_(float("nan"))
+        plan, functions[name] = ours(library)
+        for x in outputs:
+            x.data.fill_(float("nan"))  # not a change that autograd would see
         functions[name]()
-        found[name] = plan.kernel, ((o.float() - expected).abs().max() / expected.abs().max()).item()
+        found[name] = plan.kernel, difference_of(outputs, expected)
     times = {name: [] for name in functions}
     for _ in range(4):
         for name, function in functions.items():
@@ -69,6 +99,8 @@ def cells():
                 b, h = TOKENS // s, HIDDEN // d
                 words = f"fwd bf16 b={b} h={h} q={s} k={s} d={d}" + (" causal" if causal else "")
                 yield "forward", d, causal, s, b, h, words, [(b, s, h, d)] * 4, 4 * b * h * s * s * d / (1 + causal)
+                yield ("backward", d, causal, s, b, h, words.removeprefix("fwd "), [(b, s, h, d)],
+                       10 * b * h * s * s * d / (1 + causal))
     for b in (32, 64):
         for d in (256, 512):
             h_k = COLUMNS_OF_KEYS // d
@@ -87,7 +119,7 @@ def main():
     library = libtessera.Library(arguments.library)
     arena, rows, narrow, shares = Arena(6 << 30), [], {}, {}
     for kind, d, causal, s, b, h, words, shapes, amount in cells():
-        found, peer = measure(library, arena, arguments.names, words, shapes, causal, amount, pytorch)
+        found, peer = measure(library, arena, arguments.names, kind, words, shapes, causal, amount)
         for name, (kernel, rate, difference) in found.items():
             if d == 256:
                 narrow[name, kind, causal, s, b] = rate

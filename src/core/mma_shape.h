@@ -15,17 +15,21 @@ TESSERA_HD constexpr int chunk_bytes(int row_bytes, int rows) {
 
 // ---- the forward (cuda/mma/forward.h), and what the backward has alike ----
 
-/// Warps that share rows of a forward, where one would not have registers for all their outputs:
-/// each has some of the columns.
+/// Warps that share rows of a forward, or keys of a backward, where one would not have registers
+/// for all their outputs: each has some of the columns.
 TESSERA_HD constexpr int mma_parts(const Kernel& row) {
   constexpr int kMost = 32 * 128;  // outputs of a warp
-  if (row.pass != Pass::forward || row.form != Form::tile || row.stages == 0) return 1;
-  return ceil_div(row.tile_m * row.head_dim_v, kMost);
+  if (row.form != Form::tile || row.stages == 0) return 1;
+  const int columns =
+      row.pass == Pass::forward ? row.head_dim_v : max(row.head_dim, row.head_dim_v);
+  int parts = 1;
+  while (row.tile_m * columns > parts * kMost) parts *= 2;
+  return parts;
 }
 /// A warp, or as many as share rows, has tile_m rows; backward tile_m keys.
 TESSERA_HD constexpr int mma_threads(const Kernel& row) {
   if (row.pass == Pass::forward) return row.block_m / row.tile_m * 32 * mma_parts(row);
-  return row.block_n / row.tile_m * (splits_roles(row) ? 2 : 1) * 32;
+  return row.block_n / row.tile_m * mma_parts(row) * (splits_roles(row) ? 2 : 1) * 32;
 }
 /// Of a tile of queries, and of the buffers of keys and of values.
 /// @{
@@ -62,11 +66,15 @@ TESSERA_HD constexpr int mma_forward_bytes(const Kernel& row) {
 
 // ---- the backward (cuda/mma/backward.h) ----
 
-/// Warps that share a block of keys, tile_m each; of split roles there are as many again.
-TESSERA_HD constexpr int mma_key_warps(const Kernel& row) { return row.block_n / row.tile_m; }
+/// Warps that share a block of keys, tile_m each, or as many as share them; of split roles there
+/// are as many again.
+TESSERA_HD constexpr int mma_key_warps(const Kernel& row) {
+  return row.block_n / row.tile_m * mma_parts(row);
+}
 /// Columns of values that warps hold in registers, as operands: as many as there are registers for
 /// where shared memory is scarce.
 TESSERA_HD constexpr int mma_held_values(const Kernel& row) {
+  if (mma_parts(row) > 1) return row.head_dim_v;
   if (!splits_roles(row)) return row.tile_m == 16 ? row.head_dim_v : 0;
   return row.block_m < 64 ? min(row.head_dim_v, 128) : 0;
 }
@@ -80,7 +88,7 @@ TESSERA_HD constexpr int mma_gradient_bytes(const Kernel& row) {
 }
 TESSERA_HD constexpr int mma_statistic_bytes(const Kernel& row) { return row.block_m * 4; }
 /// @}
-/// Of dS: a row a key.
+/// Of dS: a row a key. Where warps share keys, P is there, too (mma_weight_bytes).
 TESSERA_HD constexpr int mma_score_bytes(const Kernel& row) {
   return row.block_n * row.block_m * 2;
 }
@@ -89,12 +97,18 @@ TESSERA_HD constexpr int mma_exchange_bytes(const Kernel& row) {
   if (!splits_roles(row)) return 0;
   return row.block_n * row.block_m * (row.extra == Extra::all ? 6 : 4);
 }
+/// Of what warps that share keys tell the others of their role: what their columns add to scores of
+/// which these make weights.
+TESSERA_HD constexpr int mma_partial_bytes(const Kernel& row) {
+  return 2 * (mma_parts(row) - 1) * row.block_n * row.block_m * 4;
+}
 inline constexpr int kKeyTileBytes = 256;  ///< room for what is said of a block of keys
 TESSERA_HD constexpr int mma_backward_bytes(const Kernel& row) {
   return mma_key_bytes(row) + mma_kept_value_bytes(row) +
          row.q_stages * (mma_query_bytes(row) + mma_statistic_bytes(row)) +
          row.stages * (mma_gradient_bytes(row) + mma_statistic_bytes(row)) + mma_score_bytes(row) +
-         mma_exchange_bytes(row) + kKeyTileBytes + kChunkBytes;
+         mma_exchange_bytes(row) + mma_weight_bytes(row) + mma_partial_bytes(row) + kKeyTileBytes +
+         kChunkBytes;
 }
 
 // ---- decoding (cuda/mma/decode.h; rows with qv are Hopper's own) ----

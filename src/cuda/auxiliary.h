@@ -81,19 +81,30 @@ inline constexpr int kAuxiliaryThreads = 128;  ///< of a block of each
 
 constexpr std::size_t number_of(AuxiliaryKernel kernel) { return static_cast<std::size_t>(kernel); }
 
-/// Of an architecture's own kernels that make dQ of its sums: behind kAuxiliary.
+/// Of an architecture's own kernels that make dQ of its sums: behind kAuxiliary. Where rows by
+/// mma.sync are but some of its rows, those of their sums come after.
 /// @{
-enum class FinishKernel : std::uint8_t { bf16, f16 };
+enum class FinishKernel : std::uint8_t { bf16, f16, mma_bf16, mma_f16 };
 constexpr std::size_t number_of(FinishKernel kernel) {
   return kAuxiliary.size() + static_cast<std::size_t>(kernel);
 }
-constexpr auto with_finish(const char* bf16, const char* f16) {
-  std::array<Auxiliary, kAuxiliary.size() + 2> all{};
+template <std::size_t kCount>
+constexpr auto with_finish(const char* const (&calls)[kCount]) {
+  constexpr const char* kNames[] = {"finish_rows_bf16", "finish_rows_f16", "finish_mma_rows_bf16",
+                                    "finish_mma_rows_f16"};
+  std::array<Auxiliary, kAuxiliary.size() + kCount> all{};
   for (std::size_t i = 0; i < kAuxiliary.size(); ++i) all[i] = kAuxiliary[i];
-  all[number_of(FinishKernel::bf16)] = {"finish_rows_bf16", bf16, "aux::BackwardRowParams"};
-  all[number_of(FinishKernel::f16)] = {"finish_rows_f16", f16, "aux::BackwardRowParams"};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    all[kAuxiliary.size() + i] = {kNames[i], calls[i], "aux::BackwardRowParams"};
+  }
   return all;
 }
+/// Those of both types.
+struct FinishKernels {
+  FinishKernel bf16, f16;
+};
+inline constexpr FinishKernels kFinishRows = {FinishKernel::bf16, FinishKernel::f16};
+inline constexpr FinishKernels kFinishMmaRows = {FinishKernel::mma_bf16, FinishKernel::mma_f16};
 /// @}
 
 /// CUDA C++ of all these kernels, of which the first are kAuxiliary. includes: of the others.

@@ -108,7 +108,8 @@ void set_backward(BackwardPass& params, const PlanData& plan, const Tensors& t,
 }
 
 Status run_around(const PlanData& plan, const Tensors& tensors, const GpuBackwardLayout& layout,
-                  const Queue& queue, bool finishes, const std::function<Status()>& launch_main) {
+                  const Queue& queue, bool finishes, const FinishKernels& finish,
+                  const std::function<Status()>& launch_main) {
   const Problem& p = plan.problem;
   const aux::BackwardRowParams rows = make_row_params(plan, tensors, layout);
   const std::int64_t row_blocks = p.batch * layout.blocks.per_sequence * p.num_heads;
@@ -131,7 +132,7 @@ Status run_around(const PlanData& plan, const Tensors& tensors, const GpuBackwar
   if (status && wants_bias) status = launch_bias(AuxiliaryKernel::begin_bias);
   if (status && plan.work.count() > 0) status = launch_main();
   if (status && row_blocks > 0 && (finishes || plan.work.count() == 0)) {
-    status = launch(queue, p.dtype, FinishKernel::bf16, FinishKernel::f16, row_blocks, &rows);
+    status = launch(queue, p.dtype, finish.bf16, finish.f16, row_blocks, &rows);
   }
   if (status && bias.sums != nullptr) status = launch_bias(AuxiliaryKernel::finish_bias);
   if (status && p.sink && tensors.dsink != nullptr) {

@@ -15,8 +15,10 @@ void set_backward(BackwardPass& params, const PlanData& plan, const Tensors& ten
                   const GpuBackwardLayout& layout);
 
 /// Enqueues the kernels around launch_main(), which comes where there is work. finishes: whether
-/// the main kernel leaves dQ as sums. Errors: device, and launch_main's.
+/// the main kernel leaves dQ as sums, of which `finish` makes dQ. Errors: device, and
+/// launch_main's.
 Status run_around(const PlanData& plan, const Tensors& tensors, const GpuBackwardLayout& layout,
-                  const Queue& queue, bool finishes, const std::function<Status()>& launch_main);
+                  const Queue& queue, bool finishes, const FinishKernels& finish,
+                  const std::function<Status()>& launch_main);
 
 }  // namespace tessera::cuda

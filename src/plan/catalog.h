@@ -181,27 +181,40 @@ inline constexpr core::Kernel kPrefixRows[] = {
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    16,     64,    512,    0,     128,       128,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 2},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,     256,       256,     16,       0, core::Extra::all,  false, Dtype::f32, false, true, 3, 1},
 };
-// Head dims from 264 to 512, and decoding of them: no build has their machine code, which is compiled when it is needed.
-// Each of these is two rows: bf16, and the same for fp16.
+// Head dims from 264 to 512, both passes, and decoding of them: no build has their machine code, which is compiled when it is
+// needed. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kWideRows[] = {
-  // arch       pass           form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
-  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm90, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     384,       384,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    5,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+  // arch       pass            form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm90, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
+  {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     384,       384,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::all,  false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::all,  true,  Dtype::f32,  false, false,    2,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     384,       384,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
+  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    5,      1},
+  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     384,       384,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  16,    32,     32,      0,    0,     384,       384,     16,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  16,    32,     32,      0,    0,     512,       512,     16,       2, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  16,    32,     32,      0,    0,     512,       512,     16,       2, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
+  {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  16,    32,     32,      0,    0,     512,       512,     16,       2, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
 };
 // The same of caches of 8 bits: each of these is two rows, e4m3 and i8.
 inline constexpr core::Kernel kWideCacheRows[] = {

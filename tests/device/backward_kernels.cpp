@@ -10,23 +10,32 @@
 namespace tessera::device {
 namespace {
 
-/// Of every kind one: both roles in a warp and one, warps of 16 keys and of 32, 64 rows at a time
-/// and 32, values in registers, all of them, half and none; other extras, any layout.
+/// Of every kind one: both roles in a warp and one, warps of 16 keys and of 32, and that share
+/// them; 64 rows at a time, 32 and 16, values in registers, all of them, half and none; other
+/// extras, any layout.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   if (row.pass != Pass::backward) return false;
   if (row.arch == Arch::sm75) return row.block_n == 16 && !row.any_layout;
+  // Where other rows' sums are others.
+  if (row.arch == Arch::sm90) return row.stages > 0 && row.operand == f16 && row.head_dim == 384;
   if (row.arch != Arch::sm80) return false;
   const auto is = [&row](core::Operand operand, int head_dim, int head_dim_v, int block_m,
                          int tile_m, int block_n) {
     return row.operand == operand && row.head_dim == head_dim && row.head_dim_v == head_dim_v &&
            row.block_m == block_m && row.tile_m == tile_m && row.block_n == block_n;
   };
-  if (row.any_layout) return is(f16, 128, 128, 64, 16, 64) || is(bf16, 256, 256, 32, 16, 64);
-  if (row.extra == core::Extra::all) return is(bf16, 128, 128, 64, 16, 64);
+  if (row.any_layout) {
+    return is(f16, 128, 128, 64, 16, 64) || is(bf16, 256, 256, 32, 16, 64) ||
+           is(f16, 512, 512, 32, 32, 32);
+  }
+  if (row.extra == core::Extra::all) {
+    return is(bf16, 128, 128, 64, 16, 64) || is(bf16, 512, 512, 16, 32, 32);
+  }
   return is(f16, 64, 64, 64, 16, 128) || is(bf16, 128, 128, 64, 32, 128) ||
          is(bf16, 128, 128, 32, 16, 128) || is(f16, 192, 128, 64, 16, 64) ||
-         is(bf16, 192, 192, 32, 16, 64) || is(bf16, 256, 256, 64, 16, 64);
+         is(bf16, 192, 192, 32, 16, 64) || is(bf16, 256, 256, 64, 16, 64) ||
+         is(bf16, 384, 384, 32, 32, 32) || is(f16, 512, 512, 16, 32, 32);
 }
 
 constexpr auto kRows = rows_of<count_of(chosen)>(chosen);
@@ -75,6 +84,8 @@ bool launch_backward(const std::string& symbol, unsigned blocks, const void* par
          rows("prepare_rows_f16", cuda::aux::prepare_rows<Dtype::f16>) ||
          rows("finish_rows_bf16", cuda::mma::finish_rows<Dtype::bf16>) ||
          rows("finish_rows_f16", cuda::mma::finish_rows<Dtype::f16>) ||
+         rows("finish_mma_rows_bf16", cuda::mma::finish_rows<Dtype::bf16>) ||
+         rows("finish_mma_rows_f16", cuda::mma::finish_rows<Dtype::f16>) ||
          rows("sum_sinks", cuda::aux::sum_sinks) || bias("begin_bias", cuda::aux::begin_bias) ||
          bias("finish_bias", cuda::aux::finish_bias) ||
          launch_any(symbol, blocks, params, wrong, std::make_index_sequence<kRows.size()>());

@@ -29,7 +29,8 @@ TEST(Catalog, NamesAreUniqueAndTilesFit) {
     EXPECT_GT(row.block_m, 0);
     EXPECT_GT(row.block_n, 0);
     EXPECT_GT(row.tile_m, 0);
-    EXPECT_EQ(row.block_m % row.tile_m, 0) << name_of(row);
+    const bool of_keys = row.pass == Pass::backward && row.stages > 0;
+    EXPECT_EQ((of_keys ? row.block_n : row.block_m) % row.tile_m, 0) << name_of(row);
     EXPECT_EQ(row.split_n % row.block_n, 0) << name_of(row);
   }
 }
@@ -257,6 +258,12 @@ TEST(Select, GoldenPlansOfHopper) {
     }
     EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=150"), "sm90.backward.f16.d256.64x64.any");
     EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=256 unaligned"), "sm90.backward.f16.d256.64x64.any");
+    EXPECT_EQ(row("bwd f16 h=8 q=4096 k=4096 d=512"), "sm90.backward.f16.d512.32x32.w1x4.do2");
+    EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=264/320"), "sm90.backward.bf16.d384.32x32.w1x4.do2");
+    EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=264 dropout=0.1"),
+              "sm90.backward.bf16.d512.32x32.w1x4.do2.extra");
+    EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=257"), "sm90.backward.bf16.d512.32x32.w1x4.do2.any");
+    EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=520").find("up to 512"), std::string::npos);
     EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);
   }
 }
@@ -264,9 +271,11 @@ TEST(Select, GoldenPlansOfHopper) {
 // A tile of few rows would be cheap for few queries, but no build has its code.
 TEST(Planner, RowsThatAreMadeAtNeedAreForWideHeads) {
   for (const char* device : {"h200", "a100", "rtx-4090"}) {
-    for (const char* problem : {"fwd f16 b=3 h=4/2 q=17 k=1 d=128 softcap=5 bias=hk dropout=0.3",
-                                "fwd bf16 q=1 k=1 d=256", "fwd bf16 h=2 q=17 k=63 d=65 dropout=0.3",
-                                "fwd bf16 b=2 h=4 q=1 k=900 d=256 cache=full"}) {
+    for (const char* problem :
+         {"fwd f16 b=3 h=4/2 q=17 k=1 d=128 softcap=5 bias=hk dropout=0.3",
+          "fwd bf16 q=1 k=1 d=256", "fwd bf16 h=2 q=17 k=63 d=65 dropout=0.3",
+          "fwd bf16 b=2 h=4 q=1 k=900 d=256 cache=full", "bwd bf16 q=1 k=1 d=256",
+          "bwd f16 h=2 q=17 k=20 d=128 dropout=0.1"}) {
       const Result<Plan> planned = plan(problem_of(problem), *named_device(device));
       ASSERT_TRUE(planned) << planned.status().text;
       EXPECT_FALSE(core::is_made_at_need(planned->data().kernel)) << device << ": " << problem;
@@ -314,7 +323,7 @@ TEST(Planner, TuringHasRowsOfItsOwn) {
 TEST(Planner, RowsByMmaFitTheSharedMemory) {
   const struct {
     const char* device;
-    const char* rows[11];
+    const char* rows[14];
   } all[] = {
       {"b200",
        {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
@@ -322,32 +331,33 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "backward.bf16.d256.64x64.w4.do2", "backward.bf16.d256.64x64.q1.w4.extra",
         "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.64x64.w4",
         "forward.bf16.d512.64x64.w2x4", "forward.bf16.d384.64x64.w4x2",
-        "forward.decode.bf16.d512v256.16x32"}},
+        "forward.decode.bf16.d512v256.16x32", "backward.bf16.d512.32x32.w1x4.do2",
+        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra"}},
       {"a100",
        {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
         "backward.bf16.d128.64x128.w4", "backward.bf16.d192v128.64x64.w4.do2",
         "backward.bf16.d256.64x64.q1.w4", "backward.bf16.d256.64x64.q1.w4.extra",
         "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.128x64.w4x2",
         "forward.bf16.d512.64x32.w4x2", "forward.bf16.d384.64x64.w4x2",
-        "forward.decode.bf16.d512v256.16x16"}},
+        "forward.decode.bf16.d512v256.16x16", "backward.bf16.d512.32x32.w1x4",
+        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra"}},
       {"rtx-4090",
        {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w8", "backward.bf16.d128.64x128.w8",
         "backward.bf16.d192v128.32x64.w4", "backward.bf16.d256.32x64.q1.w4",
         "backward.bf16.d256.32x64.q1.w4.extra", "backward.bf16.d256.32x64.q1.w4.any",
         "forward.bf16.d256.64x64.w4", "forward.bf16.d512.32x32.w2x2",
-        "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512v128.16x16"}},
+        "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512v128.16x16",
+        "backward.bf16.d512.16x32.w1x4", "backward.bf16.d384.16x32.w1x4.do2",
+        "backward.bf16.d512.16x32.w1x4.extra"}},
   };
-  const char* const problems[11] = {"fwd bf16 h=16 q=4096 k=4096 d=256",
-                                    "bwd bf16 h=16 q=4096 k=4096 d=64",
-                                    "bwd bf16 h=16 q=4096 k=4096 d=120",
-                                    "bwd bf16 h=16 q=4096 k=4096 d=192/128",
-                                    "bwd bf16 h=16 q=4096 k=4096 d=256",
-                                    "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
-                                    "bwd bf16 h=8 q=512 k=512 d=256 unaligned",
-                                    "fwd bf16 h=16 q=512 k=512 d=256 causal",
-                                    "fwd bf16 h=16 q=4096 k=4096 d=512",
-                                    "fwd bf16 h=16 q=4096 k=4096 d=264/384",
-                                    "fwd bf16 h=16 q=1 k=4096 d=320"};
+  const char* const problems[14] = {
+      "fwd bf16 h=16 q=4096 k=4096 d=256",        "bwd bf16 h=16 q=4096 k=4096 d=64",
+      "bwd bf16 h=16 q=4096 k=4096 d=120",        "bwd bf16 h=16 q=4096 k=4096 d=192/128",
+      "bwd bf16 h=16 q=4096 k=4096 d=256",        "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
+      "bwd bf16 h=8 q=512 k=512 d=256 unaligned", "fwd bf16 h=16 q=512 k=512 d=256 causal",
+      "fwd bf16 h=16 q=4096 k=4096 d=512",        "fwd bf16 h=16 q=4096 k=4096 d=264/384",
+      "fwd bf16 h=16 q=1 k=4096 d=320",           "bwd bf16 h=16 q=4096 k=4096 d=512",
+      "bwd bf16 h=16 q=4096 k=4096 d=384/264",    "bwd bf16 h=16 q=4096 k=4096 d=512 alibi=h"};
   for (const auto& [device, rows] : all) {
     const Result<Device> gpu = named_device(device);
     ASSERT_TRUE(gpu) << gpu.status().text;

@@ -13,49 +13,53 @@
 //   keys:    dP^T, dS^T  dK    dQ, the others
 // P^T goes from one to the other in fp32, as it lies in registers. What ldmatrix brings is shared
 // by twice as many products where a warp has 32 keys.
+//
+// Where outputs are wider than that, a team of warps (core::mma_parts) shares keys. Each has some
+// of the columns: it sums over those for S^T and dP^T, whose keys and values stay in its registers,
+// and has those of dV and dK. Sums pass through shared memory; then each makes weights of some of
+// the scores, which all need (backward_scores.h).
 #pragma once
 
-#include "cuda/mma/backward_tile.h"
+#include "cuda/mma/backward_scores.h"
 #include "cuda/tile/backward_extras.h"
 
 namespace tessera::cuda::mma {
 
 template <core::Kernel K, Role kRole>
-class Backward : BackwardTile<K, kRole> {
+class Backward : BackwardScores<K, kRole> {
   using Tile = BackwardTile<K, kRole>;
+  using Scores = BackwardScores<K, kRole>;
+  using Scores::kExtras, Scores::kScoreGroups, Scores::kQueries, Scores::kScores;
+  using Scores::place_of;
   using Tile::kValues, Tile::kKeys, Tile::kBoth, Tile::kM, Tile::kN, Tile::kOwn, Tile::kD,
-      Tile::kDv, Tile::kGroups, Tile::kThreads, Tile::kRoleThreads, Tile::kHeld;
-  using Tile::meet, Tile::meet_own, Tile::lane, Tile::key_warp, Tile::turn, Tile::take_turn,
+      Tile::kDv, Tile::kParts, Tile::kGroups, Tile::kThreads, Tile::kHeld;
+  using Tile::meet, Tile::meet_own, Tile::lane, Tile::part, Tile::team, Tile::turn, Tile::take_turn,
       Tile::pass_turn, Tile::after, Tile::queries_of, Tile::gradients_of, Tile::load_queries,
       Tile::load_gradients;
   using Tile::p, Tile::m_, Tile::tile_;
   using typename Tile::Rows;
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr bool kExtras = K.extra == core::Extra::all;
-  /// Queries whose scores are made at a time: where a warp has both roles there are registers for
-  /// no more.
-  static constexpr int kPart = kBoth ? 32 : kM;
-  static constexpr int kScores = kPart / 2;  ///< of a thread and group
-  // dQ is shared out among all warps: half of the rows, and of pieces of 16 columns every
+  // dQ is shared out among all warps: half of the rows, or all, and of pieces of 16 columns every
   // kColumnWarps-th, each.
-  static constexpr int kQueryGroups = kM / 32;  ///< of 16 rows
-  static constexpr int kColumnWarps = kThreads / 32 / 2, kPieces = kD / 16 / kColumnWarps;
+  static constexpr int kHalves = kParts > 1 ? 1 : 2;
+  static constexpr int kQueryGroups = kM / 16 / kHalves;  ///< of 16 rows
+  static constexpr int kColumnWarps = kThreads / 32 / kHalves, kPieces = kD / 16 / kColumnWarps;
   /// Pieces of 16 columns that are made at a time: as many as there are registers for.
-  static constexpr int kAtOnce = kPieces > 3 ? 2 : kPieces;
+  static constexpr int kAtOnce = kParts > 1 ? 1 : kPieces > 3 ? 2 : kPieces;
   // Buffers of what this role fetches, and of what the other does.
   static constexpr int kBuffers = kValues ? K.stages : K.q_stages;
   static constexpr int kOthers = kValues ? K.q_stages : K.stages;
   // Named barriers, beside those of Tile: of what one role tells the other.
   static constexpr int kWeightsReady = 4, kScoresReady = 5, kFetched = 6;
 
-  static_assert(kPieces * kColumnWarps * 16 == kD && kPieces % kAtOnce == 0 && kColumnWarps <= 4);
-  static_assert(kBoth != core::splits_roles(K) && (!kExtras || (!kBoth && kGroups == 1)));
+  static_assert(kPieces * kColumnWarps * 16 == kD && kPieces % kAtOnce == 0);
+  static_assert(kBoth != core::splits_roles(K) && (kParts == 1 || !kBoth));
   static_assert(!kBoth || (K.q_stages == 2 && K.stages == 1));
 
  public:
   __device__ __forceinline__ Backward(const BackwardParams& params, const BackwardMemory<K>& memory,
                                       KeyTile& tile)
-      : Tile(params, memory, tile) {}
+      : Scores(params, memory, tile) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
@@ -80,7 +84,8 @@ class Backward : BackwardTile<K, kRole> {
       if constexpr (kKeys) load_queries(0, first);
       if constexpr (kValues) load_gradients(0, first);
       ptx::copy_commit();
-      if constexpr (kKeys && kHeld > 0) this->hold_values(held_);
+      if constexpr (kKeys && kHeld > 0) this->hold(p.v, p.head_dim_v, held_);
+      if constexpr (kParts > 1 && kValues) this->hold(p.k, p.head_dim, held_);
       if constexpr (kBoth) {
         walk(first);
       } else {
@@ -101,12 +106,12 @@ class Backward : BackwardTile<K, kRole> {
       ptx::copy_commit();
       const bool masked = is_masked(rows.m);
 #pragma unroll
-      for (int first = 0; first < kM; first += kPart) {
+      for (int first = 0; first < kM; first += kQueries) {
         multiply<kD, 0>(s_, m_.k, queries_of(i) + first * 128);
         weigh(i, rows, first, masked);
         multiply<kDv, kHeld>(ds_, m_.v, gradients_of(i) + first * 128);
         differentiate(i, rows, first, masked);
-        store_scores(first);
+        this->store_units(m_.scores, first, operand_);
         add_values(gradients_of(i) + first * 128);
         add_keys(queries_of(i) + first * 128);
       }
@@ -137,24 +142,29 @@ class Backward : BackwardTile<K, kRole> {
         if (i > 0) ptx::barrier_sync(kFetched + (kValues ? 0 : 1), kThreads);
       }
       if constexpr (kValues) {
-        multiply<kD, 0>(s_, m_.k, queries_of(i));
+        score<kD, 0>(s_, m_.k, queries_of(i));
         weigh(i, rows, 0, is_masked(rows.m));
-        give_weights();
+        this->give_weights(s_);
         ptx::copy_wait<0>();
         ptx::barrier_arrive(kWeightsReady, kThreads);
         if constexpr (kBuffers < kOthers) meet_own();  // dO that the others have fetched is there
         if constexpr (kExtras) drop(p, place_of(rows), s_[0]);
+        if constexpr (kParts > 1) {
+          store_weights();
+          Tile::meet_team();
+        }
         add_values(gradients_of(i));
         take_turn(rows);
         ptx::barrier_sync(kScoresReady, kThreads);
       } else {
-        multiply<kDv, kHeld>(ds_, m_.v, gradients_of(i));
+        score<kDv, kHeld>(ds_, m_.v, gradients_of(i));
         if constexpr (kExtras) drop(p, place_of(rows), ds_[0]);
         ptx::barrier_sync(kWeightsReady, kThreads);
         differentiate(i, rows, 0, is_masked(rows.m));
-        store_scores(0);
+        this->store_units(m_.scores, 0, operand_);
         ptx::copy_wait<0>();
         ptx::barrier_arrive(kScoresReady, kThreads);
+        if constexpr (kParts > 1) Tile::meet_team();  // dS^T of its keys is there
         add_keys(queries_of(i));
         take_turn(rows);
         meet_own();
@@ -206,16 +216,21 @@ class Backward : BackwardTile<K, kRole> {
     return (lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
   }
 
+  /// Where the warp's i-th piece of 16 columns of a block of rows lies, from its first one on.
+  __device__ __forceinline__ static std::uint32_t piece(std::uint32_t first, int i) {
+    return (first ^ i * kParts % 4 * 32) + i * kParts / 4 * kM * 128;
+  }
+
   /// D = A B^T of the warp's keys and a block of rows. The first kFromRegisters columns of A are
   /// held_.
   template <int kDim, int kFromRegisters, int kCount>
   __device__ __forceinline__ void multiply(float (&d)[kGroups][kCount], std::uint32_t keys,
                                            std::uint32_t rows) const {
     clear(d);
-    keys += key_warp() * kOwn * 128 + along();
-    rows += across();
+    keys += team() * kOwn * 128 + along();
+    rows += across() ^ part() * 32;
 #pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) {
+    for (int i = 0; i < kDim / 16 / kParts; ++i) {
       std::uint32_t a[kGroups][4];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
@@ -232,7 +247,7 @@ class Backward : BackwardTile<K, kRole> {
 #pragma unroll
       for (int j = 0; j < kCount / 8; ++j) {
         std::uint32_t b[4];
-        ptx::load_matrices(b, (rows ^ i % 4 * 32) + (i / 4 * kM + j * 16) * 128);
+        ptx::load_matrices(b, piece(rows, i) + j * 16 * 128);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           ptx::mma<kType>(d[g] + j * 8, a[g], b[0], b[1]);
@@ -241,21 +256,37 @@ class Backward : BackwardTile<K, kRole> {
       }
     }
   }
+  /// The same of the warp's own scores: a team sums over the columns of all its warps.
+  template <int kDim, int kFromRegisters>
+  __device__ __forceinline__ void score(float (&d)[kScoreGroups][kScores], std::uint32_t keys,
+                                        std::uint32_t rows) const {
+    if constexpr (kParts == 1) {
+      multiply<kDim, kFromRegisters>(d, keys, rows);
+    } else {
+#pragma unroll
+      for (int first = 0; first < kM; first += 16) {
+        float partial[kGroups][8];
+        multiply<kDim, kDim / kParts>(partial, keys, rows + first * 128);
+        this->give_partial(partial, first, d[0]);
+      }
+      this->take_partials(d[0]);
+    }
+  }
 
   /// D += A B of the warp's keys, the operand that operand_of(g, j, a) gives, and rows.
   template <int kDim, class OperandOf>
-  __device__ __forceinline__ void add_across(float (&d)[kGroups][kDim / 2], std::uint32_t rows,
-                                             const OperandOf& operand_of) {
-    rows += along();
+  __device__ __forceinline__ void add_across(float (&d)[kGroups][kDim / kParts / 2],
+                                             std::uint32_t rows, const OperandOf& operand_of) {
+    rows += along() ^ part() * 32;
 #pragma unroll
-    for (int j = 0; j < kPart / 16; ++j) {
+    for (int j = 0; j < (kParts > 1 ? kM : kQueries) / 16; ++j) {
       std::uint32_t a[kGroups][4];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) operand_of(g, j, a[g]);
 #pragma unroll
-      for (int i = 0; i < kDim / 16; ++i) {
+      for (int i = 0; i < kDim / 16 / kParts; ++i) {
         std::uint32_t b[4];
-        ptx::load_matrices_across(b, (rows ^ i % 4 * 32) + (i / 4 * kM + j * 16) * 128);
+        ptx::load_matrices_across(b, piece(rows, i) + j * 16 * 128);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           ptx::mma<kType>(d[g] + i * 8, a[g], b[0], b[1]);
@@ -266,18 +297,28 @@ class Backward : BackwardTile<K, kRole> {
   }
   /// dV += P^T dO.
   __device__ __forceinline__ void add_values(std::uint32_t dout) {
+    const std::uint32_t shared = kParts > 1 ? this->units_of_team(m_.weights) : 0;
     add_across<kDv>(dv_, dout, [&](int g, int j, std::uint32_t(&a)[4]) {
+      if constexpr (kParts > 1) {
+        this->load_units(shared, g, j, a);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[i] = ptx::pack<kType>(s_[g][j * 8 + 2 * i], s_[g][j * 8 + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i) {
+          a[i] = ptx::pack<kType>(s_[g][j * 8 + 2 * i], s_[g][j * 8 + 2 * i + 1]);
+        }
       }
     });
   }
   /// dK += dS^T Q.
   __device__ __forceinline__ void add_keys(std::uint32_t q) {
+    const std::uint32_t shared = kParts > 1 ? this->units_of_team(m_.scores) : 0;
     add_across<kD>(dk_, q, [&](int g, int j, std::uint32_t(&a)[4]) {
+      if constexpr (kParts > 1) {
+        this->load_units(shared, g, j, a);
+      } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = operand_[g][j * 4 + i];
+        for (int i = 0; i < 4; ++i) a[i] = operand_[g][j * 4 + i];
+      }
     });
   }
 
@@ -288,8 +329,8 @@ class Backward : BackwardTile<K, kRole> {
     float* to = p.rows.dq_of(tile_.first_block + rows.m, rows.head) +
                 (first * 8 * kM / 16 + half * kQueryGroups) * 32 + lane();
     const bool stores = p.in_order && turn().rank == 0;  // what is there has not been made 0
-    const std::uint32_t scores = scores_from(half);
-    const std::uint32_t keys = m_.k + (along() ^ first * 32);
+    const std::uint32_t scores = this->units_of_queries(m_.scores, half * kQueryGroups * 2);
+    const std::uint32_t keys = m_.k + (along() ^ first % 4 * 32) + first / 4 * kN * 128;
 #pragma unroll
     for (int c = 0; c < kPieces; c += kAtOnce) {
       float dq[kAtOnce][kQueryGroups][8] = {};
@@ -298,7 +339,8 @@ class Backward : BackwardTile<K, kRole> {
         std::uint32_t a[kQueryGroups][4];
 #pragma unroll
         for (int g = 0; g < kQueryGroups; ++g) {
-          ptx::load_matrices_across(a[g], (scores ^ g * 32) + j * 16 * kM * 2);
+          ptx::load_matrices_across(
+              a[g], (scores ^ (g * 32 ^ Scores::further(j * 16))) + j * 16 * kM * 2);
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
@@ -328,10 +370,6 @@ class Backward : BackwardTile<K, kRole> {
 
   // ---- weights and their gradients ----
 
-  __device__ __forceinline__ ScorePlace place_of(Rows rows) const {
-    return {tile_.sequence.batch, rows.head,           rows.m * kM + lane() % 4 * 2,
-            this->first_key(),    tile_.band.seqlen_q, tile_.band.seqlen_k};
-  }
   __device__ __forceinline__ bool is_masked(int m) const {
     return agreed(m >= tile_.queries.full.end || m < tile_.queries.full.begin);
   }
@@ -340,17 +378,17 @@ class Backward : BackwardTile<K, kRole> {
   __device__ __forceinline__ void weigh(int i, Rows rows, int first, bool masked) {
     if constexpr (kExtras) {
       transform_scores(p, place_of(rows), s_[0],
-                       [this](const auto& slopes) { give_slopes(slopes); });
+                       [this](const auto& slopes) { this->give_slopes(slopes); });
     }
     const float factor = kExtras ? 1.0F : p.score.pre;
-    const std::uint32_t shifts =
-        m_.shifts + i % K.q_stages * core::mma_statistic_bytes(K) + first * 4 + lane() % 4 * 8;
+    const std::uint32_t shifts = m_.shifts + i % K.q_stages * core::mma_statistic_bytes(K) +
+                                 first * 4 + Scores::first_score_query() * 4;
 #pragma unroll
-    for (int c = 0; c < kPart / 8; ++c) {
+    for (int c = 0; c < kQueries / 8; ++c) {
       float shift[2];
       ptx::load_shared(shifts + c * 32, shift[0], shift[1]);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
+      for (int g = 0; g < kScoreGroups; ++g) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float& x = s_[g][4 * c + j];
@@ -358,13 +396,13 @@ class Backward : BackwardTile<K, kRole> {
         }
       }
     }
-    if (masked) mask(rows.m * kM + first + lane() % 4 * 2);
+    if (masked) mask(rows.m * kM + first + Scores::first_score_query());
   }
   /// first: the thread's first query.
   __device__ __forceinline__ void mask(int first) {
-    const int first_key = this->first_key();
+    const int first_key = this->first_score_key();
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kScoreGroups; ++g) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = first_key + g * 16 + 8 * half;
@@ -375,31 +413,20 @@ class Backward : BackwardTile<K, kRole> {
     }
   }
 
-  /// P^T to the partner; the scores' derivatives lie behind it, as it does.
-  __device__ __forceinline__ void give_weights() const {
-    const std::uint32_t to = m_.exchange + threadIdx.x % kRoleThreads * 16;
+  /// P^T, dropped weights 0, for all that share keys.
+  __device__ __forceinline__ void store_weights() const {
+    std::uint32_t words[kScoreGroups][kScores / 2];
 #pragma unroll
-    for (int i = 0; i < kGroups * kM / 8; ++i) {
-      const float* const x = s_[i / (kM / 8)] + i % (kM / 8) * 4;
-      ptx::store_shared(to + i * kRoleThreads * 16, x[0], x[1], x[2], x[3]);
+    for (int i = 0; i < kScores / 2; ++i) {
+      words[0][i] = ptx::pack<kType>(s_[0][2 * i], s_[0][2 * i + 1]);
     }
-  }
-  __device__ __forceinline__ std::uint32_t slopes_place() const {
-    return m_.exchange + kN * kM * 4 + threadIdx.x % kRoleThreads * 16;
-  }
-  __device__ __forceinline__ void give_slopes(const std::uint32_t (&slopes)[kScores / 2]) const {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; i += 4) {
-      ptx::store_shared(slopes_place() + i / 4 * kRoleThreads * 16,
-                        {slopes[i], slopes[i + 1], slopes[i + 2], slopes[i + 3]});
-    }
+    this->store_units(m_.weights, 0, words);
   }
   __device__ __forceinline__ void multiply_slopes() {
 #pragma unroll
     for (int i = 0; i < kScores / 2; i += 2) {
-      float words[2];
-      ptx::load_shared(slopes_place() + i / 4 * kRoleThreads * 16 + i % 4 * 4, words[0], words[1]);
-      const std::uint32_t slopes[2] = {__float_as_uint(words[0]), __float_as_uint(words[1])};
+      std::uint32_t slopes[2];
+      this->take_slopes(i / 2, slopes);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float& ds = ds_[0][2 * i + j];
@@ -411,22 +438,20 @@ class Backward : BackwardTile<K, kRole> {
   /// dP^T becomes dS^T, of queries from `first` on. Where a mask makes a weight 0 the other factor
   /// may be anything.
   __device__ __forceinline__ void differentiate(int i, Rows rows, int first, bool masked) {
-    const std::uint32_t deltas =
-        m_.deltas + i % K.stages * core::mma_statistic_bytes(K) + first * 4 + lane() % 4 * 8;
-    const std::uint32_t weights = m_.exchange + threadIdx.x % kRoleThreads * 16;
+    const std::uint32_t deltas = m_.deltas + i % K.stages * core::mma_statistic_bytes(K) +
+                                 first * 4 + Scores::first_score_query() * 4;
 #pragma unroll
-    for (int c = 0; c < kPart / 8; ++c) {
+    for (int c = 0; c < kQueries / 8; ++c) {
       float delta[2];
       ptx::load_shared(deltas + c * 32, delta[0], delta[1]);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
+      for (int g = 0; g < kScoreGroups; ++g) {
         float w[4];
         if constexpr (kBoth) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) w[j] = s_[g][4 * c + j];
         } else {
-          ptx::load_shared(weights + (g * (kM / 8) + c) * kRoleThreads * 16, w[0], w[1], w[2],
-                           w[3]);
+          this->take_weights(g, c, w);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -442,40 +467,12 @@ class Backward : BackwardTile<K, kRole> {
       if (p.score.capped) multiply_slopes();
     }
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kScoreGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         operand_[g][i] = ptx::pack<kType>(ds_[g][2 * i], ds_[g][2 * i + 1]);
       }
     }
-  }
-
-  // dS^T in shared memory: a row a key, 16-byte units of eight queries, at their number XOR that of
-  // the line of 128 bytes. Of 32 queries a line has two keys.
-
-  static constexpr int kLineKeys = 64 / kM;
-
-  __device__ __forceinline__ std::uint32_t score_place(int key, int unit) const {
-    const int line = key / kLineKeys;
-    return m_.scores + line * 128 + ((key % kLineKeys * 4 + unit) ^ line % 8) * 16;
-  }
-  __device__ __forceinline__ void store_scores(int first) const {
-    const int lane = this->lane();
-    const std::uint32_t to = score_place(key_warp() * kOwn + lane / 4, first / 8) + lane % 4 * 4;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        // Eight keys further the line's number is, modulo 8, the same, or 4 more.
-        const int swizzled = i / 2 * 16 ^ (kLineKeys > 1 ? i % 2 * 64 : 0);
-        ptx::store_shared((to ^ swizzled) + (g * 16 + i % 2 * 8) * kM * 2, operand_[g][i]);
-      }
-    }
-  }
-  /// Where the lane's row of the first operand with half of the queries lies, for ldmatrix.
-  __device__ __forceinline__ std::uint32_t scores_from(int half) const {
-    const int lane = this->lane();
-    return score_place(lane / 16 * 8 + lane % 8, half * (kM / 16) + lane / 8 % 2);
   }
 
   // ---- results ----
@@ -485,31 +482,47 @@ class Backward : BackwardTile<K, kRole> {
     return static_cast<std::uint16_t*>(tensor) +
            tile_.sequence.key_offset(strides, key, tile_.head) + store_column(lane);
   }
+  /// first: the warp's first column.
+  template <int kCount>
+  __device__ __forceinline__ static void write_row(const float (&x)[kCount], int half, float scale,
+                                                   bool exists, int lane, int first, int dim,
+                                                   std::uint16_t* row) {
+    if constexpr (kParts == 1) {
+      store_row<kType, K.any_layout>(x, half, scale, exists, lane, dim, row);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 8; ++i) {
+        const float eight[8] = {x[8 * i],     x[8 * i + 1], x[8 * i + 2], x[8 * i + 3],
+                                x[8 * i + 4], x[8 * i + 5], x[8 * i + 6], x[8 * i + 7]};
+        const int column = first + i * kParts * 16;
+        store_row<kType, K.any_layout>(eight, half, scale, exists, lane, dim - column,
+                                       row + column);
+      }
+    }
+  }
   __device__ __forceinline__ void write() const {
     const int first_key = this->first_key(), lane = this->lane();
+    const int first = kParts > 1 ? part() * 16 : 0;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = first_key + g * 16 + 8 * half;
-        const bool exists = key < tile_.band.seqlen_k;
-        if constexpr (kValues) {
-          store_row<kType, K.any_layout>(dv_[g], half, 1.0F, exists, lane, p.head_dim_v,
-                                         result_row(p.dv, p.dv_strides, key, lane));
-        }
-        if constexpr (kKeys) {
-          store_row<kType, K.any_layout>(dk_[g], half, p.score.scale, exists, lane, p.head_dim,
-                                         result_row(p.dk, p.dk_strides, key, lane));
-        }
+    for (int i = 0; i < kGroups * 2; ++i) {
+      const int g = i / 2, half = i % 2, key = first_key + i * 8;
+      const bool exists = key < tile_.band.seqlen_k;
+      if constexpr (kValues) {
+        write_row(dv_[g], half, 1.0F, exists, lane, first, p.head_dim_v,
+                  result_row(p.dv, p.dv_strides, key, lane));
+      }
+      if constexpr (kKeys) {
+        write_row(dk_[g], half, p.score.scale, exists, lane, first, p.head_dim,
+                  result_row(p.dk, p.dk_strides, key, lane));
       }
     }
   }
 
   // Of a role only what is its own.
-  float s_[kGroups][kScores], ds_[kGroups][kScores];
-  std::uint32_t operand_[kGroups][kScores / 2];  ///< dS^T
+  float s_[kScoreGroups][kScores], ds_[kScoreGroups][kScores];
+  std::uint32_t operand_[kScoreGroups][kScores / 2];  ///< dS^T
   std::uint32_t held_[Tile::kHeldWords];
-  float dv_[kGroups][kDv / 2], dk_[kGroups][kD / 2];
+  float dv_[kGroups][kDv / kParts / 2], dk_[kGroups][kD / kParts / 2];
 };
 
 /// The kernel of a catalog row.

@@ -30,8 +30,8 @@ Status check_backward_rows(const PlanData& plan, const Tensors& t) {
 
 }  // namespace
 
-Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
-                    const Queue& queue) {
+Status run_rows(const PlanData& plan, const Tensors& tensors, void* workspace, const Queue& queue,
+                const FinishKernels& finish) {
   if (Status s = check_backward_rows(plan, tensors); !s) return s;
   Workspace memory(workspace);
   const GpuBackwardLayout layout = layout_gpu_backward(memory, plan);
@@ -42,11 +42,16 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   params.v = source_between(tensors.v, keys);
   params.dout = source_between(tensors.dout, queries);
   set_backward(params, plan, tensors, layout);
-  return run_around(plan, tensors, layout, queue, true, [&] {
+  return run_around(plan, tensors, layout, queue, true, finish, [&] {
     const std::int64_t blocks =
         std::min<std::int64_t>(plan.work.count(), resident_blocks(plan.kernel, plan.device));
     return queue.launch(plan.kernel, blocks, &params);
   });
+}
+
+Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
+                    const Queue& queue) {
+  return run_rows(plan, tensors, workspace, queue, kFinishRows);
 }
 
 }  // namespace tessera::cuda::mma

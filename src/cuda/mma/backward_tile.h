@@ -34,7 +34,7 @@ struct KeyTile {
 /// Where what threads share lies.
 template <core::Kernel K>
 struct BackwardMemory {
-  std::uint32_t k, v, q, dout, scores, exchange, shifts, deltas;
+  std::uint32_t k, v, q, dout, scores, exchange, weights, partials, shifts, deltas;
 
   __device__ __forceinline__ explicit BackwardMemory(std::uint32_t start)
       : k(start),
@@ -43,7 +43,9 @@ struct BackwardMemory {
         dout(q + K.q_stages * core::mma_query_bytes(K)),
         scores(dout + K.stages * core::mma_gradient_bytes(K)),
         exchange(scores + core::mma_score_bytes(K)),
-        shifts(exchange + core::mma_exchange_bytes(K)),
+        weights(exchange + core::mma_exchange_bytes(K)),
+        partials(weights + core::mma_weight_bytes(K)),
+        shifts(partials + core::mma_partial_bytes(K)),
         deltas(shifts + K.q_stages * core::mma_statistic_bytes(K)) {}
 };
 
@@ -54,15 +56,19 @@ class BackwardTile {
   static constexpr bool kBoth = kRole == Role::both;
   static constexpr int kM = K.block_m, kN = K.block_n, kOwn = K.tile_m;  ///< kOwn: a warp's keys
   static constexpr int kD = K.head_dim, kDv = K.head_dim_v;
-  static constexpr int kGroups = kOwn / 16;  ///< of 16 keys of a warp
+  static constexpr int kParts = core::mma_parts(K);  ///< warps that share them, a team
+  static constexpr int kGroups = kOwn / 16;          ///< of 16 keys of a warp
   static constexpr int kThreads = core::mma_threads(K);
   static constexpr int kRoleThreads = core::mma_key_warps(K) * 32;
-  static constexpr int kHeld = core::mma_held_values(K);
+  /// Columns of values that a warp has in registers; of parts those of its own, or of keys.
+  static constexpr int kHeld = (kParts > 1 && kValues ? kD : core::mma_held_values(K)) / kParts;
   static constexpr int kHeldWords = kHeld > 0 ? kGroups* kHeld / 4 : 1;
 
-  static constexpr int kAll = 1, kRoles = 2;  ///< named barriers: of all; of a role, and the other
+  /// Named barriers: of all; of a role, and the other; of teams.
+  static constexpr int kAll = 1, kRoles = 2, kTeams = 8;
 
-  static_assert((kM == 64 || kM == 32) && kN % kOwn == 0 && kOwn % 16 == 0);
+  static_assert((kM == 64 || kM == 32 || (kM == 16 && kParts > 1)) && kN % kOwn == 0);
+  static_assert(kOwn % 16 == 0 && kD % (kParts * 16) == 0 && kDv % (kParts * 16) == 0);
   static_assert(K.stages >= 1 && K.q_stages >= K.stages && K.q_stages <= 2);
 
   __device__ __forceinline__ BackwardTile(const BackwardParams& params,
@@ -78,6 +84,14 @@ class BackwardTile {
     ptx::barrier_sync(kBoth ? kAll : kValues ? kRoles : kRoles + 1, kRoleThreads);
   }
   /// @}
+  /// Those that share keys.
+  __device__ __forceinline__ static void meet_team() {
+    if constexpr (kN == kOwn) {
+      meet_own();
+    } else {
+      ptx::barrier_sync(kTeams + (kValues ? 0 : kN / kOwn) + team(), kParts * 32);
+    }
+  }
 
   __device__ __forceinline__ static int lane() {
     return static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
@@ -85,10 +99,17 @@ class BackwardTile {
   __device__ __forceinline__ static int role_thread() {
     return static_cast<int>(ptx::opaque(threadIdx.x)) % kRoleThreads;
   }
-  __device__ __forceinline__ static int key_warp() { return role_thread() / 32; }
+  __device__ __forceinline__ static int team() {
+    if constexpr (kParts == 1) return role_thread() / 32;
+    return static_cast<int>(ptx::opaque(threadIdx.x) / (kParts * 32) % (kN / kOwn));
+  }
+  /// Which of a team: it has every kParts-th piece of 16 columns.
+  __device__ __forceinline__ static int part() {
+    return static_cast<int>(ptx::opaque(threadIdx.x) / 32 % kParts);
+  }
   /// The thread's first key, in its sequence; others are 8 keys apart.
   __device__ __forceinline__ int first_key() const {
-    return tile_.first_key + key_warp() * kOwn + lane() / 4;
+    return tile_.first_key + team() * kOwn + lane() / 4;
   }
 
   // ---- tiles and their rows ----
@@ -201,7 +222,7 @@ class BackwardTile {
     const int left = tile_.sequence.seqlen_k - tile_.first_key;
     if constexpr (kValues)
       load<kN, 0, kD>(m_.k, key_row(p.k), p.k.strides.seqlen, left, p.head_dim);
-    if constexpr (kKeys && kHeld < kDv) {
+    if constexpr (kKeys && core::mma_kept_value_bytes(K) > 0) {
       load<kN, kHeld, kDv>(m_.v, key_row(p.v), p.v.strides.seqlen, left, p.head_dim_v);
     }
   }
@@ -233,18 +254,19 @@ class BackwardTile {
     if (i < kM / 4) ptx::copy_async(to + i * 16, from + i * 4, true);
   }
 
-  /// The first kHeld columns of the warp's values become operands.
-  __device__ __forceinline__ void hold_values(std::uint32_t (&held)[kHeldWords]) const {
-    const int own = first_key() - tile_.first_key, column_of_lane = lane() % 4 * 2;
+  /// The kHeld columns of the warp's keys or values become operands.
+  __device__ __forceinline__ void hold(const Source& source, int dim,
+                                       std::uint32_t (&held)[kHeldWords]) const {
+    const int own = first_key() - tile_.first_key, first = part() * 16 + lane() % 4 * 2;
     const int left = tile_.sequence.seqlen_k - tile_.first_key - own;
-    const int columns = p.head_dim_v - column_of_lane;
-    const std::uint16_t* const x = key_row(p.v) + own * p.v.strides.seqlen + column_of_lane;
+    const int columns = dim - first;
+    const std::uint16_t* const x = key_row(source) + own * source.strides.seqlen + first;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < kHeld / 4; ++i) {
-        const int row = g * 16 + i % 2 * 8, column = i / 4 * 16 + i / 2 % 2 * 8;
-        const std::uint16_t* const from = x + row * p.v.strides.seqlen + column;
+        const int row = g * 16 + i % 2 * 8, column = i / 4 * kParts * 16 + i / 2 % 2 * 8;
+        const std::uint16_t* const from = x + row * source.strides.seqlen + column;
         std::uint32_t& word = held[g * kHeld / 4 + i];
         if constexpr (K.any_layout) {
           word = ptx::load_if(row < left && column < columns, from) |

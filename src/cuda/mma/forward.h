@@ -11,12 +11,12 @@
 #include "core/mma_shape.h"
 #include "core/softmax.h"
 #include "core/storage.h"
+#include "cuda/mma/forward_loads.h"
 #include "cuda/mma/forward_params.h"
 #include "cuda/mma/shared_rows.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
-#include "cuda/tile/copy_rows.h"
 #include "cuda/tile/dropout.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
@@ -41,13 +41,13 @@ class Forward {
   /// Warps that share rows, each with the scores of some keys and the outputs of some columns.
   static constexpr int kParts = core::mma_parts(K);
   static constexpr int kKeys = kN / kParts, kColumns = kDv / kParts;
-  static constexpr int kThreads = core::mma_threads(K), kStages = K.stages;
+  static constexpr int kStages = K.stages;
   static constexpr int kQBytes = core::mma_query_bytes(K), kKBytes = core::mma_key_bytes(K),
                        kVBytes = core::mma_value_bytes(K);
   /// Whether warps keep their queries in registers, and look where their rows' diagonal ends: where
   /// there are registers for it.
   static constexpr bool kSpares = kRows * kD <= 32 * 64;
-  static_assert(K.block_m % kRows == 0 && kRows % 16 == 0 && kN % (kThreads / 8) == 0);
+  static_assert(K.block_m % kRows == 0 && kRows % 16 == 0);
   static constexpr bool kOverlaps =
       kSpares && kStages == 2 && K.extra == core::Extra::none && !K.any_layout;
   static constexpr bool kAll = K.extra == core::Extra::all;
@@ -64,6 +64,7 @@ class Forward {
         q_(shared),
         k_(shared + kQBytes),
         v_(k_ + kStages * kKBytes),
+        loads_(params, q_, k_, v_),
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 / kParts, 0)),
         part_(kParts == 1 ? 0 : __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 % kParts, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -117,14 +118,11 @@ class Forward {
       return;
     }
     int n = blocks.seen.end - 1;
-    load_queries(sequence, first_row, work.head, row_count);
-    const int head_k = work.head / p.group;
-    left_ = sequence.seqlen_k - n * kN - (K.any_layout ? 0 : static_cast<int>(threadIdx.x) / 8);
-    next_k_ = row_of_source(p.k, sequence, head_k, n);
-    next_v_ = row_of_source(p.v, sequence, head_k, n);
-    load_keys(n);
+    loads_.load_queries(sequence, first_row, work.head, row_count);
+    loads_.begin(sequence, work.head / p.group, n);
+    loads_.load_keys(n);
     ptx::copy_commit();
-    load_values(n);
+    loads_.load_values(n);
     ptx::copy_commit();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) w_[g].reset();
@@ -148,7 +146,7 @@ class Forward {
     ptx::copy_wait<1>();
     __syncthreads();
     const bool last = n == tile_.blocks.seen.begin;
-    if (!last && kStages > 1) load_keys(n - 1);
+    if (!last && kStages > 1) loads_.load_keys(n - 1);
     ptx::copy_commit();
     const bool sees = !kSpares || agreed(n < own_end_);
     const bool masked = agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin));
@@ -180,7 +178,7 @@ class Forward {
     }
     if constexpr (kStages == 1) {
       __syncthreads();
-      if (!last) load_values(n - 1);
+      if (!last) loads_.load_values(n - 1);
       ptx::copy_commit();
     }
   }
@@ -189,8 +187,8 @@ class Forward {
   __device__ __forceinline__ void meet_values(int n, bool last) {
     ptx::copy_wait<1>();
     __syncthreads();
-    if (!last && kStages == 1) load_keys(n - 1);
-    if (!last && kStages > 1) load_values(n - 1);
+    if (!last && kStages == 1) loads_.load_keys(n - 1);
+    if (!last && kStages > 1) loads_.load_values(n - 1);
     ptx::copy_commit();
   }
 
@@ -300,92 +298,6 @@ class Forward {
     drop_weights(
         p.dropout, tile_.sequence.batch, tile_.head, first_key(n), lane_,
         [&](int half) { return row_of(g, half); }, w_[g].s);
-  }
-
-  // ---- copies: chunks of 64 columns, rows of 128 bytes, units of 16 bytes at their number XOR the
-  // row's, so that neither copies nor ldmatrix meet in a bank ----
-
-  /// kCount rows of kColumns columns, of which `dim` exist; from(row): where a row begins, of those
-  /// that exist.
-  template <int kCount, int kColumns, class From>
-  __device__ __forceinline__ void load(std::uint32_t to, int dim, const From& from) const {
-    constexpr int kRowsAtOnce = kThreads / 8;
-    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
-    const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
-#pragma unroll
-    for (int i = 0; i < kCount / kRowsAtOnce; ++i) {
-      const std::uint16_t* x = nullptr;
-      const bool exists = from(row + i * kRowsAtOnce, x);
-#pragma unroll
-      for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
-        const bool inside = exists && c * 64 + unit * 8 < dim;
-        ptx::copy_async(at + (c * kCount + i * kRowsAtOnce) * 128, x + c * 64 + unit * 8, inside);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void load_queries(const core::Sequence& sequence, int first_row,
-                                               int head, int row_count) const {
-    const auto* const data = static_cast<const std::uint16_t*>(p.q.data) +
-                             sequence.query_offset(p.q.strides, 0, head << p.rows.shift);
-    const auto from = [&](int row, const std::uint16_t*& x) {
-      const int r = first_row + row;
-      const bool exists = r < row_count;
-      x = data +
-          (exists ? p.rows.query_of(r) * p.q.strides.seqlen + p.rows.member_of(r) * p.q.strides.head
-                  : 0);
-      return exists;
-    };
-    if constexpr (K.any_layout) {
-      copy_rows<K.block_m, kThreads>(q_, p.head_dim, core::ceil_div(kD, 64), from);
-    } else {
-      load<K.block_m, kD>(q_, p.head_dim, from);
-    }
-  }
-  /// The thread's unit of its first row of block n; of any layout the block's first element.
-  __device__ __forceinline__ const std::uint16_t* row_of_source(const Source& source,
-                                                                const core::Sequence& sequence,
-                                                                int head_k, int n) const {
-    const int key = K.any_layout ? n * kN : n * kN + static_cast<int>(threadIdx.x) / 8;
-    const int column = K.any_layout ? 0 : static_cast<int>(threadIdx.x) % 8 * 8;
-    return static_cast<const std::uint16_t*>(source.data) +
-           sequence.key_offset(source.strides, key, head_k) + column;
-  }
-  /// The block at x; x goes on to the one on its left. left: keys from the thread's first row on.
-  template <int kColumns>
-  __device__ __forceinline__ void load_block(std::uint32_t to, const std::uint16_t*& x, int left,
-                                             std::int64_t stride, int dim) const {
-    if constexpr (K.any_layout) {
-      copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
-                              [&](int row, const std::uint16_t*& from) {
-                                from = x + row * stride;
-                                return row < left;
-                              });
-      x -= kN * stride;
-      return;
-    }
-    constexpr int kRowsAtOnce = kThreads / 8;
-    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
-    const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
-    const std::int64_t step = kRowsAtOnce * stride;
-    const std::uint16_t* from = x;
-#pragma unroll
-    for (int i = 0; i < kN / kRowsAtOnce; ++i) {
-#pragma unroll
-      for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
-        const bool inside = i * kRowsAtOnce < left && c * 64 + unit * 8 < dim;
-        ptx::copy_async(at + (c * kN + i * kRowsAtOnce) * 128, from + c * 64, inside);
-      }
-      from += step;
-    }
-    x -= kN * stride;
-  }
-  __device__ __forceinline__ void load_keys(int n) {
-    load_block<kD>(k_ + n % kStages * kKBytes, next_k_, left_, p.k.strides.seqlen, p.head_dim);
-  }
-  __device__ __forceinline__ void load_values(int n) {
-    load_block<kDv>(v_ + n % kStages * kVBytes, next_v_, left_, p.v.strides.seqlen, p.head_dim_v);
-    left_ += kN;
   }
 
   // ---- products ----
@@ -576,14 +488,13 @@ class Forward {
 
   const ForwardParams& p;
   const std::uint32_t q_, k_, v_;  ///< buffers
-  const int warp_, part_, lane_;   ///< the warp's rows, and what it has of their keys and columns
+  ForwardLoads<K> loads_;
+  const int warp_, part_, lane_;  ///< the warp's rows, and what it has of their keys and columns
   /// Of the lane in the first 16 columns; others by XOR, as rows are aligned.
   const std::uint32_t query_, key_, value_;
   const SharedRows<K> shared_;
 
   ForwardTileState& tile_;
-  const std::uint16_t *next_k_ = nullptr, *next_v_ = nullptr;  ///< the thread's of the next blocks
-  int left_ = 0;     ///< keys from the thread's first one of the next block on
   int own_end_ = 0;  ///< of the blocks that the warp's rows see
 
   Weights<kType, kKeys> w_[kGroups];

@@ -14,7 +14,7 @@ namespace tessera::cuda::mma {
 std::string row_program(const core::Kernel& row, const std::string& name);
 
 inline constexpr auto kAuxiliaryOfFamily =
-    with_finish("mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>");
+    with_finish({"mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>"});
 
 /// Symbols: of the programs besides rows.
 constexpr Architecture architecture_of_family(Arch arch, std::span<const Image> images,

@@ -3,6 +3,7 @@
 
 #include "cuda/backward.h"
 #include "cuda/maps.h"
+#include "cuda/mma/backward_launch.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/target.h"
 
@@ -49,11 +50,14 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
 
 Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspace,
                     const Queue& queue) {
+  if (plan.kernel.stages > 0) {
+    return mma::run_rows(plan, tensors, workspace, queue, kFinishMmaRows);
+  }
   Workspace memory(workspace);
   const GpuBackwardLayout layout = layout_gpu_backward(memory, plan);
   BackwardParams params;
   if (Status s = make_params(params, plan, tensors, layout); !s) return s;
-  return run_around(plan, tensors, layout, queue, splits_roles(plan.kernel),
+  return run_around(plan, tensors, layout, queue, splits_roles(plan.kernel), kFinishRows,
                     [&] { return queue.launch(plan.kernel, params.workers, &params); });
 }
 

@@ -33,7 +33,8 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
 }
 
 constexpr auto kAll =
-    with_finish("sm90::finish_rows<Dtype::bf16>", "sm90::finish_rows<Dtype::f16>");
+    with_finish({"sm90::finish_rows<Dtype::bf16>", "sm90::finish_rows<Dtype::f16>",
+                 "mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>"});
 
 /// Code that uses what only 9.0 has runs there and nowhere else.
 constexpr Image kImages[] = {{"sm_90a", [](int capability) { return capability == 90; }}};
@@ -66,7 +67,9 @@ const Architecture kArchitecture = {
     .row_program = row_program,
     .auxiliary = kAll,
     .auxiliary_symbol = "tessera_sm90_auxiliary",
-    .auxiliary_includes = "#include \"cuda/sm90/piece.h\"\n",
+    .auxiliary_includes =
+        "#include \"cuda/mma/backward_finish.h\"\n"
+        "#include \"cuda/sm90/piece.h\"\n",
     .yardstick = kYardstick,
 };
 
