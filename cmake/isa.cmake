@@ -10,11 +10,18 @@ else()
 endif()
 set(TESSERA_ISAS ${all_isas} CACHE STRING "Instruction sets of the CPU kernels; portable is always needed")
 
+if(TESSERA_ISAS MATCHES "avx512" AND NOT "avx2" IN_LIST TESSERA_ISAS)
+  message(FATAL_ERROR "TESSERA_ISAS: avx512 and avx512_bf16 need avx2 beside them, whose functions of rows they have (src/cpu/isa.h)")
+endif()
+
 # Optimised in every configuration: a kernel that is not inlined is not testable in finite time.
 # Instrumented code is not: at -O3 a file takes g++ minutes.
 set(isa_flags_all -O3 -fno-math-errno -fno-trapping-math)
+# What has but four lanes gains nothing at -O3, for which g++ takes a quarter longer.
+set(isa_flags_portable -O2)
 if(TESSERA_SANITIZE)
   list(APPEND isa_flags_all -O1)
+  set(isa_flags_portable)
 endif()
 if(TESSERA_SANITIZE MATCHES "undefined")
   # All of -fsanitize=undefined makes a set's kernels take 84 s instead of 15 s (clang 19): here, what
@@ -26,7 +33,7 @@ if(TESSERA_SANITIZE MATCHES "undefined")
   endif()
 endif()
 # Kernels say where they want a fused multiply-add; only the portable set leaves that to the compiler.
-set(isa_flags_portable -ffp-contract=fast)
+list(APPEND isa_flags_portable -ffp-contract=fast)
 # PREFETCHW does nothing on the few processors with AVX2 that do not know it.
 set(isa_flags_avx2 -ffp-contract=off -mavx2 -mfma -mf16c -mprfchw)
 set(isa_flags_avx512 ${isa_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl

@@ -22,15 +22,14 @@ Result<const Isa*> runnable(const Device& device, const char* what) {
                         " at most");
 }
 
-/// Calls the instruction set's function for `what`.
+/// Calls the instruction set's function of rows for `what`.
 template <class ItsCall, class Shape, class ItsTensors>
 Status call(void (*Isa::*function)(const ItsCall& call), const char* what, const Shape& shape,
             const ItsTensors& tensors, const Device& device, const Execution& execution) {
-  const Result<const Isa*> isa = runnable(device, what);
-  if (!isa) return isa.status();
+  if (const Result<const Isa*> isa = runnable(device, what); !isa) return isa.status();
   const Result<Executor> executor = executor_of(execution);
   if (!executor) return executor.status();
-  ((*isa)->*function)(
+  (isa_of(row_set_of(device.arch))->*function)(
       {shape, tensors, device.threads, *executor, execution.progress, execution.progress_context});
   return {};
 }

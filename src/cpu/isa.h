@@ -11,18 +11,26 @@ namespace tessera::cpu {
 
 struct Isa {
   /// The kernel of a catalog row, or null if this instruction set has none for it.
-  KernelFunction (*find_kernel)(const core::Kernel& row);
-  /// Merges partial results.
-  void (*combine)(const CombineCall& call);
-  void (*append)(const AppendCall& call);
-  void (*quantize)(const QuantizeCall& call);
+  KernelFunction (*find_kernel)(const core::Kernel& row) = nullptr;
   /// Yardsticks (peak.h). A burst runs `rounds` rounds of register arithmetic and returns the
   /// floating point operations done, 0 if there is no such instruction; the sweep reads memory as
   /// fast as it can.
-  double (*f32_burst)(std::int64_t rounds);
-  double (*bf16_burst)(std::int64_t rounds);
-  void (*read_sweep)(const std::byte* data, std::int64_t bytes);
+  double (*f32_burst)(std::int64_t rounds) = nullptr;
+  double (*bf16_burst)(std::int64_t rounds) = nullptr;
+  void (*read_sweep)(const std::byte* data, std::int64_t bytes) = nullptr;
+  /// Functions of rows: these merge partial results, and so on. Null where row_set_of names another
+  /// set, which has them.
+  void (*combine)(const CombineCall& call) = nullptr;
+  void (*append)(const AppendCall& call) = nullptr;
+  void (*quantize)(const QuantizeCall& call) = nullptr;
 };
+
+/// The set that has an instruction set's functions of rows. Vectors of 16 gain them nothing: of
+/// what memory and tables bind they are no faster (docs/experiments.md), and twice as much to
+/// compile.
+constexpr Arch row_set_of(Arch arch) {
+  return arch == Arch::avx512 || arch == Arch::avx512_bf16 ? Arch::avx2 : arch;
+}
 
 namespace portable {
 extern const Isa kIsa;

@@ -58,9 +58,19 @@ KernelFunction find_kernel(const core::Kernel& row) {
   return find(row, std::make_index_sequence<kRows.size()>{});
 }
 
+template <Arch kSet>
+constexpr Isa make_isa() {
+  Isa isa = {find_kernel, f32_burst, bf16_burst, read_sweep};
+  if constexpr (row_set_of(kSet) == kSet) {
+    isa.combine = combine_partial;
+    isa.append = append_rows;
+    isa.quantize = quantize_rows;
+  }
+  return isa;
+}
+
 }  // namespace
 
-extern const Isa kIsa = {find_kernel, combine_partial, append_rows, quantize_rows,
-                         f32_burst,   bf16_burst,      read_sweep};
+extern constexpr Isa kIsa = make_isa<Arch::TESSERA_ISA>();
 
 }  // namespace tessera::cpu::TESSERA_ISA
