@@ -24,6 +24,7 @@ constexpr Reported kReported[] = {
     {"fwd bf16 b=2 h=4/2 q=200 k=333 d=128", "fwd bf16 b=4 h=16 q=4096 k=4096 d=128"},
     {"fwd f16 b=2 h=4/2 q=200 k=333 d=128 causal", "fwd f16 b=4 h=16 q=4096 k=4096 d=128 causal"},
     {"fwd bf16 h=4/2 q=200 k=333 d=256 causal", "fwd bf16 b=4 h=8 q=4096 k=4096 d=256 causal"},
+    {"fwd bf16 h=2/1 q=100 k=170 d=512 causal", "fwd bf16 b=4 h=4 q=4096 k=4096 d=512 causal"},
     {"fwd bf16 h=4/2 q=200 k=333 d=128 window=100,0 sink",
      "fwd bf16 b=4 h=16 q=4096 k=4096 d=128 window=1024,0 sink"},
     {"fwd bf16 h=4/2 q=200 k=333 d=128 causal softcap=30",
@@ -39,6 +40,8 @@ constexpr Reported kReported[] = {
      "fwd bf16 b=16 h=32/8 q=1 k=8192 d=128 kv=e4m3 scales=none/tensor/tensor cache=after"},
     {"bwd bf16 h=4/2 q=200 k=333 d=64 causal", "bwd bf16 b=2 h=16 q=4096 k=4096 d=64 causal"},
     {"bwd bf16 h=4/2 q=200 k=333 d=128", "bwd bf16 b=2 h=16 q=4096 k=4096 d=128"},
+    {"bwd bf16 h=4/2 q=200 k=333 d=256 causal", "bwd bf16 b=2 h=8 q=4096 k=4096 d=256 causal"},
+    {"bwd bf16 h=2/1 q=100 k=170 d=512 causal", "bwd bf16 b=2 h=4 q=4096 k=4096 d=512 causal"},
 };
 
 struct ReportOptions {
