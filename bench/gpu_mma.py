@@ -53,13 +53,13 @@ def forward_of(arena, words, dtype, shape, causal):
     return lambda: fa2(*inputs, causal), ours, [o], lambda: [fa2(*inputs, causal).transpose(1, 2)]
 
 
-def backward_of(arena, words, dtype, shape, causal):
-    """The same of the backward pass."""
+def backward_of(arena, words, dtype, shape, causal, attention=fa2):
+    """The same of the backward pass; attention: the peer's."""
     q, k, v, dout, *out = (arena.place(shape, dtype) for _ in range(7))
     for x in (q, k, v, dout):
         x.copy_(torch.randn(shape, device="cuda"))
     inputs = [x.transpose(1, 2).detach().requires_grad_(True) for x in (q, k, v)]
-    attended, gradient = fa2(*inputs, causal), dout.transpose(1, 2)
+    attended, gradient = attention(*inputs, causal), dout.transpose(1, 2)
 
     def peer():
         return torch.autograd.grad(attended, inputs, gradient, retain_graph=True)

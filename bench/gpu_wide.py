@@ -19,9 +19,8 @@ import statistics
 import torch
 import torch.nn.functional as F
 
-from gpu_backward import Pass
 from gpu_forward import HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
-from gpu_mma import difference_of
+from gpu_mma import backward_of, difference_of
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "pass", "d", "causal", "s", "b", "h",
            "kernel", "tessera", "pytorch", "of_pytorch", "of_d256", "difference"]
@@ -34,8 +33,8 @@ def pytorch(q, k, v, causal):
 
 
 def forward_of(arena, words, shapes, causal):
-    """(PyTorch's function, one that returns the plan and ours for what is planned now, what they write, what it ought
-    to be)."""
+    """As gpu_mma.backward_of: PyTorch's function, one that returns the plan and ours for what is planned now, what
+    they write, a function that returns what it ought to be."""
     q, k, v, o = (arena.place(shape, torch.bfloat16) for shape in shapes)
     for x in (q, k, v):
         x.copy_(torch.randn(x.shape, device="cuda"))
@@ -48,31 +47,17 @@ def forward_of(arena, words, shapes, causal):
         workspace = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
         return plan, lambda: plan.enqueue(tensors, stream, workspace)
 
-    return lambda: pytorch(*inputs, causal), ours, [o], [pytorch(*inputs, causal).transpose(1, 2)]
-
-
-def backward_of(arena, words, shapes, causal):
-    """The same of the backward pass."""
-    q, k, v, dout, *out = (arena.place(shapes[0], torch.bfloat16) for _ in range(7))
-    for x in (q, k, v, dout):
-        x.copy_(torch.randn(x.shape, device="cuda"))
-    inputs = [x.transpose(1, 2).detach().requires_grad_(True) for x in (q, k, v)]
-    attended, gradient = pytorch(*inputs, causal), dout.transpose(1, 2)
-
-    def peer():
-        return torch.autograd.grad(attended, inputs, gradient, retain_graph=True)
-
-    def ours(library):
-        run = Pass(library, words, q, k, v, dout, out)
-        return run.plan, run
-
-    return peer, ours, out, [x.transpose(1, 2) for x in peer()]
+    return lambda: pytorch(*inputs, causal), ours, [o], lambda: [pytorch(*inputs, causal).transpose(1, 2)]
 
 
 def measure(library, arena, names, kind, words, shapes, causal, amount):
     """({name: (kernel, rate, difference)}, PyTorch's rate); amount: what a second is asked for."""
     arena.clear()
-    peer, ours, outputs, expected = (backward_of if kind == "backward" else forward_of)(arena, words, shapes, causal)
+    if kind == "backward":
+        peer, ours, outputs, expected = backward_of(arena, words, torch.bfloat16, shapes[0], causal, pytorch)
+    else:
+        peer, ours, outputs, expected = forward_of(arena, words, shapes, causal)
+    reference = expected()
     functions, found = {"peer": peer}, {}
     for name in names:
         os.environ["TESSERA_GPU_AS"] = name
@@ -82,7 +67,8 @@ def measure(library, arena, names, kind, words, shapes, causal, amount):
         for x in outputs:
             x.data.fill_(float("nan"))  # not a change that autograd would see
         functions[name]()
-        found[name] = plan.kernel, difference_of(outputs, expected)
+        found[name] = plan.kernel, difference_of(outputs, reference)
+    del reference
     times = {name: [] for name in functions}
     for _ in range(4):
         for name, function in functions.items():
