@@ -25,9 +25,8 @@ struct Isa {
   void (*quantize)(const QuantizeCall& call) = nullptr;
 };
 
-/// The set that has an instruction set's functions of rows. Vectors of 16 gain them nothing: of
-/// what memory and tables bind they are no faster (docs/experiments.md), and twice as much to
-/// compile.
+/// The set that has an instruction set's functions of rows. Vectors of 16 lanes would be no faster,
+/// as memory and tables bind them (docs/experiments.md), and as much code again.
 constexpr Arch row_set_of(Arch arch) {
   return arch == Arch::avx512 || arch == Arch::avx512_bf16 ? Arch::avx2 : arch;
 }

@@ -142,7 +142,7 @@ class Backward : BackwardScores<K, kRole> {
         if (i > 0) ptx::barrier_sync(kFetched + (kValues ? 0 : 1), kThreads);
       }
       if constexpr (kValues) {
-        score<kD, 0>(s_, m_.k, queries_of(i));
+        score<kD, (kParts > 1 ? kHeld : 0)>(s_, m_.k, queries_of(i));
         weigh(i, rows, 0, is_masked(rows.m));
         this->give_weights(s_);
         ptx::copy_wait<0>();
@@ -266,7 +266,7 @@ class Backward : BackwardScores<K, kRole> {
 #pragma unroll
       for (int first = 0; first < kM; first += 16) {
         float partial[kGroups][8];
-        multiply<kDim, kDim / kParts>(partial, keys, rows + first * 128);
+        multiply<kDim, kFromRegisters>(partial, keys, rows + first * 128);
         this->give_partial(partial, first, d[0]);
       }
       this->take_partials(d[0]);
