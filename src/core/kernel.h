@@ -64,6 +64,7 @@ struct Kernel {
   int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp;
                    ///< backward: of dO
   int blocks = 1;  ///< GPU: blocks of threads of a multiprocessor that registers suffice for
+  int cluster = 1;  ///< GPU: blocks of threads that share a tile: each has its part of all columns
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -100,7 +101,7 @@ TESSERA_HD constexpr int value_passes(const Kernel& row, int head_dim_v) {
 /// Whether no build has the machine code of a row, which is then compiled when it is needed: of
 /// head dims that few models have.
 TESSERA_HD constexpr bool is_made_at_need(const Kernel& row) {
-  return row.stages > 0 && row.head_dim > 256;
+  return row.lanes == 0 && row.head_dim > 256;
 }
 
 /// Words of 16 bytes (core::PartWord) that a block of a GPU's decoding row leaves of an item: two

@@ -33,7 +33,7 @@ std::string value_text(const core::Kernel& row) {
   // As many names as a row has members: a new one does not compile until it is written here.
   const auto& [arch, pass, form, operand, block_m, tile_m, block_n, split_n, lanes, head_dim,
                head_dim_v, q_rows, q_stages, extra, any_layout, cached, qv, prefixes, stages,
-               blocks] = row;
+               blocks, cluster] = row;
   const auto value = [](auto enumerator) { return std::to_string(static_cast<int>(enumerator)); };
   std::string text = "tessera::core::Kernel{tessera::Arch{" + value(arch) + "}, tessera::Pass{" +
                      value(pass) + "}, tessera::core::Form{" + value(form) +
@@ -45,7 +45,7 @@ std::string value_text(const core::Kernel& row) {
   return text + ", tessera::core::Extra{" + value(extra) + "}, " + (any_layout ? "true" : "false") +
          ", tessera::Dtype{" + value(cached) + "}, " + (qv ? "true" : "false") + ", " +
          (prefixes ? "true" : "false") + ", " + std::to_string(stages) + ", " +
-         std::to_string(blocks) + "}";
+         std::to_string(blocks) + ", " + std::to_string(cluster) + "}";
 }
 
 }  // namespace tessera::cuda

@@ -184,7 +184,11 @@ inline constexpr core::Kernel kPrefixRows[] = {
 // Head dims from 264 to 512, both passes, and decoding of them: no build has their machine code, which is compiled when it is
 // needed. Each of these is two rows: bf16, and the same for fp16.
 inline constexpr core::Kernel kWideRows[] = {
-  // arch       pass            form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
+  // arch       pass            form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra           any    cached       qv     prefixes stages blocks cluster
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     80,      0,    0,     384,       384,    128,       1, core::Extra::none,    false, Dtype::f32,  false, false,    0,      1,     2},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     64,      0,    0,     512,       512,    128,       1, core::Extra::none,    false, Dtype::f32,  false, false,    0,      1,     2},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     64,      0,    0,     512,       512,    128,       1, core::Extra::softcap, false, Dtype::f32,  false, false,    0,      1,     2},
+  {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     32,      0,    0,     512,       512,    128,       2, core::Extra::all,     false, Dtype::f32,  false, false,    0,      1,     2},
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     64,      0,    0,     384,       384,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    32,     64,      0,    0,     512,       512,     64,       0, core::Extra::none, false, Dtype::f32,  false, false,    1,      1},
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},

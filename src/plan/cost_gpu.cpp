@@ -102,16 +102,17 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   const double ease = !is_crowded             ? 1.0
                       : rows < costs.few_rows ? costs.crowded_of_few
                                               : costs.crowded;
-  // At the row's own head dims and on whole tiles.
-  const double multiply = ease * (pairs * multiplied / costs.multiply_adds + costs.step);
-  const double latency = splits_roles(row) ? costs.latency_of_roles : costs.latency;
+  // At the row's own head dims and on whole tiles, of all blocks of threads that share them.
+  const double multiply =
+      ease * (pairs * multiplied / costs.multiply_adds + costs.step * row.cluster);
+  const double latency = (splits_roles(row) ? costs.latency_of_roles : costs.latency) * row.cluster;
   // Of two that wait for latencies, the one that multiplies less.
   const double step = (core::max(multiply, latency) + 0.01 * multiply) *
                       (row.extra == core::Extra::all ? costs.extras : 1.0) *
                       (row.any_layout ? costs.any_layout : 1.0);
   const bool waits = row.pass == Pass::forward && row.q_stages == 1;
   const double between = (is_crowded ? costs.crowded_tile_row : costs.tile_row) * row.block_m +
-                         (waits ? costs.wait : 0.0);
+                         (waits ? costs.wait * row.cluster : 0.0);
   return steps * (waits ? costs.waiting_step : 1.0) * step + between;
 }
 

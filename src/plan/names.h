@@ -23,8 +23,9 @@ inline const char* to_string(core::Operand operand) {
 /// A row's name, e.g. "cpu.avx512.forward.decode.f32" or "sm90.forward.bf16.d128.128x128": the
 /// largest head_dim it takes (192v128 where that of values differs), its tile, and ".q1" where a
 /// row has but one buffer of queries; by mma.sync ".w4" where four warps have a tile's rows, or
-/// backward its keys, ".w4x2" where four pairs of warps share them. A decoding row that widens is
-/// called by what it reads, with qv by the types of keys and of values.
+/// backward its keys, ".w4x2" where four pairs of warps share them; ".pair" where two blocks of
+/// threads share the tile. A decoding row that widens is called by what it reads, with qv by the
+/// types of keys and of values.
 inline std::string name_of(const core::Kernel& kernel) {
   const std::string pass = kernel.pass == Pass::forward ? ".forward" : ".backward";
   std::string operand = std::string(".") + to_string(kernel.operand);
@@ -46,6 +47,7 @@ inline std::string name_of(const core::Kernel& kernel) {
   if (kernel.form == core::Form::decode) return name;
   const bool forward = kernel.pass == Pass::forward;
   if ((forward || kernel.stages > 0) && kernel.q_stages == 1) name += ".q1";
+  if (kernel.cluster > 1) name += ".pair";
   if (kernel.stages > 0) {
     name += ".w" + std::to_string((forward ? kernel.block_m : kernel.block_n) / kernel.tile_m);
     if (const int parts = core::mma_parts(kernel); parts > 1) name += "x" + std::to_string(parts);

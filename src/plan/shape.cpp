@@ -14,8 +14,9 @@ namespace tessera {
 std::int64_t rows_per_head_k(const Problem& problem) { return problem.seqlen_q * problem.group(); }
 
 std::int64_t resident_blocks(const core::Kernel& row, const Device& device) {
-  return std::int64_t{device.threads} *
-         (row.stages > 0 ? core::mma_blocks(row, device.l1_bytes) : row.blocks);
+  return core::max<std::int64_t>(
+      1, std::int64_t{device.threads} *
+             (row.stages > 0 ? core::mma_blocks(row, device.l1_bytes) : row.blocks) / row.cluster);
 }
 
 std::int64_t visible_pairs(const Problem& p) {

@@ -23,10 +23,13 @@ struct Fiber {
 };
 
 struct Machine {
-  Block block;
-  std::vector<Fiber> fibers;
+  std::vector<Block> blocks;  ///< of a cluster
+  std::vector<Fiber> fibers;  ///< block after block
   ucontext_t scheduler = {};
   unsigned current = 0;
+  unsigned threads = 1;  ///< of a block
+  unsigned ended = 0;    ///< threads of the cluster
+  Meeting cluster;
   std::uint64_t events = 0;                   ///< waits that ended, and threads
   std::unordered_set<const void*> under_way;  ///< where copies go that nobody has waited for
   std::string wrong;
@@ -40,8 +43,9 @@ Machine& machine() {
 
 void enter() {
   Machine& m = machine();
-  (*m.kernel)(m.block.shared);
+  (*m.kernel)(block().shared);
   m.fibers[m.current].done = true;
+  ++m.ended;
   ++m.events;
   swapcontext(&m.fibers[m.current].context, &m.scheduler);
 }
@@ -55,15 +59,20 @@ void enter() {
   makecontext(&fiber.context, enter, 0);
 }
 
-void prepare(unsigned threads, unsigned shared_bytes) {
+void prepare(unsigned threads, unsigned shared_bytes, unsigned cluster) {
   Machine& m = machine();
-  m.block = {};
+  m.blocks.assign(cluster, {});
   m.under_way.clear();
-  m.block.threads = threads;
-  m.block.memory.resize(shared_bytes + 2048, '\x7f');  // NaN as e4m3, and as 16 bits
-  const auto start = reinterpret_cast<std::uintptr_t>(m.block.memory.data());
-  m.block.shared = m.block.memory.data() + (1024 - start % 1024) % 1024;
-  m.fibers.resize(threads);
+  m.threads = threads;
+  m.ended = 0;
+  m.cluster = {};
+  for (Block& block : m.blocks) {
+    block.threads = threads;
+    block.memory.resize(shared_bytes + 2048, '\x7f');  // NaN as e4m3, and as 16 bits
+    const auto start = reinterpret_cast<std::uintptr_t>(block.memory.data());
+    block.shared = block.memory.data() + (1024 - start % 1024) % 1024;
+  }
+  m.fibers.resize(std::size_t{threads} * cluster);
   for (Fiber& fiber : m.fibers) {
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
     begin(fiber);
@@ -72,8 +81,10 @@ void prepare(unsigned threads, unsigned shared_bytes) {
 
 }  // namespace
 
-Block& block() { return machine().block; }
-unsigned thread() { return machine().current; }
+unsigned block_number() { return machine().current / machine().threads; }
+Block& block() { return block(block_number()); }
+Block& block(unsigned number) { return machine().blocks.at(number); }
+unsigned thread() { return machine().current % machine().threads; }
 
 void wait(const std::function<bool()>& condition) {
   Machine& m = machine();
@@ -94,6 +105,19 @@ unsigned meet(Meeting& meeting, unsigned count) {
     meets_warps = false;
   }
   return before;
+}
+
+void meet_cluster() {
+  Meeting& meeting = machine().cluster;
+  const unsigned before = meeting.generation;
+  ++meeting.arrived;
+  wait([&] {
+    if (meeting.generation != before) return true;
+    if (meeting.arrived + machine().ended < machine().fibers.size()) return false;
+    meeting.arrived = 0;
+    ++meeting.generation;
+    return true;
+  });
 }
 
 void begin_copy(const Copy& copy) {
@@ -128,13 +152,15 @@ void finish_copies(std::size_t left, bool all) {
 }
 
 std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
-                const std::function<void(char*)>& kernel) {
+                const std::function<void(char*)>& kernel, unsigned cluster) {
   Machine& m = machine();
   m.kernel = &kernel;
   m.wrong.clear();
   gridDim.x = blocks;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    prepare(threads, shared_bytes);
+  const unsigned fibers = threads * cluster;
+  if (blocks % cluster != 0) return "the grid is not one of whole clusters";
+  for (unsigned first_block = 0; first_block < blocks; first_block += cluster) {
+    prepare(threads, shared_bytes, cluster);
     // One warp after another is held up where it meets others, until none of these gets on without
     // it: what they must not see before it has come further, they would miss. Then for some rounds
     // none is.
@@ -143,25 +169,26 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
     const auto first_of = [&m](unsigned warp) -> const Fiber& {
       return m.fibers[std::size_t{warp} * kWarp];
     };
-    for (unsigned left = threads, round = 0; left > 0; ++round) {
+    for (unsigned left = fibers, round = 0; left > 0; ++round) {
       holds = holds || (round >= free && first_of(held).meets_warps);
       const std::uint64_t before = m.events;
-      for (m.current = 0; m.current < threads; ++m.current) {
+      for (m.current = 0; m.current < fibers; ++m.current) {
         Fiber& fiber = m.fibers[m.current];
         if (fiber.done || (holds && m.current / kWarp == held)) continue;
-        threadIdx.x = m.current;
+        threadIdx.x = thread();
+        blockIdx.x = first_block + m.current / threads;
         swapcontext(&m.scheduler, &fiber.context);
         left -= fiber.done ? 1 : 0;
       }
       const bool stuck = m.events == before;
       if (stuck && !holds) {
-        return "block " + std::to_string(blockIdx.x) + ": " + std::to_string(left) +
+        return "block " + std::to_string(first_block) + ": " + std::to_string(left) +
                " threads wait for each other";
       }
       if (stuck || first_of(held).done) {
         holds = false;
         random = random * 1103515245 + 12345;
-        held = (random >> 16) % core::ceil_div(threads, kWarp);
+        held = (random >> 16) % core::ceil_div(fibers, kWarp);
         free = round + (random >> 24) % 64;
       }
     }

@@ -1,7 +1,7 @@
-// A block of a kernel's threads as fibers of one thread of the host: each runs until it waits, then
-// the next. What a warp or a warpgroup does together waits for all of it. Nothing runs at the same
-// time as anything else, so a test repeats exactly; and where all wait, none of them ever goes on.
-// Warps take turns in being held up.
+// A block of a kernel's threads, or a cluster of blocks, as fibers of one thread of the host: each
+// runs until it waits, then the next. What a warp or a warpgroup does together waits for all of it.
+// Nothing runs at the same time as anything else, so a test repeats exactly; and where all wait,
+// none of them ever goes on. Warps take turns in being held up.
 #pragma once
 
 #include <array>
@@ -52,7 +52,13 @@ struct Block {
   /// What threads show each other, twice, so that nobody waits before showing the next.
   std::array<std::array<std::array<std::uint64_t, 4>, kMostThreads>, 2> of_warps, of_warpgroups;
 };
+/// The one whose thread runs, or one of its cluster.
+/// @{
 Block& block();
+Block& block(unsigned number);
+/// @}
+/// Of that one, in its cluster.
+unsigned block_number();
 
 /// The thread that runs.
 unsigned thread();
@@ -60,6 +66,8 @@ unsigned thread();
 void wait(const std::function<bool()>& condition);
 /// Waits for `count` threads; returns the number of meetings before.
 unsigned meet(Meeting& meeting, unsigned count);
+/// Waits for all threads of the cluster that have not ended.
+void meet_cluster();
 
 /// Asks for a copy, of which nobody may see anything before it is done: until then there is NaN.
 void begin_copy(const Copy& copy);
@@ -68,8 +76,9 @@ void end_group();
 /// All groups are done but the last `left` that have ended; all: what is open, too.
 void finish_copies(std::size_t left, bool all);
 
-/// Runs blocks of a grid one after another. Returns what went wrong: nothing, or that all wait.
+/// Runs clusters of blocks of a grid one after another. Returns what went wrong: nothing, or that
+/// all wait.
 std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
-                const std::function<void(char* shared)>& kernel);
+                const std::function<void(char* shared)>& kernel, unsigned cluster = 1);
 
 }  // namespace tessera::device

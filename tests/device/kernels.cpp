@@ -17,8 +17,8 @@ constexpr bool is(const core::Kernel& row, core::Operand operand, int head_dim, 
 }
 
 /// Of every kind one: two and three warpgroups, held queries, one buffer of queries, two wgmmas a
-/// panel, a softcap, scores of integers; and rows of 16 bits, which show that what is known to be
-/// right is found right; and rows with qv.
+/// panel, a softcap, scores of integers, pairs of blocks; and rows of 16 bits, which show that what
+/// is known to be right is found right; and rows with qv.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   if (row.qv) return row.operand == bf16 || row.block_m == 16;
@@ -28,7 +28,8 @@ constexpr bool chosen(const core::Kernel& row) {
          is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 192, 128, 128, kNone) ||
          is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap) ||
          is(row, i8_bf16, 64, 64, 192, kNone) || is(row, i8_f16, 128, 128, 128, kNone) ||
-         is(row, i8_bf16, 192, 192, 128, kNone) || is(row, i8_bf16, 128, 128, 128, kSoftcap);
+         is(row, i8_bf16, 192, 192, 128, kNone) || (row.cluster > 1 && row.operand == bf16) ||
+         is(row, i8_bf16, 128, 128, 128, kSoftcap);
 }
 
 constexpr auto kRows = rows_of<count_of(chosen)>(chosen);
@@ -37,16 +38,19 @@ template <std::size_t kRow>
 bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
   static constexpr core::Kernel kKernel = kRows[kRow];
   if (symbol != cuda::symbol_of(kKernel)) return false;
-  wrong = run(blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),
-              static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)), [params](char* shared) {
-                if constexpr (kKernel.qv) {
-                  const auto& p = *static_cast<const cuda::mma::DecodeParams*>(params);
-                  cuda::sm90::latent<kKernel>(p, shared);
-                } else {
-                  const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
-                  cuda::sm90::forward<kKernel>(p, shared);
-                }
-              });
+  wrong = run(
+      blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),
+      static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)),
+      [params](char* shared) {
+        if constexpr (kKernel.qv) {
+          const auto& p = *static_cast<const cuda::mma::DecodeParams*>(params);
+          cuda::sm90::latent<kKernel>(p, shared);
+        } else {
+          const auto& p = *static_cast<const cuda::sm90::ForwardParams*>(params);
+          cuda::sm90::forward<kKernel>(p, shared);
+        }
+      },
+      kKernel.cluster);
   return true;
 }
 

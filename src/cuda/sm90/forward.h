@@ -20,6 +20,7 @@
 #include "cuda/sm90/forward_producer.h"
 #include "cuda/sm90/forward_rows.h"
 #include "cuda/sm90/products.h"
+#include "cuda/sm90/score_sums.h"
 #include "cuda/tile/dropout.h"
 #include "cuda/tile/extras.h"
 #include "cuda/tile/fragment.h"
@@ -33,6 +34,7 @@ class ForwardConsumer : ForwardRows<K> {
   using Base = ForwardRows<K>;
   using S = ForwardShape<K>;
   using Base::buffers;
+  using Base::columns;
   using Base::group_;
   using Base::head_of;
   using Base::lane_;
@@ -56,7 +58,7 @@ class ForwardConsumer : ForwardRows<K> {
   /// The next one may issue when O is there, not when it has been issued: faster where two
   /// warpgroups take longer over weights than over products, slower where products are the limit.
   static constexpr bool kEndsLate =
-      K.extra == core::Extra::none && K.head_dim == 64 && S::kGroups == 2;
+      K.extra == core::Extra::none && S::kDim == 64 && S::kGroups == 2;
   /// 8 bits: weights are made while O is multiplied, where there are registers for two operands.
   static constexpr bool kOverlaps = S::kScaled && S::kGroups == 2;
   static constexpr bool kIntegers = S::kScoreType == Dtype::i8;
@@ -66,6 +68,8 @@ class ForwardConsumer : ForwardRows<K> {
                                              const ForwardBuffers<K>& shared, int group)
       : Base(params, shared, group),
         scaled_(params, shared.promoted, group),
+        sums_(shared, static_cast<std::uint32_t>(group * 4 + warp_),
+              static_cast<std::uint32_t>(lane_)),
         w_(kAll       ? 1.0F
            : kSoftcap ? params.score.pre * params.score.post
                       : params.score.pre) {}
@@ -107,10 +111,10 @@ class ForwardConsumer : ForwardRows<K> {
 
   /// S = Q K^T of item_.
   __device__ __forceinline__ void issue_scores() {
-    const std::uint32_t k = ptx::descriptor_along(buffers.k.buffer(item_));
+    const std::uint32_t k = ptx::descriptor_along(buffers.operand(buffers.k.buffer(item_)));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < K.head_dim / S::kStepColumns; ++i) {
+    for (int i = 0; i < S::kDim / S::kStepColumns; ++i) {
       const int chunk = i / 4, column = i % 4 * 32;
       const std::uint64_t keys = ptx::descriptor(k + (chunk * kN * 128 + column) / 16);
       if constexpr (S::kHoldsQueries) {
@@ -126,13 +130,13 @@ class ForwardConsumer : ForwardRows<K> {
 
   /// O += P V of the item whose weights are the operand.
   __device__ __forceinline__ void issue_output() {
-    const std::uint32_t v = buffers.v.buffer(weighed_);
+    const std::uint32_t v = buffers.operand(buffers.v.buffer(weighed_));
     if constexpr (S::kEightBit) {
-      add_panels<K.head_dim_v, S::kPanels>(o_, w_.operand, ptx::descriptor_of_panel(v),
-                                           scaled_.begins());
+      add_panels<S::kDimV, S::kPanels>(o_, w_.operand, ptx::descriptor_of_panel(v),
+                                       scaled_.begins());
     } else {
-      add_across<ptx::Wgmma<S::kType, K.head_dim_v>, kN>(o_, w_.operand,
-                                                         ptx::descriptor_across(v, kN * 128));
+      add_across<ptx::Wgmma<S::kType, S::kDimV>, kN>(o_, w_.operand,
+                                                     ptx::descriptor_across(v, kN * 128));
     }
   }
 
@@ -215,6 +219,7 @@ class ForwardConsumer : ForwardRows<K> {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
+    complete_scores();
     if constexpr (S::kScaled) {
       weigh_scaled<true>(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
       take_weights();
@@ -248,6 +253,7 @@ class ForwardConsumer : ForwardRows<K> {
     take_scales(next, own);
     begin_step();
     release_keys(own.seen.size() == 1);
+    complete_scores();
     if constexpr (S::kScaled) take_output();
     if constexpr (S::kEightBit) {
       scaled_.finish(tile_, o_, sum);
@@ -299,6 +305,7 @@ class ForwardConsumer : ForwardRows<K> {
         skip_keys(skipped);
         begin_step(begun);
         release_keys(n == own.seen.begin);
+        complete_scores();
         transform(next, n);
         const bool rescales = weigh(next, n, own);
         drop(next, n);
@@ -343,6 +350,10 @@ class ForwardConsumer : ForwardRows<K> {
     ptx::wgmma_wait<K.any_layout ? 0 : 1>();
     ptx::wgmma_results(w_.s);
   }
+  /// What S is without the columns of the cluster's other block.
+  __device__ __forceinline__ void complete_scores() {
+    if constexpr (K.cluster > 1) sums_.add(w_.s);
+  }
 
   /// Waits for O and makes P the next operand.
   __device__ __forceinline__ void finish_step(bool begun = true) {
@@ -361,6 +372,7 @@ class ForwardConsumer : ForwardRows<K> {
     if constexpr (S::kScaled) scaled_.ask(tile_, n, w_);
     begin_step();
     release_keys(last_of_tile);
+    complete_scores();
     if constexpr (S::kScaled) {
       if constexpr (!kOverlaps) take_sums(n + 1);
       const bool rescales = weigh_scaled<kMasked>(tile_, n, kMasked, false, [&] {
@@ -384,8 +396,8 @@ class ForwardConsumer : ForwardRows<K> {
   /// What is left of a step with a softcap.
   template <bool kMasked>
   __device__ __forceinline__ void soften(int n) {
-    // Above head_dim 128 O takes so long that waiting for it first costs more than it saves.
-    constexpr bool kNarrowFirst = !kMasked && K.head_dim <= 128;
+    // Above 128 columns O takes so long that waiting for it first costs more than it saves.
+    constexpr bool kNarrowFirst = !kMasked && S::kDim <= 128;
     if constexpr (kNarrowFirst) {
       take_output();
       if (w_.weigh_narrow(p.series)) {
@@ -514,7 +526,7 @@ class ForwardConsumer : ForwardRows<K> {
   }
   __device__ __forceinline__ void clear_output() {
 #pragma unroll
-    for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] = 0.0F;
+    for (int i = 0; i < S::kDimV / 2; ++i) o_[i] = 0.0F;
   }
 
   // ---- results ----
@@ -534,13 +546,13 @@ class ForwardConsumer : ForwardRows<K> {
       std::uint16_t* const to = output_of(t, half);
       if constexpr (S::kEightBit) {
         // Not two ways to store: what they have in common would have no registers.
-        store_row<K.head_dim_v, false>(o_, half, end.factor * scale, exists, Base::lane_anew(),
-                                       p.head_dim_v, to, [&](float a, float b) {
-                                         const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
-                                         return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
-                                       });
+        store_row<S::kDimV, false>(o_, half, end.factor * scale, exists, Base::lane_anew(),
+                                   Base::columns(), to, [&](float a, float b) {
+                                     const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
+                                     return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
+                                   });
       } else {
-        store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, p.head_dim_v, to);
+        store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, columns(), to);
       }
     }
   }
@@ -564,6 +576,7 @@ class ForwardConsumer : ForwardRows<K> {
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   typename ConsumerState<K>::Rows scaled_;  ///< or unused
+  ScoreSums<K> sums_;                       ///< the same
   typename ConsumerState<K>::Type w_;       ///< S, then P; the rows' softmax
   float o_[kAccumulators];
 };
@@ -576,7 +589,11 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   // Told to be the same for the whole warp.
   const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) buffers.initialise(p.copies_rows() ? kPageWarps : S::kProducers);
-  __syncthreads();
+  if constexpr (K.cluster > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
     if constexpr (!K.any_layout && !S::kScaled) {
@@ -589,6 +606,8 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     ForwardConsumer<K>(p, buffers, group - 1).run();
+    // Until then the other block may still store here.
+    if constexpr (K.cluster > 1) ptx::cluster_sync();
   }
 }
 

@@ -237,14 +237,14 @@ template <core::Kernel K, bool kScaled = has_scales(K), bool kEightBit = is_eigh
 struct ConsumerState {
   using Type = Weights<core::dtype_of(K.operand), K.block_n>;
   using Rows = ScaledRows<K>;  ///< unused
-  static constexpr int kAccumulators = K.head_dim_v / 2;
+  static constexpr int kAccumulators = own_dim_v(K) / 2;
 };
 template <core::Kernel K>
 struct ConsumerState<K, true, false> {
   using Type =
       IntegerWeights<core::dtype_of(K.operand), K.block_n, K.extra == core::Extra::softcap>;
   using Rows = ScaledRows<K>;
-  static constexpr int kAccumulators = K.head_dim_v / 2;
+  static constexpr int kAccumulators = own_dim_v(K) / 2;
 };
 template <core::Kernel K>
 struct ConsumerState<K, true, true> {

@@ -21,9 +21,10 @@ struct ForwardShape {
   static constexpr bool kEightBit = is_eight_bit(K);
   static constexpr int kChunkColumns = core::swizzled_columns(kScoreType);
   static constexpr int kStepColumns = core::multiplied_columns(kScoreType);  ///< of one wgmma
-  static constexpr int kChunks = core::ceil_div(K.head_dim, kChunkColumns);
+  static constexpr int kDim = own_dim(K), kDimV = own_dim_v(K);
+  static constexpr int kChunks = core::ceil_div(kDim, kChunkColumns);
   static constexpr int kChunkColumnsV = core::swizzled_columns(kType);
-  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kChunkColumnsV);
+  static constexpr int kChunksV = core::ceil_div(kDimV, kChunkColumnsV);
   static constexpr int kShares = K.block_m / K.q_rows;  ///< items of queries of a tile
   static constexpr bool kSparesQueries = kShares == 1 && K.q_stages > 1;  ///< a tile of them
   static constexpr bool kHoldsQueries = holds_queries(K);
@@ -31,16 +32,20 @@ struct ForwardShape {
   static constexpr int kKBytes = along_bytes(K, K.block_n);
   static constexpr int kVBytes = value_bytes(K);
   static constexpr int kPanels = K.block_n / core::ValueTiles::kPanelKeys;  ///< of values, in tiles
-  static constexpr int kProducerRegisters = K.any_layout ? 40 : kGroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = K.any_layout ? 232 : kGroups == 2 ? 240 : 160;
+  static constexpr bool kProducesMore = K.any_layout || K.cluster > 1;
+  static constexpr int kProducerRegisters = kProducesMore ? 40 : kGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kProducesMore ? 232 : kGroups == 2 ? 240 : 160;
   /// Threads that fill a buffer: one asks the copy engine, or a warpgroup loads element by element.
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
 
   static_assert(kShares == 1 || (kShares == kGroups && K.q_rows == kRows));
   static_assert(K.block_m % kRows == 0 && (kGroups == 2 || (kGroups == 3 && !K.any_layout)));
   static_assert(kEightBit || kChunkColumnsV == kColumns);
-  static_assert(K.block_n % core::multiplied_columns(kType) == 0 &&
-                K.head_dim % kStepColumns == 0 && K.head_dim_v % 32 == 0);
+  static_assert(K.block_n % core::multiplied_columns(kType) == 0 && kDim % kStepColumns == 0 &&
+                kDimV % 32 == 0);
+  static_assert(K.cluster == 1 ||
+                (K.cluster == 2 && !K.any_layout && !kScaled && kDim % kChunkColumns == 0 &&
+                 kDimV % kChunkColumnsV == 0 && K.block_n % 8 == 0));
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 
@@ -69,8 +74,10 @@ template <core::Kernel K>
 struct ForwardBuffers {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
-  std::uint32_t promoted;  ///< sums of O in fp32: promoted_bytes
-  char* orders;            ///< one beside each buffer of q
+  std::uint32_t promoted;   ///< sums of O in fp32: promoted_bytes
+  std::uint32_t sums;       ///< of scores: sums_bytes
+  std::uint32_t sums_full;  ///< mbarriers of a warp's, all full ones before the empty ones
+  char* orders;             ///< one beside each buffer of q
 
   __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
     using S = ForwardShape<K>;
@@ -83,20 +90,41 @@ struct ForwardBuffers {
     k.bytes = S::kKBytes;
     v.bytes = S::kVBytes;
     promoted = v.data + kStages * S::kVBytes;
-    q.full = promoted + promoted_bytes(K);
+    sums = promoted + promoted_bytes(K);
+    q.full = sums + sums_bytes(K);
     q.empty = q.full + 8 * K.q_stages;
     k.full = q.empty + 8 * K.q_stages;
     k.empty = k.full + 8 * kStages;
     v.full = k.empty + 8 * kStages;
     v.empty = v.full + 8 * kStages;
-    orders = shared + (v.empty + 8 * kStages - start);
+    sums_full = v.empty + 8 * kStages;
+    orders = shared + (q.full + 8 * barriers(K) - start);
   }
+
+  /// A buffer's address as descriptors have it, which have no room for the block's number in its
+  /// cluster above it.
+  __device__ __forceinline__ static std::uint32_t operand(std::uint32_t address) {
+    return K.cluster == 1 ? address : address & 0xffffff;
+  }
+  /// The block's number in its cluster, and its first column of queries and keys, and of values.
+  /// @{
+  __device__ __forceinline__ static int block() {
+    return K.cluster == 1 ? 0 : static_cast<int>(blockIdx.x % K.cluster);
+  }
+  __device__ __forceinline__ static int first_column() { return block() * ForwardShape<K>::kDim; }
+  __device__ __forceinline__ static int first_column_v() {
+    return block() * ForwardShape<K>::kDimV;
+  }
+  /// @}
 
   /// producers: arrivals that make a buffer of keys or values full.
   __device__ __forceinline__ void initialise(std::uint32_t producers) const {
     q.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
     k.initialise(producers, ForwardShape<K>::kGroups);
     v.initialise(producers, ForwardShape<K>::kGroups);
+    if constexpr (K.cluster > 1) {
+      for (int i = 0; i < 2 * (K.block_m / 16); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
+    }
     ptx::fence_mbarrier_init();
   }
 

@@ -10,6 +10,7 @@
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
+#include "plan/shape.h"
 
 namespace tessera::cuda::sm90 {
 namespace {
@@ -86,8 +87,8 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
   }
   ForwardParams params;
   if (Status s = make_params(params, plan, read); !s) return s;
-  return queue.launch(plan.kernel, std::min<std::int64_t>(plan.work.count(), plan.device.threads),
-                      &params);
+  const std::int64_t tiles = std::min(plan.work.count(), resident_blocks(plan.kernel, plan.device));
+  return queue.launch(plan.kernel, tiles * plan.kernel.cluster, &params);
 }
 
 }  // namespace tessera::cuda::sm90

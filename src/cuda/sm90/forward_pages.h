@@ -42,13 +42,13 @@ class PageFetcher {
   }
 
   /// Waits for the buffer and fetches the warp's part of a block, whose pages the lanes have looked
-  /// up.
+  /// up, from a column on.
   __device__ __forceinline__ void fetch(const Ring<kStages>& ring, std::uint32_t item,
                                         const ptx::TensorMap& map, const Source& source, int dim,
-                                        const LoadRows& keys, int page) const {
+                                        const LoadRows& keys, int page, int first_column) const {
     if (p.copies_rows()) {
       ring.claim(item);
-      copy(ring.buffer(item), source, dim, keys, page);
+      copy(ring.buffer(item), source, dim - first_column, keys, page, first_column);
       // What the copy engine and wgmma see is what has come before the fence.
       ptx::copy_commit();
       ptx::copy_wait<0>();
@@ -68,8 +68,8 @@ class PageFetcher {
     if (row < K.block_n) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        ptx::tma_load(to + c * K.block_n * 128, map, ring.full_barrier(item), c * kColumns, slot,
-                      keys.head, page);
+        ptx::tma_load(to + c * K.block_n * 128, map, ring.full_barrier(item),
+                      first_column + c * kColumns, slot, keys.head, page);
       }
     }
   }
@@ -101,7 +101,7 @@ class PageFetcher {
   /// The warp's rows, as many at a time as it has lanes that look up pages; `page`: of the first
   /// ones.
   __device__ __forceinline__ void copy(std::uint32_t to, const Source& source, int dim,
-                                       const LoadRows& keys, int page) const {
+                                       const LoadRows& keys, int page, int first_column) const {
     // Where the lane's unit of the first of four rows lies, in the first chunk.
     const int unit = lane() % 8, line = lane() / 8;
     std::uint32_t place = to + (part() * kWarpRows + line) * 128 + (unit ^ line) * 16;
@@ -116,7 +116,7 @@ class PageFetcher {
             p.cache.pages.exists(page)
                 ? reinterpret_cast<std::uint64_t>(
                       static_cast<const std::uint16_t*>(source.data) + page * source.strides.batch +
-                      slot * source.strides.seqlen + keys.head * source.strides.head)
+                      slot * source.strides.seqlen + keys.head * source.strides.head + first_column)
                 : 0;
         if (kLooksAhead && row + 32 < kWarpRows) page = look_up(keys, copied_row(row + 32));
       }
@@ -171,9 +171,11 @@ class PageProducer : TileProducer<K, true> {
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
       const LoadRows keys = Base::keys_at(found, n);
       if constexpr (kValues) {
-        fetcher_.fetch(buffers.v, item_, p.v, p.v_source, p.head_dim_v, keys, page);
+        fetcher_.fetch(buffers.v, item_, p.v, p.v_source, p.head_dim_v, keys, page,
+                       buffers.first_column_v());
       } else {
-        fetcher_.fetch(buffers.k, item_, p.k, p.k_source, p.head_dim, keys, page);
+        fetcher_.fetch(buffers.k, item_, p.k, p.k_source, p.head_dim, keys, page,
+                       buffers.first_column());
         if (n == blocks.end - 1) hand_out(found);
       }
       // Page numbers come while the next buffer is waited for.

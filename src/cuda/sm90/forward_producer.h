@@ -60,7 +60,8 @@ class ForwardProducer : TileProducer<K, false> {
     for (int n = found.blocks.end - 1; n >= found.blocks.begin; --n, ++item_) {
       const bool first = n == found.blocks.end - 1;
       const LoadRows keys = Base::keys_at(found, n);
-      fetch<S::kChunks, S::kChunkColumns>(buffers.k, item_, p.k, p.k_source, p.head_dim, keys);
+      fetch<S::kChunks, S::kChunkColumns>(buffers.k, item_, p.k, p.k_source, p.head_dim, keys,
+                                          buffers.first_column());
       // In the order in which they are wanted: the first warpgroup is ahead of the others.
 #pragma unroll 1
       for (int share = 0; share == 0 || (first && share < S::kShares); ++share) {
@@ -76,7 +77,7 @@ class ForwardProducer : TileProducer<K, false> {
   template <int kChunks, int kChunkColumns>
   __device__ __forceinline__ void fetch(const Ring<kStages>& ring, std::uint32_t item,
                                         const ptx::TensorMap& map, const Source& source, int dim,
-                                        const LoadRows& keys) const {
+                                        const LoadRows& keys, int first_column) const {
     ring.claim(item);
     if constexpr (K.any_layout) {
       copy_rows<K.block_n, kCopyingThreads>(
@@ -86,7 +87,8 @@ class ForwardProducer : TileProducer<K, false> {
       ptx::fence_proxy_async();
       ring.announce(item, 0);
     } else {
-      fill<false, K.block_n, kChunkColumns>(ring, item, map, source, dim, kChunks, keys);
+      fill<false, K.block_n, kChunkColumns>(ring, item, map, source, dim, kChunks, keys, false, 0,
+                                            first_column);
     }
   }
 
@@ -126,7 +128,7 @@ class ForwardProducer : TileProducer<K, false> {
       fetch_panels(item_ - 1);
     } else {
       fetch<S::kChunksV, S::kChunkColumnsV>(buffers.v, item_ - 1, p.v, p.v_source, p.head_dim_v,
-                                            waiting_);
+                                            waiting_, buffers.first_column_v());
     }
     waiting_.row = -1;
   }

@@ -51,7 +51,7 @@ class ForwardRows {
     t = order.tile;
     own = order.walks[group_].blocks;
     // Also of a ring of one: descriptors kept from the start would take registers from the loops.
-    q_descriptor_ = ptx::opaque(ptx::descriptor_along(queries()));
+    q_descriptor_ = ptx::opaque(ptx::descriptor_along(buffers.operand(queries())));
   }
 
   /// This warpgroup's queries in shared memory.
@@ -64,7 +64,7 @@ class ForwardRows {
     if constexpr (S::kHoldsQueries) {
       const std::uint32_t row = warp_ * 16 + lane_ % 16, line = queries() + row * 128;
 #pragma unroll
-      for (int i = 0; i < K.head_dim / S::kStepColumns; ++i) {
+      for (int i = 0; i < S::kDim / S::kStepColumns; ++i) {
         const std::uint32_t unit = (i % 4 * 2 + lane_ / 16) ^ row % 8;
         ptx::load_matrices(queries_ + 4 * i, line + i / 4 * K.q_rows * 128 + unit * 16);
       }
@@ -92,8 +92,8 @@ class ForwardRows {
       const bool exists = row_exists(t, half);
       store_lse(t, half, exists, lse);
       std::uint16_t* const to = output_of(t, half);
-      const int end = exists ? p.head_dim_v - store_column(lane_anew()) : 0;
-      for (int c = 0; c < K.head_dim_v; c += 16) {
+      const int end = exists ? columns() - store_column(lane_anew()) : 0;
+      for (int c = 0; c < S::kDimV; c += 16) {
         store_columns<K.any_layout>(c, end, to + c, 0, 0);
       }
     }
@@ -111,13 +111,16 @@ class ForwardRows {
   }
   __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
     ptx::store_if(
-        exists && p.softmax_lse != nullptr && lane_ % 4 == 0,
+        exists && p.softmax_lse != nullptr && lane_ % 4 == 0 && buffers.block() == 0,
         p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
   }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
     return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +
-           member_of(t, half) * p.o_strides.head + store_column(lane_anew());
+           member_of(t, half) * p.o_strides.head + buffers.first_column_v() +
+           store_column(lane_anew());
   }
+  /// Columns of o that exist from this block's first on.
+  __device__ __forceinline__ int columns() const { return p.head_dim_v - buffers.first_column_v(); }
   /// The lane where results go. Of 8 bits the compiler must not know it: it would keep all that
   /// follows from it through the loops, which have no register left.
   __device__ __forceinline__ std::uint32_t lane_anew() const {
@@ -135,7 +138,7 @@ class ForwardRows {
   std::uint32_t q_item_;        ///< in the ring of Q
   std::uint32_t q_descriptor_;  ///< of this warpgroup's queries in it
   /// As operands, or unused.
-  std::uint32_t queries_[S::kHoldsQueries ? K.head_dim / S::kStepColumns * 4 : 1];
+  std::uint32_t queries_[S::kHoldsQueries ? S::kDim / S::kStepColumns * 4 : 1];
 };
 
 }  // namespace tessera::cuda::sm90

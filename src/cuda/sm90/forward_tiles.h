@@ -26,12 +26,12 @@ class TileProducer {
                                           const ForwardBuffers<K>& shared)
       : p(params), buffers(shared) {}
 
-  /// The i-th tile of this block; false: there are no more.
+  /// The i-th tile of this block, or cluster; false: there are no more.
   __device__ __forceinline__ bool next(int i, core::Work& work) const {
     // kPaged: made anew for every tile, as there are no registers to keep them in.
     const auto anew = [](std::uint32_t x) { return kPaged ? ptx::opaque(x) : x; };
-    const int index = core::WorkOrder::index_of(i, static_cast<int>(anew(blockIdx.x)),
-                                                static_cast<int>(anew(gridDim.x)));
+    const int index = core::WorkOrder::index_of(i, static_cast<int>(anew(blockIdx.x / K.cluster)),
+                                                static_cast<int>(anew(gridDim.x / K.cluster)));
     core::WorkOrder order = p.work;
     order.batch = static_cast<int>(anew(static_cast<std::uint32_t>(order.batch)));
     if (index >= order.count<int>()) return false;
@@ -97,8 +97,9 @@ class TileProducer {
       rows.row += before;
       rows.valid -= before;
       if (!kPaged || leads()) {
-        fill<K.any_layout, K.q_rows, S::kChunkColumns>(
-            buffers.q, q_item_, p.q, p.q_source, p.head_dim, S::kChunks, rows, p.rows.shift > 0);
+        fill<K.any_layout, K.q_rows, S::kChunkColumns>(buffers.q, q_item_, p.q, p.q_source,
+                                                       p.head_dim, S::kChunks, rows,
+                                                       p.rows.shift > 0, 0, buffers.first_column());
       }
     }
     ++q_item_;

@@ -26,14 +26,16 @@ __device__ __forceinline__ LoadRows keys_of(const core::Sequence& sequence, int 
   return {sequence.first_k + key, sequence.seqlen_k - key, head, sequence.entry()};
 }
 
-/// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kChunkColumns.
+/// Fills the claimed buffer of item i with kRows rows of `dim` columns, in chunks of kChunkColumns;
+/// of a map from column `first` on.
 /// heads_first: in the order of a map whose rows are those of several heads. more: bytes that the
 /// caller asks the copy engine for besides, on the barrier that is returned.
 template <bool kAnyLayout, int kRows, int kChunkColumns = kColumns, class Ring>
 __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
                                               const ptx::TensorMap& map, const Source& source,
                                               int dim, int chunks, const LoadRows& rows,
-                                              bool heads_first = false, std::uint32_t more = 0) {
+                                              bool heads_first = false, std::uint32_t more = 0,
+                                              int first = 0) {
   const std::uint32_t to = ring.buffer(i);
   if constexpr (kAnyLayout) {
     const auto* const from = static_cast<const std::uint16_t*>(source.data) +
@@ -48,7 +50,7 @@ __device__ __forceinline__ std::uint32_t fill(const Ring& ring, std::uint32_t i,
   } else {
     const std::uint32_t full = ring.announce(i, ring.bytes + more);
     for (int c = 0; c < chunks; ++c) {
-      ptx::tma_load(to + c * kRows * 128, map, full, c * kChunkColumns,
+      ptx::tma_load(to + c * kRows * 128, map, full, first + c * kChunkColumns,
                     heads_first ? rows.head : rows.row, heads_first ? rows.row : rows.head,
                     rows.batch);
     }

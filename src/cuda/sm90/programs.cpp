@@ -25,7 +25,8 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
          value_text(row) +
          ";\n"
          "extern \"C\" __global__ void __launch_bounds__(cuda::sm90::threads(kRow), 1)\n" +
-         name + "(const __grid_constant__ cuda::" + params +
+         (row.cluster > 1 ? "__cluster_dims__(kRow.cluster, 1, 1)\n" : "") + name +
+         "(const __grid_constant__ cuda::" + params +
          " p) {\n"
          "  extern __shared__ char shared[];\n"
          "  cuda::sm90::" +

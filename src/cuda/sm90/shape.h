@@ -40,6 +40,12 @@ TESSERA_HD constexpr int threads(const core::Kernel& row) {
   return (consumers(row) + 1) * 128;
 }
 
+/// Columns of queries and keys, and of values, that a block of threads has of a forward row's.
+/// @{
+TESSERA_HD constexpr int own_dim(const core::Kernel& row) { return row.head_dim / row.cluster; }
+TESSERA_HD constexpr int own_dim_v(const core::Kernel& row) { return row.head_dim_v / row.cluster; }
+/// @}
+
 /// Bytes of one buffer: chunks of columns one after another.
 TESSERA_HD constexpr int buffer_bytes(int head_dim, int rows) {
   return core::ceil_div(head_dim, kColumns) * rows * kColumns * 2;
@@ -56,10 +62,10 @@ TESSERA_HD constexpr bool is_eight_bit(const core::Kernel& row) {
 /// Bytes of one buffer of a forward row's queries or keys, and of its values.
 /// @{
 TESSERA_HD constexpr int along_bytes(const core::Kernel& row, int rows) {
-  return buffer_bytes(has_scales(row) ? core::ceil_div(row.head_dim, 2) : row.head_dim, rows);
+  return buffer_bytes(has_scales(row) ? core::ceil_div(row.head_dim, 2) : own_dim(row), rows);
 }
 TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
-  if (!is_eight_bit(row)) return buffer_bytes(row.head_dim_v, row.block_n);
+  if (!is_eight_bit(row)) return buffer_bytes(own_dim_v(row), row.block_n);
   return row.block_n / core::ValueTiles::kPanelKeys *
          core::ValueTiles{row.head_dim_v}.panel_bytes();
 }
@@ -68,21 +74,25 @@ TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
 TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
   return is_eight_bit(row) ? row.block_m * row.head_dim_v * 4 : 0;
 }
+/// Bytes for the scores that another block of threads has of its columns (score_sums.h).
+TESSERA_HD constexpr int sums_bytes(const core::Kernel& row) {
+  return row.cluster > 1 ? row.block_m * row.block_n * 4 : 0;
+}
 /// Forward: do the warpgroups read their queries into registers, once a tile, instead of from
 /// shared memory at every step? Where that is faster of what has registers for it.
 TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
-  return row.extra == core::Extra::none && consumers(row) == 2 && row.head_dim >= 96 &&
-         row.head_dim <= 128 && has_scales(row) == is_eight_bit(row);
+  return row.extra == core::Extra::none && consumers(row) == 2 && own_dim(row) >= 96 &&
+         own_dim(row) <= 128 && has_scales(row) == is_eight_bit(row);
 }
-/// mbarriers of the forward kernel: full and empty of every buffer.
+/// mbarriers of the forward kernel: full and empty of every buffer, and of a warp's sums.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
-  return 2 * (row.q_stages + 2 * kStages);
+  return 2 * (row.q_stages + 2 * kStages + (row.cluster > 1 ? row.block_m / 16 : 0));
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (along_bytes(row, row.q_rows) + kOrderBytes) +
          kStages * (along_bytes(row, row.block_n) + value_bytes(row)) + promoted_bytes(row) +
-         8 * barriers(row) + 1024;
+         sums_bytes(row) + 8 * barriers(row) + 1024;
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.

@@ -5,13 +5,25 @@
 
 namespace tessera::cuda::ptx {
 
-inline char* shared_memory(std::uint32_t address) { return device::block().shared + address; }
+/// Above the offset in a block's shared memory an address has the block's number in its cluster.
+inline constexpr unsigned kBlockShift = 24;
+inline std::uint32_t offset_of(std::uint32_t address) {
+  return address & ((1U << kBlockShift) - 1);
+}
+inline device::Block& block_of(std::uint32_t address) {
+  return device::block(address >> kBlockShift);
+}
+
+inline char* shared_memory(std::uint32_t address) {
+  return block_of(address).shared + offset_of(address);
+}
 inline std::uint32_t shared_address(const void* p) {
-  return static_cast<std::uint32_t>(static_cast<const char*>(p) - device::block().shared);
+  const auto offset = static_cast<const char*>(p) - device::block().shared;
+  return static_cast<std::uint32_t>(offset) | device::block_number() << kBlockShift;
 }
 
 inline device::Mbarrier& mbarrier(std::uint32_t address) {
-  return device::block().mbarriers.at(address);
+  return block_of(address).mbarriers.at(offset_of(address));
 }
 /// Its phase ends where all have arrived and all bytes are there.
 inline void turn(device::Mbarrier& barrier) {
@@ -20,7 +32,7 @@ inline void turn(device::Mbarrier& barrier) {
   ++barrier.phase;
 }
 inline void mbarrier_init(std::uint32_t address, std::uint32_t arrivals) {
-  device::block().mbarriers[address] = {arrivals, arrivals, 0, 0};
+  block_of(address).mbarriers[offset_of(address)] = {arrivals, arrivals, 0, 0};
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(std::uint32_t address) {

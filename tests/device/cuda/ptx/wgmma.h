@@ -66,7 +66,7 @@ class SharedOperand {
   double at(std::uint32_t address) const {
     const std::uint32_t place =
         swizzle_ == 1 ? swizzled128(address) : address ^ (address >> 7 & 1) << 4;
-    return reference::load(kType, shared_memory(place), 0);
+    return reference::load(kType, device::block().shared + place, 0);
   }
   std::uint32_t start_, leading_, stride_;
   unsigned swizzle_;
