@@ -1,5 +1,5 @@
-// The backward kernel of mma.sync and those around it for fibers. As a system header: its pragmas
-// are the device compiler's.
+// The backward kernels of mma.sync and of wgmma, and those around it for fibers. As a system
+// header: its pragmas are the device compiler's.
 #pragma once
 #pragma GCC system_header
 
@@ -7,3 +7,5 @@
 // After what stands for the device.
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_finish.h"
+#include "cuda/sm90/backward_wide.h"
+#include "cuda/sm90/piece.h"

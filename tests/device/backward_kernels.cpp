@@ -1,4 +1,4 @@
-// The backward kernels of mma.sync, and those around them.
+// The backward kernels of mma.sync, those of wgmma that split roles, and those around them.
 #include "kernels.h"
 
 // What stands for the device comes before its code.
@@ -12,13 +12,17 @@ namespace {
 
 /// Of every kind one: both roles in a warp and one, warps of 16 keys and of 32, and that share
 /// them; 64 rows at a time, 32 and 16, values in registers, all of them, half and none; other
-/// extras, any layout.
+/// extras, any layout; and of wgmma, alone and in pairs of blocks.
 constexpr bool chosen(const core::Kernel& row) {
   using enum core::Operand;
   if (row.pass != Pass::backward) return false;
   if (row.arch == Arch::sm75) return row.block_n == 16 && !row.any_layout;
   // Where other rows' sums are others.
-  if (row.arch == Arch::sm90) return row.stages > 0 && row.operand == f16 && row.head_dim == 384;
+  if (row.arch == Arch::sm90) {
+    if (row.stages > 0) return row.operand == f16 && row.head_dim == 384;
+    return row.operand == bf16 && !row.any_layout && core::splits_roles(row) &&
+           (row.cluster > 1 || row.head_dim == 256);
+  }
   if (row.arch != Arch::sm80) return false;
   const auto is = [&row](core::Operand operand, int head_dim, int head_dim_v, int block_m,
                          int tile_m, int block_n) {
@@ -44,10 +48,19 @@ template <std::size_t kRow>
 bool launch_if(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong) {
   static constexpr core::Kernel kKernel = kRows[kRow];
   if (symbol != cuda::symbol_of(kKernel)) return false;
-  const auto& p = *static_cast<const cuda::mma::BackwardParams*>(params);
-  wrong = run(blocks, static_cast<unsigned>(core::mma_threads(kKernel)),
-              static_cast<unsigned>(core::mma_backward_bytes(kKernel)),
-              [&p](char* shared) { cuda::mma::backward<kKernel>(p, shared); });
+  wrong = run(
+      blocks, static_cast<unsigned>(cuda::sm90::threads(kKernel)),
+      static_cast<unsigned>(cuda::sm90::shared_bytes(kKernel)),
+      [params](char* shared) {
+        if constexpr (kKernel.stages > 0) {
+          cuda::mma::backward<kKernel>(*static_cast<const cuda::mma::BackwardParams*>(params),
+                                       shared);
+        } else {
+          cuda::sm90::backward_wide<kKernel>(
+              *static_cast<const cuda::sm90::BackwardParams*>(params), shared);
+        }
+      },
+      kKernel.cluster);
   return true;
 }
 
@@ -70,20 +83,23 @@ bool launch_as(bool named, unsigned blocks, const void* params, std::string& wro
 
 std::span<const core::Kernel> backward_rows() { return kRows; }
 
-bool launch_backward(const std::string& symbol, unsigned blocks, const void* params,
-                     std::string& wrong) {
+bool launch_backward(const core::Kernel& row, const std::string& symbol, unsigned blocks,
+                     const void* params, std::string& wrong) {
   using Rows = cuda::aux::BackwardRowParams;
   using Bias = cuda::aux::BackwardBiasParams;
   const auto rows = [&](const char* name, void (*call)(const Rows&)) {
     return launch_as<Rows>(symbol == name, blocks, params, wrong, call);
   };
+  const bool by_wgmma = row.stages == 0;
   const auto bias = [&](const char* name, void (*call)(const Bias&)) {
     return launch_as<Bias>(symbol == name, blocks, params, wrong, call);
   };
   return rows("prepare_rows_bf16", cuda::aux::prepare_rows<Dtype::bf16>) ||
          rows("prepare_rows_f16", cuda::aux::prepare_rows<Dtype::f16>) ||
-         rows("finish_rows_bf16", cuda::mma::finish_rows<Dtype::bf16>) ||
-         rows("finish_rows_f16", cuda::mma::finish_rows<Dtype::f16>) ||
+         rows("finish_rows_bf16", by_wgmma ? cuda::sm90::finish_rows<Dtype::bf16>
+                                           : cuda::mma::finish_rows<Dtype::bf16>) ||
+         rows("finish_rows_f16", by_wgmma ? cuda::sm90::finish_rows<Dtype::f16>
+                                          : cuda::mma::finish_rows<Dtype::f16>) ||
          rows("finish_mma_rows_bf16", cuda::mma::finish_rows<Dtype::bf16>) ||
          rows("finish_mma_rows_f16", cuda::mma::finish_rows<Dtype::f16>) ||
          rows("sum_sinks", cuda::aux::sum_sinks) || bias("begin_bias", cuda::aux::begin_bias) ||

@@ -35,7 +35,8 @@ inline void __syncthreads() {
 }
 inline void __syncwarp() { static_cast<void>(tessera::device::show_warp({})); }
 template <class T>
-T __shfl_sync(unsigned /*mask*/, T x, int lane) {
+T __shfl_sync(unsigned mask, T x, int lane) {
+  if (mask == 1) return x;  // a thread that is alone
   std::array<std::uint64_t, 4> mine = {};
   std::memcpy(mine.data(), &x, sizeof x);
   T other;

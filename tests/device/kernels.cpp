@@ -28,7 +28,8 @@ constexpr bool chosen(const core::Kernel& row) {
          is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 192, 128, 128, kNone) ||
          is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap) ||
          is(row, i8_bf16, 64, 64, 192, kNone) || is(row, i8_f16, 128, 128, 128, kNone) ||
-         is(row, i8_bf16, 192, 192, 128, kNone) || (row.cluster > 1 && row.operand == bf16) ||
+         is(row, i8_bf16, 192, 192, 128, kNone) ||
+         (row.cluster > 1 && row.pass == Pass::forward && row.operand == bf16) ||
          is(row, i8_bf16, 128, 128, 128, kSoftcap);
 }
 
@@ -66,7 +67,8 @@ std::string launch_any(const std::string& symbol, unsigned blocks, const void* p
 
 std::span<const core::Kernel> rows() { return kRows; }
 
-std::string launch(const std::string& symbol, unsigned blocks, const void* params) {
+std::string launch(const core::Kernel& row, const std::string& symbol, unsigned blocks,
+                   const void* params) {
   if (symbol == "lay_values") {
     const auto& p = *static_cast<const cuda::aux::LayValuesParams*>(params);
     return run(blocks, cuda::aux::kLayThreads, 0,
@@ -80,7 +82,7 @@ std::string launch(const std::string& symbol, unsigned blocks, const void* param
   std::string wrong;
   if (launch_decode(symbol, blocks, params, wrong)) return wrong;
   if (launch_mma(symbol, blocks, params, wrong)) return wrong;
-  if (launch_backward(symbol, blocks, params, wrong)) return wrong;
+  if (launch_backward(row, symbol, blocks, params, wrong)) return wrong;
   return launch_any(symbol, blocks, params, std::make_index_sequence<kRows.size()>());
 }
 

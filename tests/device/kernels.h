@@ -18,15 +18,16 @@ std::span<const core::Kernel> mma_rows();
 std::span<const core::Kernel> backward_rows();
 /// @}
 
-/// Runs a launch of one of them, or of a kernel that comes before them: its symbol, and what it is
-/// given. Returns what went wrong.
-std::string launch(const std::string& symbol, unsigned blocks, const void* params);
+/// Runs a launch of one of them, or of a kernel that comes before or after it: its symbol, and what
+/// it is given. Returns what went wrong.
+std::string launch(const core::Kernel& row, const std::string& symbol, unsigned blocks,
+                   const void* params);
 /// The same of those that decode, and of those of mma.sync; false: it is none of them. With those
 /// of the backward come the kernels around it.
 /// @{
 bool launch_mma(const std::string& symbol, unsigned blocks, const void* params, std::string& wrong);
-bool launch_backward(const std::string& symbol, unsigned blocks, const void* params,
-                     std::string& wrong);
+bool launch_backward(const core::Kernel& row, const std::string& symbol, unsigned blocks,
+                     const void* params, std::string& wrong);
 bool launch_decode(const std::string& symbol, unsigned blocks, const void* params,
                    std::string& wrong);
 /// @}

@@ -47,7 +47,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     gpu_ = *gpu;
     if (!cuda::has_code(GetParam(), gpu_)) GTEST_SKIP() << "this build has no GPU kernels";
     fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
-      wrong_ += device::launch(launch.kernel, launch.grid_x, params);
+      wrong_ += device::launch(GetParam(), launch.kernel, launch.grid_x, params);
     };
   }
   void TearDown() override { fake::state().on_launch = nullptr; }

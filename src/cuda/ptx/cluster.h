@@ -25,6 +25,15 @@ __device__ __forceinline__ void store_async(std::uint32_t to, float a, float b, 
       : "memory");
 }
 
+/// The same of 4 bytes.
+__device__ __forceinline__ void store_async(std::uint32_t to, std::uint32_t word,
+                                            std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+      "r"(word), "r"(barrier)
+      : "memory");
+}
+
 /// Arrives at another block's mbarrier. Without the order that a cluster's scope would give, which
 /// costs a fence of the whole GPU: what the thread has read of its own shared memory before, it
 /// has.

@@ -4,6 +4,7 @@
 
 #include "core/storage.h"
 #include "core/work.h"
+#include "cuda/sm90/pair.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
 
@@ -14,20 +15,22 @@ template <core::Kernel K>
 struct BackwardShape {
   static constexpr int kGroups = consumers(K);
   static constexpr int kThreads = threads(K);
-  static constexpr int kChunks = core::ceil_div(K.head_dim, kColumns);
-  static constexpr int kChunksV = core::ceil_div(K.head_dim_v, kColumns);
+  static constexpr int kDim = own_dim(K), kDimV = own_dim_v(K);
+  static constexpr int kChunks = core::ceil_div(kDim, kColumns);
+  static constexpr int kChunksV = core::ceil_div(kDimV, kColumns);
   static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
   static constexpr int kStatisticBytes = K.block_m * 4;
-  static constexpr int kProducerRegisters = K.any_layout || K.head_dim <= 64 ? 40 : 24;
-  static constexpr int kConsumerRegisters = K.any_layout || K.head_dim <= 64 ? 232 : 240;
+  static constexpr bool kProducesMore = K.any_layout || K.head_dim <= 64;
+  static constexpr int kProducerRegisters = kProducesMore ? 40 : 24;
+  static constexpr int kConsumerRegisters = kProducesMore ? 232 : 240;
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = core::dtype_of(K.operand);
 
   static_assert(kGroups == 2 && K.block_n == (splits_roles(K) ? 1 : 2) * kRows);
   // What a block is launched with is all there is to hand about.
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
-  static_assert(splits_roles(K) ||
-                (K.head_dim == K.head_dim_v && K.head_dim * K.block_m == 2 * 64 * 64));
+  static_assert(splits_roles(K) || (K.cluster == 1 && K.head_dim == K.head_dim_v &&
+                                    K.head_dim * K.block_m == 2 * 64 * 64));
   static_assert(K.q_rows == K.block_m && core::swizzled_columns(kType) == kColumns);
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
@@ -76,14 +79,15 @@ struct BackwardWords {
   /// add two steps later, when the producer is at most five items further. Where the roles are
   /// split, one of each role's own.
   PieceOrder pieces[kPieceOrders];
-  FinishedRows finishing;  ///< PieceFinisher's
-  int finished = 0;        ///< blocks of rows of this block's share that somebody has taken
-  int taken[2] = {};       ///< the last one that a consumer has
+  FinishedRows finishing;    ///< PieceFinisher's
+  int finished = 0;          ///< blocks of rows of this block's share that somebody has taken
+  int taken[2] = {};         ///< the last one that a consumer has
+  std::uint32_t handed = 0;  ///< the tile that the cluster's first block has taken
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 
 template <core::Kernel K>
-struct BackwardBuffers {
+struct BackwardBuffers : BlockOf<K> {
   Ring<1> k, v;
   Ring<K.q_stages> q;         ///< with the shifts of its rows beside it
   Ring<dout_stages(K)> dout;  ///< with the deltas
@@ -92,23 +96,26 @@ struct BackwardBuffers {
   std::uint32_t weights;          ///< P^T in fp32, where the roles are split; then slopes
   std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
   Ring<kQuarters> returned;       ///< quarters of pieces of dQ on their way back
+  std::uint32_t score_sums, score_sums_full;  ///< of S^T, then of dP^T (ScoreSums)
+  std::uint32_t handed_full, handed_empty;    ///< mbarriers of words->handed
   BackwardWords* words;
 
   __device__ __forceinline__ explicit BackwardBuffers(char* shared) {
     using S = BackwardShape<K>;
     const std::uint32_t start = ptx::shared_address(shared);
     k.data = (start + 1023) / 1024 * 1024;
-    k.bytes = buffer_bytes(K.head_dim, K.block_n);
+    k.bytes = buffer_bytes(S::kDim, K.block_n);
     v.data = k.data + k.bytes;
-    v.bytes = buffer_bytes(K.head_dim_v, K.block_n);
+    v.bytes = buffer_bytes(S::kDimV, K.block_n);
     q.data = v.data + v.bytes;
-    q.bytes = buffer_bytes(K.head_dim, K.block_m);
+    q.bytes = buffer_bytes(S::kDim, K.block_m);
     dout.data = q.data + K.q_stages * q.bytes;
-    dout.bytes = buffer_bytes(K.head_dim_v, K.block_m);
+    dout.bytes = buffer_bytes(S::kDimV, K.block_m);
     scores.data = dout.data + dout_stages(K) * dout.bytes;
     scores.bytes = S::kScoreBytes;
     weights = scores.data + 2 * S::kScoreBytes;
     sums = weights;
+    score_sums = weights + exchange_bytes(K) - 2 * 4 * K.block_n * K.block_m;
     shifts = weights + exchange_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + dout_stages(K) * S::kStatisticBytes;
@@ -125,8 +132,11 @@ struct BackwardBuffers {
     returned.data = sums + 2 * kSumBytes;
     returned.bytes = kQuarterBytes;
     returned.full = sums_full + 8 * 4;
-    words = reinterpret_cast<BackwardWords*>(
-        shared + (sums_full + 8 * (splits_roles(K) ? 4 : 4 + kQuarters) - start));
+    score_sums_full = sums_full + 8 * (splits_roles(K) ? 4 : 4 + kQuarters);
+    handed_full = score_sums_full + 8 * 2 * 8;
+    handed_empty = handed_full + 8;
+    words =
+        reinterpret_cast<BackwardWords*>(shared + (score_sums_full + 8 * pair_barriers(K) - start));
   }
 
   __device__ __forceinline__ void initialise() const {
@@ -138,6 +148,7 @@ struct BackwardBuffers {
     dout.initialise(S::kProducers, S::kGroups);
     scores.initialise(4 * S::kGroups, S::kGroups);  // by warps
     for (int group = 0; group < 2; ++group) sums_of(group).initialise(4, 1);
+    for (int i = 0; i < pair_barriers(K); ++i) ptx::mbarrier_init(score_sums_full + 8 * i, 1);
     if constexpr (!splits_roles(K)) {
       for (int i = 0; i < kQuarters; ++i) ptx::mbarrier_init(returned.full + 8 * i, 1);
     }

@@ -6,6 +6,7 @@
 #include "cuda/mma/backward_launch.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/target.h"
+#include "plan/shape.h"
 
 namespace tessera::cuda::sm90 {
 namespace {
@@ -38,7 +39,8 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
   set_backward(params, plan, t, layout);
   params.dq = t.dq.data;
   params.dq_strides = strides_of(t.dq);
-  params.workers = static_cast<int>(std::min<std::int64_t>(plan.work.count(), plan.device.threads));
+  const std::int64_t tiles = std::min(plan.work.count(), resident_blocks(plan.kernel, plan.device));
+  params.workers = static_cast<int>(tiles) * plan.kernel.cluster;
   params.row_work = plan.work;
   params.row_work.heads = static_cast<int>(plan.problem.num_heads);
   params.row_work.section *= params.group;

@@ -2,6 +2,7 @@
 // tells the consumers, and fills the buffers that they read.
 #pragma once
 
+#include "cuda/ptx/cluster.h"
 #include "cuda/sm90/backward_buffers.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/load.h"
@@ -33,7 +34,8 @@ class BackwardProducer {
   /// The next tile that nobody has taken: tiles of unequal length are handed out as blocks get
   /// free. The first one, too: whoever waits for another block's sums must not wait for one that
   /// has not begun because somebody else's kernel has its multiprocessor.
-  __device__ __forceinline__ int next() const {
+  __device__ __forceinline__ int next() {
+    if constexpr (K.cluster > 1) return hand_on();
     int index = 0;
     if (leads()) index = atomicAdd(p.next_tile, 1);
     if constexpr (K.any_layout) {
@@ -45,6 +47,24 @@ class BackwardProducer {
       return index;
     }
     return __shfl_sync(1, index, 0);  // the compiler now knows it to be the same for the warp
+  }
+
+  /// The same of a cluster: its first block takes a tile, and tells the other one.
+  __device__ __forceinline__ int hand_on() {
+    const std::uint32_t place = ptx::shared_address(&buffers.words->handed);
+    std::uint32_t index = 0;
+    if (buffers.block() == 0) {
+      index = static_cast<std::uint32_t>(atomicAdd(p.next_tile, 1));
+      ptx::mbarrier_wait(buffers.handed_empty, handed_ ^ 1);
+      ptx::store_async(ptx::address_in(1, place), index, ptx::address_in(1, buffers.handed_full));
+    } else {
+      ptx::mbarrier_expect(buffers.handed_full, sizeof index);
+      ptx::mbarrier_wait(buffers.handed_full, handed_);
+      index = ptx::load_shared(place);
+      ptx::mbarrier_arrive_there(ptx::address_in(0, buffers.handed_empty));
+    }
+    handed_ ^= 1;
+    return static_cast<int>(__shfl_sync(1, index, 0));
   }
 
   /// A block of keys.
@@ -69,14 +89,14 @@ class BackwardProducer {
     tile.first_row = sequence.first_k;
     tile.steps = p.group * tile.queries.seen.size();
     tile.item = tile_item_;
-    tile.k = buffers.k.buffer(tile_item_);
-    tile.v = buffers.v.buffer(tile_item_);
+    tile.k = buffers.operand(buffers.k.buffer(tile_item_));
+    tile.v = buffers.operand(buffers.v.buffer(tile_item_));
 
     const LoadRows keys = keys_of(sequence, first_key, work.head);
     buffers.k.claim(tile_item_);
     if (leads()) buffers.words->tile = tile;
     fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
-                                  keys);
+                                  keys, false, 0, buffers.first_column());
     bool values_wait = true;
     for (int member = 0; member < p.group; ++member) {
       for (int m = tile.queries.seen.begin; m < tile.queries.seen.end; ++m, ++item_) {
@@ -87,14 +107,14 @@ class BackwardProducer {
         if constexpr (!splits_roles(K)) order_piece(tile, query_head, m);
         std::uint32_t full =
             fill<K.any_layout, K.block_m>(buffers.q, item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                                          rows, false, S::kStatisticBytes);
+                                          rows, false, S::kStatisticBytes, buffers.first_column());
         if (leads()) ptx::bulk_load(buffers.shifts_of(item_), statistics, S::kStatisticBytes, full);
         if (values_wait) load_values(keys);
         values_wait = false;
         buffers.dout.claim(item_);
-        full =
-            fill<K.any_layout, K.block_m>(buffers.dout, item_, p.dout, p.dout_source, p.head_dim_v,
-                                          S::kChunksV, rows, false, S::kStatisticBytes);
+        full = fill<K.any_layout, K.block_m>(buffers.dout, item_, p.dout, p.dout_source,
+                                             p.head_dim_v, S::kChunksV, rows, false,
+                                             S::kStatisticBytes, buffers.first_column_v());
         if (leads()) {
           ptx::bulk_load(buffers.deltas_of(item_), statistics + K.block_m, S::kStatisticBytes,
                          full);
@@ -119,7 +139,7 @@ class BackwardProducer {
   __device__ __forceinline__ void load_values(const LoadRows& keys) const {
     buffers.v.claim(tile_item_);
     fill<K.any_layout, K.block_n>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,
-                                  keys);
+                                  keys, false, 0, buffers.first_column_v());
   }
 
   /// Speaks for the producer.
@@ -129,6 +149,7 @@ class BackwardProducer {
   const BackwardBuffers<K>& buffers;
   std::uint32_t tile_item_ = 0;  ///< next in the rings of K and V
   std::uint32_t item_ = 0;       ///< next in the rings of Q and dO
+  std::uint32_t handed_ = 0;     ///< parity of the tile that is handed on next
 };
 
 }  // namespace tessera::cuda::sm90

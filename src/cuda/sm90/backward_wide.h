@@ -26,6 +26,7 @@
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
 #include "cuda/sm90/products.h"
+#include "cuda/sm90/score_sums.h"
 #include "cuda/tile/backward_extras.h"
 #include "cuda/tile/fragment.h"
 
@@ -40,8 +41,8 @@ class WideConsumer {
   static constexpr bool kValues = kRole == Role::values;
   static constexpr bool kExtras = K.extra == core::Extra::all;
   static constexpr int kM = K.block_m, kN = K.block_n;
-  static constexpr int kScoreDim = kValues ? K.head_dim : K.head_dim_v;
-  static constexpr int kSumDim = kValues ? K.head_dim_v : K.head_dim;
+  static constexpr int kScoreDim = kValues ? S::kDim : S::kDimV;
+  static constexpr int kSumDim = kValues ? S::kDimV : S::kDim;
   static constexpr int kSumChunks = kValues ? S::kChunksV : S::kChunks;
   // Pieces of dQ: the keys, who wait for the values, take the odd one.
   static constexpr int kFirstPiece = kValues ? 0 : S::kChunks / 2;
@@ -49,7 +50,11 @@ class WideConsumer {
   using ScoreWgmma = ptx::Wgmma<S::kType, kM>;
   using SumWgmma = ptx::Wgmma<S::kType, kSumDim>;
   using QueryWgmma = ptx::Wgmma<S::kType, 64>;
-  using Rows = Ring<K.q_stages>;
+
+  /// Where dO has one buffer, it is given back as soon as it has been multiplied, and the keys,
+  /// who wait for the next one, leave all else under way before.
+  static constexpr bool kOneDout = !kExtras && dout_stages(K) == 1;
+  static constexpr bool kScoresLate = kOneDout && !kValues;
 
   // Named barriers. Two order all that the warpgroups hand over. Who passes kWeightsReady of a step
   // knows that the values are done with dQ of the step before the last, so that dS^T, in two
@@ -68,7 +73,8 @@ class WideConsumer {
         buffers(shared),
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
         lane_(threadIdx.x % 32),
-        leads_(threadIdx.x % 128 == 0) {}
+        leads_(threadIdx.x % 128 == 0),
+        sums_(shared.score_sums, shared.score_sums_full, shared.other()) {}
 
   __device__ __forceinline__ void run() {
     while (next_tile()) {
@@ -98,11 +104,19 @@ class WideConsumer {
   __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
   // What the scores are made from and what the sum is made from.
-  __device__ __forceinline__ const Rows& scored() const {
-    return kValues ? buffers.q : buffers.dout;
+  __device__ __forceinline__ const auto& scored() const {
+    if constexpr (kValues) {
+      return buffers.q;
+    } else {
+      return buffers.dout;
+    }
   }
-  __device__ __forceinline__ const Rows& summed() const {
-    return kValues ? buffers.dout : buffers.q;
+  __device__ __forceinline__ const auto& summed() const {
+    if constexpr (kValues) {
+      return buffers.dout;
+    } else {
+      return buffers.q;
+    }
   }
 
   // Rows beyond the end of a packed sequence, where another one lies, become 0 where weights that
@@ -133,8 +147,8 @@ class WideConsumer {
     pending_ = nullptr;
     issue_scores(item_);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_results(scores_);
-    const core::QueryBlocks blocks = tile().queries;
+    take_scores();
+    const core::QueryBlocks& blocks = tile().queries;
     const int last_head = tile().head * p.group + p.group - 1;
     for (int head = last_head + 1 - p.group; head <= last_head; ++head) {
       const int end = blocks.seen.end - (head == last_head ? 1 : 0);
@@ -177,18 +191,23 @@ class WideConsumer {
     summed().wait_full(item_);
     if constexpr (kMasked) clear_summed(m);
     issue_sum();
-    if constexpr (!kLast) issue_scores(item_ + 1);
+    if constexpr (!kLast && !kScoresLate) issue_scores(item_ + 1);
     // Only now: the tensor cores have work again.
     if (agreed(pending_ != nullptr)) add_last();
+    if constexpr (kOneDout && kValues) {
+      ptx::wgmma_wait<kLast ? 0 : 1>();
+      if (leads_) summed().release(item_);
+    }
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
-    pending_ = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
-               piece_place(static_cast<int>(threadIdx.x % 128), 0);
+    pending_ = first_piece(head, m);
     if (p.in_order) note_turn(head, m);
     issue_queries(kFirstPiece);
-    ptx::wgmma_wait<kLast ? 1 : 2>();
-    if (leads_) summed().release(item_);
+    if constexpr (!kOneDout || !kValues) {
+      ptx::wgmma_wait<kLast || kScoresLate ? 1 : 2>();
+      if (leads_) summed().release(item_);
+    }
 #pragma unroll
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
@@ -198,8 +217,11 @@ class WideConsumer {
       pending_ += kPieceFloats;
       issue_queries(piece);
     }
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_results(scores_);
+    if constexpr (!kLast) {
+      if constexpr (kScoresLate) issue_scores(item_ + 1);
+      ptx::wgmma_wait<kScoresLate ? 0 : 1>();
+      take_scores();
+    }
     ++item_;
   }
 
@@ -217,7 +239,7 @@ class WideConsumer {
   __device__ __forceinline__ void step_with_extras(int head, int m) {
     issue_scores(item_);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_results(scores_);
+    take_scores();
     const ScorePlace place = {tile().batch,
                               head,
                               m * kM + static_cast<int>(lane_ % 4) * 2,
@@ -236,7 +258,7 @@ class WideConsumer {
       drop(p, place, scores_);
       ptx::barrier_sync(kWeightsReady, kBoth);
       differentiate<true>();
-      store_bias_gradient(p, place, scores_);
+      if (buffers.block() == 0) store_bias_gradient(p, place, scores_);
       __syncwarp();
       if (p.score.capped) multiply_slopes();
       make_operand();
@@ -257,8 +279,7 @@ class WideConsumer {
       note_turn(head, m);
       take_turn();
     }
-    float* to = p.rows.dq_of(tile().first_block + m, head) + kFirstPiece * kPieceFloats +
-                piece_place(static_cast<int>(threadIdx.x % 128), 0);
+    float* to = first_piece(head, m);
 #pragma unroll
     for (int piece = kFirstPiece; piece <= kLastPiece; ++piece) {
       issue_queries(piece);
@@ -299,23 +320,36 @@ class WideConsumer {
 
   // ---- products ----
 
+  /// A buffer, for a descriptor. Of a ring of one, too, the compiler must not know it: it would
+  /// keep dozens of descriptors ready.
+  template <int kStages>
+  __device__ __forceinline__ std::uint32_t operand_of(const Ring<kStages>& ring,
+                                                      std::uint32_t item) const {
+    const std::uint32_t address = buffers.operand(ring.buffer(item));
+    return kStages == 1 && !kExtras ? ptx::opaque(address) : address;
+  }
   /// S^T = K Q^T or dP^T = V dO^T.
   __device__ __forceinline__ void issue_scores(std::uint32_t item) {
     scored().wait_full(item);
     multiply_along<ScoreWgmma, kN, kM, kScoreDim>(
         scores_, ptx::descriptor_along(kValues ? tile().k : tile().v),
-        ptx::descriptor_along(scored().buffer(item)));
+        ptx::descriptor_along(operand_of(scored(), item)));
+  }
+  /// They are there, of all columns.
+  __device__ __forceinline__ void take_scores() {
+    ptx::wgmma_results(scores_);
+    if constexpr (K.cluster > 1) sums_.add(scores_);
   }
 
   /// dV += P^T dO or dK += dS^T Q.
   __device__ __forceinline__ void issue_sum() {
     add_across<SumWgmma, kM>(sum_, operand_,
-                             ptx::descriptor_across(summed().buffer(item_), kM * 128));
+                             ptx::descriptor_across(operand_of(summed(), item_), kM * 128));
   }
 
   /// A piece of dQ = dS K.
   __device__ __forceinline__ void issue_queries(int piece) {
-    const std::uint32_t a = ptx::descriptor_across(buffers.scores.buffer(item_), kN * 128);
+    const std::uint32_t a = ptx::descriptor_across(operand_of(buffers.scores, item_), kN * 128);
     const std::uint32_t b = ptx::descriptor_across(tile().k + piece * kN * 128, kN * 128);
     ptx::wgmma_fence();
 #pragma unroll
@@ -399,6 +433,12 @@ class WideConsumer {
     for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
   }
 
+  /// Where this thread's part of the first piece of dQ goes.
+  __device__ __forceinline__ float* first_piece(int head, int m) const {
+    const int piece = buffers.block() * S::kChunks + kFirstPiece;
+    return p.rows.dq_of(tile().first_block + m, head) + piece * kPieceFloats +
+           piece_place(static_cast<int>(threadIdx.x % 128), 0);
+  }
   __device__ __forceinline__ void add_queries(float* to) const {
     const bool first = p.in_order && turn().rank == 0;  // what is there has not been made 0
 #pragma unroll
@@ -420,7 +460,8 @@ class WideConsumer {
 
   // The last block of keys that the rows see comes first, and tiles are handed out so: a warpgroup
   // waits only for tiles that others have begun before. Pieces of a warpgroup add to what no other
-  // one of the block does, so each of the two has turns of its own.
+  // one of the block does, so each of the two has turns of its own; with the same one of the other
+  // block of a cluster it has it in common.
 
   /// The leader's own.
   __device__ __forceinline__ PieceOrder& turn() const {
@@ -439,7 +480,7 @@ class WideConsumer {
     if (leads_) {
       const std::int32_t* const from = counter();
       const int rank = turn().rank;
-      while (ptx::load_acquire(from) != rank) {
+      while (ptx::load_acquire(from) / K.cluster != rank) {
       }
     }
     ptx::barrier_sync(kOwn, 128);
@@ -447,7 +488,12 @@ class WideConsumer {
   __device__ __forceinline__ void pass_turn() const {
     __threadfence();
     ptx::barrier_sync(kOwn, 128);
-    if (leads_) ptx::store_release(counter(), turn().rank + 1);
+    if (!leads_) return;
+    if constexpr (K.cluster > 1) {
+      ptx::add_release(counter(), 1);
+    } else {
+      ptx::store_release(counter(), turn().rank + 1);
+    }
   }
 
   // ---- results ----
@@ -461,9 +507,10 @@ class WideConsumer {
     ptx::wgmma_results(sum_);
     if constexpr (kExtras) tile_item_ = tile().item;  // so that it is not kept meanwhile
     const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
+    const int first_column = kValues ? buffers.first_column_v() : buffers.first_column();
     std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
                                  tile().entry * strides.batch + tile().head * strides.head +
-                                 (tile().first_row + key_of(0)) * strides.seqlen +
+                                 (tile().first_row + key_of(0)) * strides.seqlen + first_column +
                                  store_column(lane_);
     const int left = tile().band.seqlen_k - key_of(0);
     ptx::barrier_sync(kOwn, 128);
@@ -474,7 +521,7 @@ class WideConsumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       store_row<S::kType, K.any_layout>(sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left,
-                                        lane_, kValues ? p.head_dim_v : p.head_dim,
+                                        lane_, (kValues ? p.head_dim_v : p.head_dim) - first_column,
                                         first + 8 * half * strides.seqlen);
     }
   }
@@ -492,6 +539,7 @@ class WideConsumer {
   float dq_[32];              ///< a piece of dQ
   float* pending_ = nullptr;  ///< where it goes once it is there; null: there is none
   float sum_[kSumDim / 2];
+  ScoreSums<kM / 2, 2 * 4> sums_;  ///< of S^T or dP^T; of a cluster only
 };
 
 /// The kernel of a catalog row.
@@ -502,7 +550,11 @@ __device__ __forceinline__ void backward_wide(const BackwardParams& p, char* sha
   // Told to be the same for the whole warp.
   const int group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) buffers.initialise();
-  __syncthreads();
+  if constexpr (K.cluster > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   if (group == 0) {
     ptx::lower_registers<S::kProducerRegisters>();
     if (threadIdx.x < S::kProducers) BackwardProducer<K>(p, buffers).run();
@@ -513,6 +565,8 @@ __device__ __forceinline__ void backward_wide(const BackwardParams& p, char* sha
     } else {
       WideConsumer<K, Role::keys>(p, buffers).run();
     }
+    // Until then the other block may still store here.
+    if constexpr (K.cluster > 1) ptx::cluster_sync();
   }
 }
 

@@ -68,8 +68,7 @@ class ForwardConsumer : ForwardRows<K> {
                                              const ForwardBuffers<K>& shared, int group)
       : Base(params, shared, group),
         scaled_(params, shared.promoted, group),
-        sums_(shared, static_cast<std::uint32_t>(group * 4 + warp_),
-              static_cast<std::uint32_t>(lane_)),
+        sums_(shared.sums, shared.sums_full, shared.other()),
         w_(kAll       ? 1.0F
            : kSoftcap ? params.score.pre * params.score.post
                       : params.score.pre) {}
@@ -576,7 +575,7 @@ class ForwardConsumer : ForwardRows<K> {
   std::uint32_t weighed_ =
       ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   typename ConsumerState<K>::Rows scaled_;  ///< or unused
-  ScoreSums<K> sums_;                       ///< the same
+  ScoreSums<kN / 2, K.block_m / 16> sums_;  ///< the same
   typename ConsumerState<K>::Type w_;       ///< S, then P; the rows' softmax
   float o_[kAccumulators];
 };

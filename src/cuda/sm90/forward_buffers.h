@@ -4,6 +4,7 @@
 
 #include "core/storage.h"
 #include "core/work.h"
+#include "cuda/sm90/pair.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
 
@@ -43,9 +44,7 @@ struct ForwardShape {
   static_assert(kEightBit || kChunkColumnsV == kColumns);
   static_assert(K.block_n % core::multiplied_columns(kType) == 0 && kDim % kStepColumns == 0 &&
                 kDimV % 32 == 0);
-  static_assert(K.cluster == 1 ||
-                (K.cluster == 2 && !K.any_layout && !kScaled && kDim % kChunkColumns == 0 &&
-                 kDimV % kChunkColumnsV == 0 && K.block_n % 8 == 0));
+  static_assert(K.cluster == 1 || (!kScaled && K.block_n % 8 == 0));
   static_assert(shared_bytes(K) <= kMaxSharedBytes);
 };
 
@@ -71,7 +70,7 @@ struct Order {
 };
 
 template <core::Kernel K>
-struct ForwardBuffers {
+struct ForwardBuffers : BlockOf<K> {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
   std::uint32_t promoted;   ///< sums of O in fp32: promoted_bytes
@@ -101,30 +100,12 @@ struct ForwardBuffers {
     orders = shared + (q.full + 8 * barriers(K) - start);
   }
 
-  /// A buffer's address as descriptors have it, which have no room for the block's number in its
-  /// cluster above it.
-  __device__ __forceinline__ static std::uint32_t operand(std::uint32_t address) {
-    return K.cluster == 1 ? address : address & 0xffffff;
-  }
-  /// The block's number in its cluster, and its first column of queries and keys, and of values.
-  /// @{
-  __device__ __forceinline__ static int block() {
-    return K.cluster == 1 ? 0 : static_cast<int>(blockIdx.x % K.cluster);
-  }
-  __device__ __forceinline__ static int first_column() { return block() * ForwardShape<K>::kDim; }
-  __device__ __forceinline__ static int first_column_v() {
-    return block() * ForwardShape<K>::kDimV;
-  }
-  /// @}
-
   /// producers: arrivals that make a buffer of keys or values full.
   __device__ __forceinline__ void initialise(std::uint32_t producers) const {
     q.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
     k.initialise(producers, ForwardShape<K>::kGroups);
     v.initialise(producers, ForwardShape<K>::kGroups);
-    if constexpr (K.cluster > 1) {
-      for (int i = 0; i < 2 * (K.block_m / 16); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
-    }
+    for (int i = 0; i < sum_barriers(K); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
     ptx::fence_mbarrier_init();
   }
 

@@ -1,57 +1,60 @@
 // Scores of head dims that two blocks of threads share (a cluster): each has half of the columns of
 // queries, keys and values, so each has half of every score's sum. The halves are exchanged through
 // the blocks' shared memory; from there on both do the same, to the bit, for their own columns of
-// values.
+// what comes of it.
 #pragma once
 
 #include "cuda/ptx/cluster.h"
-#include "cuda/sm90/forward_buffers.h"
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/memory.h"
+#include "cuda/sm90/ring.h"
 
 namespace tessera::cuda::sm90 {
 
-/// Of a warp, which exchanges with the warp of the same number in the other block: a thread's
-/// fragment is that thread's there, too.
-template <core::Kernel K>
+/// A consuming warp exchanges with the warp of the same number in the other block: a thread's
+/// kCount accumulators are those of that thread there, too.
+template <int kCount, int kWarps>
 class ScoreSums {
-  static constexpr int kCount = K.block_n / 2;  ///< scores of a thread
-  static constexpr std::uint32_t kBytes = kCount * 32 * 4;
-  static constexpr std::uint32_t kStride = 32 * 16;  ///< from four of a thread's to the next
+  static constexpr std::uint32_t kBytes = kCount * 32 * 4;  ///< of a warp
+  static constexpr std::uint32_t kStride = 32 * 16;         ///< from four of a thread's to the next
+  static constexpr std::uint32_t kToEmpty = kWarps * 8;  ///< from a full barrier to the empty one
+
+  static constexpr std::uint32_t kFirstWarp = 4;  ///< of those that consume
 
  public:
-  __device__ __forceinline__ ScoreSums(const ForwardBuffers<K>& buffers, std::uint32_t warp,
-                                       std::uint32_t lane)
-      : room_(buffers.sums + warp * kBytes + lane * 16),
-        full_(buffers.sums_full + warp * 8),
-        other_(buffers.block() ^ 1),
-        leads_(lane == 0) {}
+  /// rooms: for what the other block's warps send; full: mbarriers of them all, first the full ones
+  /// and then the empty ones. other: the other block's number.
+  __device__ __forceinline__ ScoreSums(std::uint32_t rooms, std::uint32_t full, int other)
+      : rooms_(rooms), full_(full), other_(static_cast<std::uint32_t>(other)) {}
 
-  /// Adds the other block's scores to s. Both wait for each other.
+  /// Adds the other block's part to s. Both wait for each other.
   __device__ __forceinline__ void add(float (&s)[kCount]) {
-    constexpr std::uint32_t kEmpty = K.block_m / 16 * 8;  // from a full barrier to the empty one
-    if (leads_) ptx::mbarrier_expect(full_, kBytes);
-    ptx::mbarrier_wait(full_ + kEmpty, parity_ ^ 1);
-    const std::uint32_t to = ptx::address_in(other_, room_);
-    const std::uint32_t full = ptx::address_in(other_, full_);
+    // Made anew each time: registers are scarce.
+    const std::uint32_t thread = ptx::opaque(threadIdx.x);
+    const std::uint32_t lane = thread % 32, warp = thread / 32 - kFirstWarp;
+    const std::uint32_t room = rooms_ + warp * kBytes + lane * 16, own_full = full_ + warp * 8;
+    if (lane == 0) ptx::mbarrier_expect(own_full, kBytes);
+    ptx::mbarrier_wait(own_full + kToEmpty, parity_ ^ 1);
+    const std::uint32_t to = ptx::address_in(other_, room);
+    const std::uint32_t full = ptx::address_in(other_, own_full);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       ptx::store_async(to + i * kStride, s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3], full);
     }
-    ptx::mbarrier_wait(full_, parity_);
+    ptx::mbarrier_wait(own_full, parity_);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       float x[4];
-      ptx::load_shared(room_ + i * kStride, x[0], x[1], x[2], x[3]);
+      ptx::load_shared(room + i * kStride, x[0], x[1], x[2], x[3]);
       for (int j = 0; j < 4; ++j) s[4 * i + j] += x[j];
     }
     __syncwarp();
-    if (leads_) ptx::mbarrier_arrive_there(full + kEmpty);
+    if (lane == 0) ptx::mbarrier_arrive_there(full + kToEmpty);
     parity_ ^= 1;
   }
 
  private:
-  const std::uint32_t room_, full_;  ///< the warp's in this block
-  const std::uint32_t other_;
-  const bool leads_;
+  const std::uint32_t rooms_, full_, other_;
   std::uint32_t parity_ = 0;  ///< of the exchange that comes next
 };
 

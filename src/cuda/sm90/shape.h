@@ -78,15 +78,19 @@ TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
 TESSERA_HD constexpr int sums_bytes(const core::Kernel& row) {
   return row.cluster > 1 ? row.block_m * row.block_n * 4 : 0;
 }
+/// Their mbarriers: full and empty ones of every warp.
+TESSERA_HD constexpr int sum_barriers(const core::Kernel& row) {
+  return row.cluster > 1 ? 2 * row.block_m / 16 : 0;
+}
 /// Forward: do the warpgroups read their queries into registers, once a tile, instead of from
 /// shared memory at every step? Where that is faster of what has registers for it.
 TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
   return row.extra == core::Extra::none && consumers(row) == 2 && own_dim(row) >= 96 &&
          own_dim(row) <= 128 && has_scales(row) == is_eight_bit(row);
 }
-/// mbarriers of the forward kernel: full and empty of every buffer, and of a warp's sums.
+/// mbarriers of the forward kernel: full and empty of every buffer, and those.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
-  return 2 * (row.q_stages + 2 * kStages + (row.cluster > 1 ? row.block_m / 16 : 0));
+  return 2 * (row.q_stages + 2 * kStages) + sum_barriers(row);
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
@@ -98,20 +102,31 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
   const int slopes = row.extra == core::Extra::all ? 2 : 0;
-  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes)
+  const int sums = row.cluster > 1 ? 2 * 4 : 0;  // S^T and dP^T (score_sums.h)
+  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes + sums)
                            : consumers(row) * kSumBytes + kQuarters * kQuarterBytes;
 }
-/// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it.
+/// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it. One
+/// where there is no room for more beside what two blocks exchange.
 TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
+  if (row.cluster > 1 && own_dim_v(row) > 192) return 1;
   return splits_roles(row) ? row.q_stages : 2;
+}
+/// Backward: mbarriers of two blocks that share tiles: of their warps' sums, and of tiles that one
+/// hands on to the other.
+TESSERA_HD constexpr int pair_barriers(const core::Kernel& row) {
+  return row.cluster > 1 ? 2 * 8 + 2 : 0;
 }
 /// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
 TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
-  return buffer_bytes(row.head_dim, row.block_n) + buffer_bytes(row.head_dim_v, row.block_n) +
-         row.q_stages * (buffer_bytes(row.head_dim, row.block_m) + 4 * row.block_m) +
-         dout_stages(row) * (buffer_bytes(row.head_dim_v, row.block_m) + 4 * row.block_m) +
+  const int k_bytes = buffer_bytes(own_dim(row), row.block_n);
+  const int v_bytes = buffer_bytes(own_dim_v(row), row.block_n);
+  const int q_bytes = buffer_bytes(own_dim(row), row.block_m) + 4 * row.block_m;
+  const int dout_bytes = buffer_bytes(own_dim_v(row), row.block_m) + 4 * row.block_m;
+  const int handed_over = splits_roles(row) ? 0 : kQuarters;
+  return k_bytes + v_bytes + row.q_stages * q_bytes + dout_stages(row) * dout_bytes +
          2 * row.block_n * row.block_m * 2 + exchange_bytes(row) +
-         8 * ((splits_roles(row) ? 12 : 12 + kQuarters) + 2 * row.q_stages + 2 * dout_stages(row)) +
+         8 * (12 + handed_over + pair_barriers(row) + 2 * row.q_stages + 2 * dout_stages(row)) +
          kWordBytes + 1024;
 }
 TESSERA_HD constexpr int shared_bytes(const core::Kernel& row) {

@@ -14,6 +14,10 @@ inline void store_async(std::uint32_t to, float a, float b, float c, float d,
   std::memcpy(shared_memory(to), four, sizeof four);
   mbarrier_complete(barrier, sizeof four);
 }
+inline void store_async(std::uint32_t to, std::uint32_t word, std::uint32_t barrier) {
+  std::memcpy(shared_memory(to), &word, sizeof word);
+  mbarrier_complete(barrier, sizeof word);
+}
 inline void mbarrier_arrive_there(std::uint32_t barrier) { mbarrier_arrive(barrier); }
 inline void cluster_sync() { device::meet_cluster(); }
 

@@ -95,6 +95,16 @@ inline void store_shared(std::uint32_t to, std::uint32_t word) {
   std::memcpy(shared_memory(to), &word, sizeof word);
 }
 inline void add_global_or_store(bool store, float* to, float x) { *to = store ? x : *to + x; }
+inline void add_global_or_store(bool store, float* to, float a, float b, float c, float d) {
+  const float four[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) add_global_or_store(store, to + i, four[i]);
+}
+inline void add_release(std::int32_t* to, std::int32_t x) { *to += x; }
+inline std::uint32_t load_shared(std::uint32_t from) {
+  std::uint32_t word;
+  std::memcpy(&word, shared_memory(from), sizeof word);
+  return word;
+}
 inline void load_shared(std::uint32_t from, float& a, float& b) {
   float two[2];
   std::memcpy(two, shared_memory(from), sizeof two);
