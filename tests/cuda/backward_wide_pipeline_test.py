@@ -6,6 +6,9 @@ dS. What the warpgroups hand over is ordered by two named barriers alone: who ha
 ready at the other. Scores of the next step and a step's last piece of dQ are under way across its end. There are
 tiles without rows, and the end of work.
 
+Two blocks of a cluster, each with all of that, exchange scores warp by warp, step by step. They may have one buffer of
+dO: then the values give it back as soon as dV is there, and the keys ask for their next scores last.
+
 A product reads from when the first warp of its warpgroup issues it until one has waited for it; shifts, deltas, P
 and what is said of a tile are read by each warp. No schedule may end with everybody waiting, nothing may be filled
 or written while somebody reads it, or read before it is there. What each of FAULTS breaks must be seen.
@@ -18,7 +21,7 @@ import collections
 import random
 import sys
 
-from pipeline_model import WARPS, Exchange, Products, Ring, Turn, run
+from pipeline_model import WARPS, Exchange, Products, Ring, Sums, Turn, run
 
 VALUES, KEYS = 0, 1
 ROLES = 2
@@ -34,15 +37,20 @@ FAULTS = {  # what is broken, as the model may see it
     "dO is released before dV": ("overwritten",),
     "the keys do not meet before dQ": ("dS is not whole",),
     "a tile is released before its last warp": ("overwritten",),
+    "scores are sent before the last ones have been read": ("sum",),
 }
 
 
 class Block(Products):
-    def __init__(self, stages, broken):
+    """sums: those of the cluster's warps, by role and warp, if there is one; number: of the block."""
+
+    def __init__(self, stages, broken, faults, dout_stages=None, sums=None, number=0):
         super().__init__(start=1)
-        self.broken, self.faults = broken, []
+        self.broken, self.faults, self.sums, self.number = broken, faults, sums, number
         self.k, self.v = Ring(1, ROLES, self.faults), Ring(1, ROLES, self.faults)
-        self.q, self.dout = Ring(stages, ROLES, self.faults), Ring(stages, ROLES, self.faults)
+        self.q = Ring(stages, ROLES, self.faults)
+        self.dout = Ring(dout_stages or stages, ROLES, self.faults)
+        self.one_dout = dout_stages == 1
         warps = {role: [(role, warp) for warp in range(WARPS)] for role in (VALUES, KEYS)}
         # A warp reads the part of P that the same one of the values has stored.
         self.weights = [Exchange("P", 1, [warps[VALUES][warp]], 1, self.faults) for warp in range(WARPS)]
@@ -92,6 +100,11 @@ class Warp:
         yield from self.scored.wait_full(item)
         self.issue("scores", tile, item)
 
+    def take_scores(self, tile, item):
+        yield from self.wait("scores", tile, item)
+        if self.block.sums:
+            yield from self.block.sums[self.me].add(self.block.number)
+
     def hand_over_weights(self):
         b, item = self.block, self.item
         b.q.read(self.me, item)  # the shifts
@@ -129,9 +142,15 @@ class Warp:
         early = f"{'dO' if self.role == VALUES else 'Q'} is released before {'dV' if self.role == VALUES else 'dK'}"
         if self.leads and broken == early:
             self.summed.release(item)
-        if n + 1 < rows:
+        scores_late = b.one_dout and self.role == KEYS
+        if n + 1 < rows and not scores_late:
             yield from self.issue_scores(tile, item + 1)
         yield
+        sum_early = b.one_dout and self.role == VALUES
+        if sum_early:
+            yield from self.wait("sum", tile, item)
+            if self.leads and broken != early:
+                self.summed.release(item)
         if self.role == KEYS and broken != "the keys do not meet before dQ":
             yield from b.own[KEYS].take()
         elif self.role == VALUES and broken == "dS is not waited for":
@@ -142,13 +161,16 @@ class Warp:
             self.scored.release(item)
         self.issue("first dQ", tile, item)
         yield
-        yield from self.wait("sum", tile, item)
-        if self.leads and broken != early:
-            self.summed.release(item)
+        if not sum_early:
+            yield from self.wait("sum", tile, item)
+            if self.leads and broken != early:
+                self.summed.release(item)
         yield from self.wait("first dQ", tile, item)
         self.issue("last dQ", tile, item)
         if n + 1 < rows:
-            yield from self.wait("scores", tile, item + 1)
+            if scores_late:
+                yield from self.issue_scores(tile, item + 1)
+            yield from self.take_scores(tile, item + 1)
         self.item += 1
 
     def run(self):
@@ -163,7 +185,7 @@ class Warp:
                 yield from b.v.wait_full(tile)
             if rows > 0:
                 yield from self.issue_scores(tile, self.item)
-                yield from self.wait("scores", tile, self.item)
+                yield from self.take_scores(tile, self.item)
                 for n in range(rows):
                     yield from self.step(tile, n, rows)
                 yield from self.wait("last dQ", tile, self.item - 1)
@@ -180,13 +202,20 @@ class Warp:
             tile += 1
 
 
-def fault(seed, tiles, stages, broken=""):
-    """What goes wrong under one random schedule; empty: nothing."""
+def fault(seed, tiles, stages, broken="", pair=False):
+    """What goes wrong under one random schedule; empty: nothing. pair: of two blocks."""
     schedule = random.Random(seed)
-    block = Block(stages, broken)
-    running = [produce(tiles, block)]
-    running += [Warp(role, warp, block).run() for role in (VALUES, KEYS) for warp in range(WARPS)]
-    return run(schedule, running, 3000 * (sum(tiles) + len(tiles) + 1), block.faults)
+    faults = []
+    blocks = [Block(stages, broken, faults)]
+    if pair:
+        sums = {(role, warp): Sums(faults, broken != "scores are sent before the last ones have been read")
+                for role in (VALUES, KEYS) for warp in range(WARPS)}
+        blocks = [Block(2, broken, faults, 1 + seed % 2, sums, number) for number in range(2)]
+    running = []
+    for block in blocks:
+        running.append(produce(tiles, block))
+        running += [Warp(role, warp, block).run() for role in (VALUES, KEYS) for warp in range(WARPS)]
+    return run(schedule, running, 3000 * len(blocks) * (sum(tiles) + len(tiles) + 1), faults)
 
 
 TILES = [[4, 4], [1, 1, 1, 1], [2, 3, 1, 5], [0, 2, 0, 0, 3, 1, 0], [0, 0], [7], []]
@@ -201,11 +230,13 @@ def main():
         for tiles in TILES:
             for seed in range(first + rounds * 1000, first + rounds * 1000 + 60):
                 stages = 2 + seed % 2
-                if found := fault(seed, tiles, stages):
-                    sys.exit(f"tiles {tiles}, {stages} stages, seed {seed}: {found}")
+                for pair in (False, True) if seed % 4 < 2 else (False,):
+                    if found := fault(seed, tiles, stages, pair=pair):
+                        sys.exit(f"tiles {tiles}, {stages} stages, {'a pair, ' if pair else ''}seed {seed}: {found}")
                 for broken, hows in FAULTS.items():
                     if seen[broken] < ENOUGH:
-                        seen[broken] += any(how in fault(seed, tiles, stages, broken) for how in hows)
+                        pair = "sent" in broken or seed % 3 == 0
+                        seen[broken] += any(how in fault(seed, tiles, stages, broken, pair) for how in hows)
         if not (unseen := FAULTS.keys() - (+seen).keys()):
             break
     else:

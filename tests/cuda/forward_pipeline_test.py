@@ -6,14 +6,16 @@ tiles without keys and the end of work too. In some tiles a warpgroup passes ove
 block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
 somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages (forward_pages.h) some
 warps fetch keys and as many others values, each its part of every block; the first one of the keys hands out tiles.
+Two blocks of a cluster, each with all of that, exchange scores warpgroup by warpgroup, block by block.
 Dropping the waits of skip_keys() and skip_values() must be seen, and so must values that come late and a warp without a
-part that goes along, or the model would prove nothing.
+part that goes along, and scores that are sent before the last ones have been read, or the model would prove nothing.
 """
 
+import functools
 import random
 import sys
 
-from pipeline_model import Ring, Turn, run
+from pipeline_model import Ring, Sums, Turn, run
 
 STAGES = 2
 
@@ -72,9 +74,9 @@ def hand_out_pages(tiles, shares, q, k):
             yield
 
 
-def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late):
+def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late, exchange=None):
     """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?
-    turn_late: the next one may issue when O is there, not when it has been issued (kEndsLate)."""
+    exchange(): of the block's scores with the other block's, if there is one; turn_late: the next one may issue when O is there, not when it has been issued (kEndsLate)."""
     if group == len(turns) - 1:
         turns[0].arrive()
     item = weighed = -1
@@ -117,6 +119,8 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
                 q.done(group, asked)
                 q.release(asked)
             yield
+            if exchange is not None:
+                yield from exchange()
             if passes_late:
                 turns[(group + 1) % len(turns)].arrive()
                 yield
@@ -159,6 +163,21 @@ def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False
                speeds=(1,) if warps == 0 else (1, 1, 5, 25))
 
 
+def fault_of_pair(seed, q_stages, shares, tiles, skips, sums_wait=True):
+    """The same of two blocks that share tiles."""
+    schedule = random.Random(seed)
+    faults, running = [], []
+    sums = [Sums(faults, sums_wait) for _ in range(2)]  # of each warpgroup
+    for block in range(2):
+        q = Ring(q_stages, 2 // shares, faults)
+        k, v = (Ring(STAGES, 2, faults) for _ in range(2))
+        turns = [Turn(), Turn()]
+        running.append(produce(tiles, shares, q, k, v, late=False))
+        running += [consume(group, tiles, shares, skips, turns, q, k, v, True, seed % 2 == 0, False,
+                            functools.partial(sums[group].add, block)) for group in range(2)]
+    return run(schedule, running, 8000 * (sum(tiles) + len(tiles)), faults)
+
+
 SKIPS = {
     "nobody": lambda tile, group, last: 0,
     "the first": lambda tile, group, last: int(group == 0),
@@ -170,7 +189,7 @@ SKIPS = {
 def main():
     first = random.SystemRandom().randrange(1 << 30)
     print(f"seed {first}")
-    runs, unwaited, late, idle = 0, 0, 0, 0
+    runs, unwaited, late, idle, unread = 0, 0, 0, 0, 0
     for groups in (2, 3):
         for q_stages, shares in ((1, 1), (2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
@@ -192,12 +211,18 @@ def main():
                             idle += fault(*problem, warps=1, idle=1) != ""
                         if seed >= first + 12:
                             continue
+                        if groups == 2 and (q_stages, shares) in ((1, 1), (2, 1)):
+                            of_pair = (seed, q_stages, shares, tiles, skips)
+                            if found := fault_of_pair(*of_pair):
+                                sys.exit(f"two blocks, {name} skips, tiles {tiles}, seed {seed}: {found}")
+                            unread += fault_of_pair(*of_pair, sums_wait=False) != ""
                         if name == "the first":
                             unwaited += fault(*problem, waits=False) != ""
                         if clears:
                             late += fault(*problem, clears=True, late=True) != ""
-    if not unwaited or not late or not idle:
-        sys.exit("a skip that does not wait, values that come late, or a warp without a part went unseen")
+    if not unwaited or not late or not idle or not unread:
+        sys.exit("a skip that does not wait, values that come late, a warp without a part, or scores that are not "
+                 "waited for went unseen")
     print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late}, a warp without "
           f"a part in {idle}")
 

@@ -42,7 +42,8 @@ class Fetch {
     columns_ = core::ceil_div(first_ + seqlen_, page_size_);
     pages_ = columns_ + 3;
     wide_ = below(2) == 0;
-    dim_ = K.head_dim - 8 * below(3);
+    first_column_ = pick({0, 0, 64, 128});
+    dim_ = first_column_ + K.head_dim - 8 * below(3);
     data_.resize(static_cast<std::size_t>(kHeads * pages_ * page_size_ * dim_));
     for (std::uint16_t& x : data_) x = static_cast<std::uint16_t>(1 + below(65535));
     for (int i = 0; i < 2 * columns_; ++i) {
@@ -80,7 +81,7 @@ class Fetch {
       using Fetcher = sm90::PageFetcher<K, sm90::ForwardShape<K>::kChunks>;
       if (!Fetcher::takes_part(p) || Fetcher::has_values() != values) return;
       const Fetcher fetcher(p);
-      fetcher.fetch(ring, 1, map, source, dim_, keys, fetcher.look_up(keys));
+      fetcher.fetch(ring, 1, map, source, dim_, keys, fetcher.look_up(keys), first_column_);
     });
     const ptx::Arrivals& arrived = ptx::arrivals();
     EXPECT_EQ(arrived.threads, p.copies_rows() ? sm90::kPageWarps : 1);
@@ -111,10 +112,11 @@ class Fetch {
       const bool exists = page >= 0 && page < pages_;
       missing += exists ? 0 : 1;
       for (int column = 0; column < core::round_up(K.head_dim, 64); ++column) {
-        const std::int64_t at =
-            ((page * page_size_ + slot % page_size_) * kHeads + kHead) * dim_ + column;
-        const std::uint16_t expected =
-            exists && column < dim_ ? data_[static_cast<std::size_t>(at)] : std::uint16_t{0};
+        const std::int64_t at = ((page * page_size_ + slot % page_size_) * kHeads + kHead) * dim_ +
+                                first_column_ + column;
+        const std::uint16_t expected = exists && first_column_ + column < dim_
+                                           ? data_[static_cast<std::size_t>(at)]
+                                           : std::uint16_t{0};
         const std::uint32_t line = static_cast<std::uint32_t>(column / 64 * K.block_n + row) * 128;
         const std::uint32_t unit = static_cast<std::uint32_t>(column / 8 % 8 ^ row % 8);
         std::uint16_t found = 0;
@@ -130,6 +132,7 @@ class Fetch {
 
   std::mt19937& random_;
   int page_size_ = 0, seqlen_ = 0, first_ = 0, columns_ = 0, pages_ = 0, dim_ = 0;
+  int first_column_ = 0;
   bool leftpad_ = false, wide_ = false;
   std::vector<std::uint16_t> data_;
   std::vector<std::int64_t> table_;

@@ -109,6 +109,33 @@ class Exchange:
         self.empty[i % self.stages].arrive()
 
 
+class Sums:
+    """What two blocks of a cluster send each other: a room in each. waits: until the other one has read the last."""
+
+    def __init__(self, faults, waits=True):
+        self.full, self.empty = [Mbarrier(1), Mbarrier(1)], [Mbarrier(1), Mbarrier(1)]
+        self.room, self.count = [None, None], [0, 0]
+        self.faults, self.waits = faults, waits
+
+    def add(self, block):
+        n, other = self.count[block], 1 - block
+        while self.waits and not self.empty[block].done(n % 2 ^ 1):
+            yield
+        if self.room[other] is not None:
+            self.faults.append(f"sum {self.room[other]} is overwritten")
+        self.room[other] = n
+        self.full[other].arrive()
+        yield
+        while not self.full[block].done(n % 2):
+            yield
+        if self.room[block] != n:
+            self.faults.append(f"block {block} reads sum {n} before it is there")
+        yield
+        self.room[block] = None
+        self.empty[other].arrive()
+        self.count[block] += 1
+
+
 class Turn:
     """A named barrier, here of two warpgroups: one takes its turn, the other has passed it."""
 
