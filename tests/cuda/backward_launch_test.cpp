@@ -62,19 +62,28 @@ TEST_F(Launches, ABackwardByMmaIsPreparedAndFinished) {
             "finish_rows_f16 48\n");
 }
 
-// Hopper's wide rows are such, too; its own rows' sums lie otherwise.
-TEST_F(Launches, ABackwardOfWideHeadsIsFinishedAsByMma) {
+// Hopper's wide rows are pairs of blocks, or, of any layout, rows by mma.sync, whose sums lie
+// otherwise.
+TEST_F(Launches, ABackwardOfWideHeadsIsFinishedAsItsRowSums) {
   if (std::string(TESSERA_NVRTC).empty()) GTEST_SKIP() << "this build has found no NVRTC";
   cuda::Environment environment;
   environment.set("TESSERA_NVRTC", TESSERA_NVRTC);
   environment.set("TESSERA_CACHE_DIR", "/no/such/folder");
   ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=512"));
   EXPECT_EQ(launched(),
-            "prepare_rows_bf16 84\n"                               // seven blocks of 32 rows
-            "tessera_sm90_backward_bf16_d512_32x32_w1x4_do2 60\n"  // ten of 32 keys
+            "prepare_rows_bf16 48\n"                           // four blocks of 64 rows
+            "tessera_sm90_backward_bf16_d512_64x64_pair 60\n"  // five of 64 keys, two blocks each
+            "finish_rows_bf16 48\n");
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=509"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 84\n"                                   // seven blocks of 32 rows
+            "tessera_sm90_backward_bf16_d512_32x32_w1x4_do2_any 60\n"  // ten of 32 keys
             "finish_mma_rows_bf16 84\n");
   ASSERT_TRUE(enqueue("bwd f16 h=2 q=64 k=0 d=264"));
-  EXPECT_EQ(launched(), "prepare_rows_f16 4\nfinish_mma_rows_f16 4\n");
+  EXPECT_EQ(launched(), "prepare_rows_f16 2\nfinish_rows_f16 2\n");
+  // As many blocks as multiprocessors, whole pairs of them.
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=64 q=64 k=300 d=512"));
+  EXPECT_NE(launched().find("_pair 132\n"), std::string::npos);
 }
 
 TEST_F(Launches, ASinksGradientIsSummedWhereItIsAskedFor) {

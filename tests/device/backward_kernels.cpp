@@ -19,7 +19,7 @@ constexpr bool chosen(const core::Kernel& row) {
   if (row.arch == Arch::sm75) return row.block_n == 16 && !row.any_layout;
   // Where other rows' sums are others.
   if (row.arch == Arch::sm90) {
-    if (row.stages > 0) return row.operand == f16 && row.head_dim == 384;
+    if (row.stages > 0) return row.operand == f16 && row.head_dim == 512;
     return row.operand == bf16 && !row.any_layout && core::splits_roles(row) &&
            (row.cluster > 1 || row.head_dim == 256);
   }

@@ -230,6 +230,16 @@ TEST(Select, GoldenPlansOfHopper) {
     EXPECT_EQ(row("fwd bf16 b=2 h=8 q=8192 k=8192 d=256"), "sm90.forward.bf16.d256.128x64.q1");
     EXPECT_EQ(row("fwd f16 b=2 h=8 q=8192 k=8192 d=256 causal"), "sm90.forward.f16.d256.128x64.q1");
     EXPECT_EQ(row("fwd bf16 h=8 q=512 k=512 d=256 causal"), "sm90.forward.bf16.d256.128x64");
+    EXPECT_EQ(row("fwd bf16 h=8 q=64 k=64 d=512"), "sm90.forward.bf16.d512.128x64.q1.pair");
+    EXPECT_EQ(row("fwd f16 h=8 q=4096 k=4096 d=264/320 causal"),
+              "sm90.forward.f16.d384.128x80.q1.pair");
+    EXPECT_EQ(row("fwd bf16 h=8/2 q=4096 k=8192 d=512 softcap=30 cache=after causal"),
+              "sm90.forward.bf16.d512.128x64.q1.pair.softcap");
+    EXPECT_EQ(row("fwd bf16 h=8 q=4096 k=4096 d=384 alibi=h"),
+              "sm90.forward.bf16.d512.128x32.pair.extra");
+    EXPECT_EQ(row("fwd bf16 h=8 q=4096 k=4096 d=511"), "sm90.forward.bf16.d512.64x32.w4x2.any");
+    EXPECT_EQ(row("fwd bf16 b=8 h=8/2 q=8 k=8192 d=512 cache=after causal"),
+              "sm90.forward.decode.bf16.d512v256.16x32");
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
     EXPECT_EQ(row("fwd bf16 h=8 q=64 k=64 d=20"), "sm90.forward.bf16.d64.128x64.any");
     EXPECT_EQ(row("fwd f16 h=8 q=64 k=64 d=128 unaligned"), "sm90.forward.f16.d128.128x64.any");
@@ -258,10 +268,10 @@ TEST(Select, GoldenPlansOfHopper) {
     }
     EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=150"), "sm90.backward.f16.d256.64x64.any");
     EXPECT_EQ(row("bwd f16 h=8 q=64 k=64 d=256 unaligned"), "sm90.backward.f16.d256.64x64.any");
-    EXPECT_EQ(row("bwd f16 h=8 q=4096 k=4096 d=512"), "sm90.backward.f16.d512.32x32.w1x4.do2");
-    EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=264/320"), "sm90.backward.bf16.d384.32x32.w1x4.do2");
+    EXPECT_EQ(row("bwd f16 h=8 q=4096 k=4096 d=512"), "sm90.backward.f16.d512.64x64.pair");
+    EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=264/320"), "sm90.backward.bf16.d384.64x64.pair");
     EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=264 dropout=0.1"),
-              "sm90.backward.bf16.d512.32x32.w1x4.do2.extra");
+              "sm90.backward.bf16.d512.64x64.pair.extra");
     EXPECT_EQ(row("bwd bf16 h=8 q=64 k=64 d=257"), "sm90.backward.bf16.d512.32x32.w1x4.do2.any");
     EXPECT_NE(row("bwd bf16 h=8 q=64 k=64 d=520").find("up to 512"), std::string::npos);
     EXPECT_NE(row("fwd bf16 b=2000000 h=1000 q=1 k=1 d=64").find("2^30 tiles"), std::string::npos);

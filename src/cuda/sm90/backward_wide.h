@@ -74,7 +74,8 @@ class WideConsumer {
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) % 128 / 32, 0)),
         lane_(threadIdx.x % 32),
         leads_(threadIdx.x % 128 == 0),
-        sums_(shared.score_sums, shared.score_sums_full, shared.other()) {}
+        sums_(shared.score_sums, shared.score_sums_full, shared.other(),
+              (kValues ? 0 : 4) + warp_) {}
 
   __device__ __forceinline__ void run() {
     while (next_tile()) {
@@ -505,7 +506,8 @@ class WideConsumer {
   /// Gives the tile back first: the next keys come while this one's are written.
   __device__ __forceinline__ void write() {
     ptx::wgmma_results(sum_);
-    if constexpr (kExtras) tile_item_ = tile().item;  // so that it is not kept meanwhile
+    // So that it is not kept meanwhile.
+    if constexpr (kExtras || K.cluster > 1) tile_item_ = tile().item;
     const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
     const int first_column = kValues ? buffers.first_column_v() : buffers.first_column();
     std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +

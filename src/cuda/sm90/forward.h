@@ -68,7 +68,7 @@ class ForwardConsumer : ForwardRows<K> {
                                              const ForwardBuffers<K>& shared, int group)
       : Base(params, shared, group),
         scaled_(params, shared.promoted, group),
-        sums_(shared.sums, shared.sums_full, shared.other()),
+        sums_(shared.sums, shared.sums_full, shared.other(), group * 4 + warp_),
         w_(kAll       ? 1.0F
            : kSoftcap ? params.score.pre * params.score.post
                       : params.score.pre) {}

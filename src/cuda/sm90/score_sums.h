@@ -19,29 +19,27 @@ class ScoreSums {
   static constexpr std::uint32_t kStride = 32 * 16;         ///< from four of a thread's to the next
   static constexpr std::uint32_t kToEmpty = kWarps * 8;  ///< from a full barrier to the empty one
 
-  static constexpr std::uint32_t kFirstWarp = 4;  ///< of those that consume
-
  public:
   /// rooms: for what the other block's warps send; full: mbarriers of them all, first the full ones
-  /// and then the empty ones. other: the other block's number.
-  __device__ __forceinline__ ScoreSums(std::uint32_t rooms, std::uint32_t full, int other)
-      : rooms_(rooms), full_(full), other_(static_cast<std::uint32_t>(other)) {}
+  /// and then the empty ones. other: the other block's number; warp: of those that consume.
+  __device__ __forceinline__ ScoreSums(std::uint32_t rooms, std::uint32_t full, int other, int warp)
+      : room_(rooms + static_cast<std::uint32_t>(warp) * kBytes),
+        full_(full + static_cast<std::uint32_t>(warp) * 8),
+        other_(static_cast<std::uint32_t>(other)) {}
 
   /// Adds the other block's part to s. Both wait for each other.
   __device__ __forceinline__ void add(float (&s)[kCount]) {
     // Made anew each time: registers are scarce.
-    const std::uint32_t thread = ptx::opaque(threadIdx.x);
-    const std::uint32_t lane = thread % 32, warp = thread / 32 - kFirstWarp;
-    const std::uint32_t room = rooms_ + warp * kBytes + lane * 16, own_full = full_ + warp * 8;
-    if (lane == 0) ptx::mbarrier_expect(own_full, kBytes);
-    ptx::mbarrier_wait(own_full + kToEmpty, parity_ ^ 1);
+    const std::uint32_t lane = ptx::opaque(threadIdx.x) % 32, room = room_ + lane * 16;
+    if (lane == 0) ptx::mbarrier_expect(full_, kBytes);
+    ptx::mbarrier_wait(full_ + kToEmpty, parity_ ^ 1);
     const std::uint32_t to = ptx::address_in(other_, room);
-    const std::uint32_t full = ptx::address_in(other_, own_full);
+    const std::uint32_t full = ptx::address_in(other_, full_);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       ptx::store_async(to + i * kStride, s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3], full);
     }
-    ptx::mbarrier_wait(own_full, parity_);
+    ptx::mbarrier_wait(full_, parity_);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
       float x[4];
@@ -54,8 +52,8 @@ class ScoreSums {
   }
 
  private:
-  const std::uint32_t rooms_, full_, other_;
-  std::uint32_t parity_ = 0;  ///< of the exchange that comes next
+  const std::uint32_t room_, full_, other_;  ///< the first two are the warp's
+  std::uint32_t parity_ = 0;                 ///< of the exchange that comes next
 };
 
 }  // namespace tessera::cuda::sm90
