@@ -44,7 +44,8 @@ class Schedule {
   explicit Schedule(const Pieces& pieces)
       : pieces_(pieces),
         plan_(pieces.plan()),
-        ready_(static_cast<std::size_t>(plan_.device.threads), 0.0) {
+        workers_(core::max(1, plan_.device.threads / plan_.kernel.cluster)),
+        ready_(static_cast<std::size_t>(workers_), 0.0) {
     if (!pieces.on_gpu()) {
       dealing_ = Dealing::counter;
       pieces.forward() ? deal_cpu_forward() : deal_cpu_backward();
@@ -60,7 +61,10 @@ class Schedule {
   void write(Json& json) const {
     const bool on_gpu = pieces_.on_gpu();
     json.field("kernel", plan_.kernel_name).field("dealing", name_of(dealing_));
-    json.field("unit", "cycles").field("worker", on_gpu ? "multiprocessor" : "core");
+    const char* const worker = !on_gpu                     ? "core"
+                               : plan_.kernel.cluster == 1 ? "multiprocessor"
+                                                           : "multiprocessor pair";
+    json.field("unit", "cycles").field("worker", worker);
     json.field("workers", ready_.size()).field("resident", resident_);
     json.field("pieces", count_);
     json.field("cut", cut_);
@@ -103,15 +107,19 @@ class Schedule {
         const std::int64_t index = core::WorkOrder::index_of(i, block, blocks);
         if (index >= count_) continue;
         const Piece piece = pieces_.piece(plan_.work.at(index));
-        const double cycles = pieces_.cycles(piece) * resident_;
+        const double cycles = cycles_of(piece) * resident_;
         double& start = done[static_cast<std::size_t>(block)];
-        if (!add({index, piece}, block % plan_.device.threads, start, cycles)) return;
+        if (!add({index, piece}, block % workers_, start, cycles)) return;
         start += cycles;
       }
     }
   }
   int resident() const {
-    return static_cast<int>(resident_blocks(plan_.kernel, plan_.device) / plan_.device.threads);
+    return static_cast<int>(resident_blocks(plan_.kernel, plan_.device) / workers_);
+  }
+  /// The planner's are of all multiprocessors that share the piece.
+  double cycles_of(const Piece& piece) const {
+    return pieces_.cycles(piece) / plan_.kernel.cluster;
   }
 
   /// The next of `count` pieces goes to whoever is free first. of(index): a Step; its cycles.
@@ -120,7 +128,7 @@ class Schedule {
     count_ = count;
     using Free = std::pair<double, std::int64_t>;
     std::priority_queue<Free, std::vector<Free>, std::greater<>> free;
-    const auto workers = std::min<std::int64_t>(count, plan_.device.threads);
+    const auto workers = std::min<std::int64_t>(count, workers_);
     for (std::int64_t worker = 0; worker < workers; ++worker) free.emplace(0.0, worker);
     for (std::int64_t index = 0; index < count; ++index) {
       const auto [time, worker] = free.top();
@@ -132,7 +140,7 @@ class Schedule {
   }
 
   std::pair<Step, double> step_of(std::int64_t index, const Piece& piece) const {
-    return {{index, piece}, pieces_.cycles(piece)};
+    return {{index, piece}, cycles_of(piece)};
   }
 
   void deal_gpu_backward() {
@@ -239,8 +247,8 @@ class Schedule {
     const int end = place.start + spans.fixed + units.end;
     const int block = spans.count - 1 - span;  // of threads: they take spans in falling order
     const double unit = pieces_.cycles_of_unit();
-    if (!add({count_, pieces_.part(item, units)}, block % plan_.device.threads,
-             unit * (start - before), unit * (end - start))) {
+    if (!add({count_, pieces_.part(item, units)}, block % workers_, unit * (start - before),
+             unit * (end - start))) {
       return false;
     }
     ++count_;
@@ -284,6 +292,7 @@ class Schedule {
   const Pieces& pieces_;
   const PlanData& plan_;
   Dealing dealing_ = Dealing::counter;
+  const int workers_;          ///< cores; multiprocessors, or pairs of them that share pieces
   int resident_ = 1;           ///< blocks of threads that a worker has at once
   std::int64_t count_ = 0;     ///< of pieces; of spans: those in the list
   bool cut_ = false;           ///< there are more than the answer has

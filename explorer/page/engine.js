@@ -88,7 +88,7 @@
  * @property {string} kernel
  * @property {"rounds" | "counter" | "spans"} dealing  each worker knows its own pieces; whoever is free takes the
  *   next; equal spans of all work
- * @property {"multiprocessor" | "core"} worker
+ * @property {"multiprocessor" | "multiprocessor pair" | "core"} worker
  * @property {number} workers
  * @property {number} resident  pieces that a worker has at once
  * @property {number} pieces  all; of spans those in the list
