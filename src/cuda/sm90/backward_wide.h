@@ -104,6 +104,15 @@ class WideConsumer {
   /// Read where it is needed: registers are scarce.
   __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
+  /// Of a pair read anew each time: registers are scarcer still.
+  __device__ __forceinline__ decltype(auto) queries_of_tile() const {
+    if constexpr (K.cluster > 1) {
+      return (tile().queries);
+    } else {
+      return core::QueryBlocks(tile().queries);
+    }
+  }
+
   // What the scores are made from and what the sum is made from.
   __device__ __forceinline__ const auto& scored() const {
     if constexpr (kValues) {
@@ -149,7 +158,7 @@ class WideConsumer {
     issue_scores(item_);
     ptx::wgmma_wait<0>();
     take_scores();
-    const core::QueryBlocks& blocks = tile().queries;
+    const core::QueryBlocks& blocks = queries_of_tile();
     const int last_head = tile().head * p.group + p.group - 1;
     for (int head = last_head + 1 - p.group; head <= last_head; ++head) {
       const int end = blocks.seen.end - (head == last_head ? 1 : 0);

@@ -34,6 +34,7 @@ class ForwardConsumer : ForwardRows<K> {
   using Base = ForwardRows<K>;
   using S = ForwardShape<K>;
   using Base::buffers;
+  using Base::clear_values;
   using Base::columns;
   using Base::group_;
   using Base::head_of;
@@ -180,27 +181,6 @@ class ForwardConsumer : ForwardRows<K> {
     }
   }
 
-  /// Values beyond the end of a packed sequence, where another one lies, or of one in a cache,
-  /// where anything may lie, become 0: their weights are 0, but that times infinity is not. Every
-  /// warpgroup clears them for itself. Values beyond the end of a tensor are 0 as they come.
-  __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own) const {
-    if constexpr (!K.any_layout && !S::kEightBit) {
-      const int valid = t.band.seqlen_k - (own.seen.end - 1) * kN;
-      if (agreed(!p.strangers || valid >= kN)) return;
-      buffers.v.wait_full(weighed_);
-      const std::uint32_t v = buffers.v.buffer(weighed_);
-      constexpr std::uint32_t kZeros[4] = {};
-      // Softcap at d = 256 has no register left to keep the second form in.
-      const int thread = kSoftcap ? warp_ * 32 + lane_ : static_cast<int>(threadIdx.x) % 128;
-#pragma unroll 1
-      for (int i = valid * 8 + thread; i < kN * 8; i += 128) {
-        for (int c = 0; c < S::kChunksV; ++c) ptx::store_shared(v + (c * kN * 8 + i) * 16, kZeros);
-      }
-      ptx::fence_proxy_async();
-      ptx::barrier_sync(1 + S::kGroups + group_, 128);
-    }
-  }
-
   // ---- a tile ----
 
   /// S and P of its first block, with nothing beside them.
@@ -227,7 +207,7 @@ class ForwardConsumer : ForwardRows<K> {
       make_operand();
     }
     skip_values(skipped);
-    clear_values(tile_, own);
+    clear_values(tile_, own, weighed_);
   }
 
   /// All blocks but the first.
@@ -269,7 +249,7 @@ class ForwardConsumer : ForwardRows<K> {
       finish_step();
     }
     skip_values(skipped);
-    clear_values(next, own);
+    clear_values(next, own, weighed_);
     write(tile_, reference, sum);
     begin_output(own);
     tile_ = next;
@@ -316,7 +296,7 @@ class ForwardConsumer : ForwardRows<K> {
       if (crosses) {
         if (more) {
           skip_values(skipped);
-          clear_values(next, own);
+          clear_values(next, own, weighed_);
         }
         write(tile_, reference, sum);
         if (!more) return;

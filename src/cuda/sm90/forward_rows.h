@@ -71,6 +71,32 @@ class ForwardRows {
     }
   }
 
+  // ---- values ----
+
+  /// Values beyond the end of a packed sequence, where another one lies, or of one in a cache,
+  /// where anything may lie, become 0: their weights are 0, but that times infinity is not. Every
+  /// warpgroup clears them for itself. Values beyond the end of a tensor are 0 as they come.
+  __device__ __forceinline__ void clear_values(const Tile& t, const core::KeyBlocks& own,
+                                               std::uint32_t item) const {
+    if constexpr (!K.any_layout && !S::kEightBit) {
+      const int valid = t.band.seqlen_k - (own.seen.end - 1) * K.block_n;
+      if (agreed(!p.strangers || valid >= K.block_n)) return;
+      buffers.v.wait_full(item);
+      const std::uint32_t v = buffers.v.buffer(item);
+      constexpr std::uint32_t kZeros[4] = {};
+      // Softcap at d = 256 has no register left to keep the second form in.
+      const int thread = K.extra == core::Extra::softcap ? warp_ * 32 + lane_
+                                                         : static_cast<int>(threadIdx.x) % 128;
+#pragma unroll 1
+      for (int i = valid * 8 + thread; i < K.block_n * 8; i += 128) {
+        for (int c = 0; c < S::kChunksV; ++c)
+          ptx::store_shared(v + (c * K.block_n * 8 + i) * 16, kZeros);
+      }
+      ptx::fence_proxy_async();
+      ptx::barrier_sync(1 + S::kGroups + group_, 128);
+    }
+  }
+
   // ---- rows and results ----
 
   __device__ __forceinline__ int row_in_tile(int half) const {
