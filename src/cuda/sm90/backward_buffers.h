@@ -115,7 +115,7 @@ struct BackwardBuffers : BlockOf<K> {
     scores.bytes = S::kScoreBytes;
     weights = scores.data + 2 * S::kScoreBytes;
     sums = weights;
-    score_sums = weights + exchange_bytes(K) - 2 * 4 * K.block_n * K.block_m;
+    score_sums = weights + exchange_bytes(K) - 2 * sums_bytes(K);
     shifts = weights + exchange_bytes(K);
     deltas = shifts + K.q_stages * S::kStatisticBytes;
     k.full = deltas + dout_stages(K) * S::kStatisticBytes;
@@ -133,7 +133,7 @@ struct BackwardBuffers : BlockOf<K> {
     returned.bytes = kQuarterBytes;
     returned.full = sums_full + 8 * 4;
     score_sums_full = sums_full + 8 * (splits_roles(K) ? 4 : 4 + kQuarters);
-    handed_full = score_sums_full + 8 * 2 * 8;
+    handed_full = score_sums_full + 8 * 2 * sum_barriers(K);
     handed_empty = handed_full + 8;
     words =
         reinterpret_cast<BackwardWords*>(shared + (score_sums_full + 8 * pair_barriers(K) - start));

@@ -17,6 +17,7 @@
 // is left under way, too, until the next step has handed over.
 //
 // Rows of the catalog with extras do one thing after another; the scores' derivatives go with P^T.
+// Of wider heads two blocks of threads share a tile (pair.h), and sum S^T and dP^T (score_sums.h).
 #pragma once
 
 #include "cuda/ptx/math.h"

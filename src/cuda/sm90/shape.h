@@ -102,8 +102,8 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
   const int slopes = row.extra == core::Extra::all ? 2 : 0;
-  const int sums = row.cluster > 1 ? 2 * 4 : 0;  // S^T and dP^T (score_sums.h)
-  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes + sums)
+  const int sums = 2 * sums_bytes(row);  // of S^T and dP^T
+  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes) + sums
                            : consumers(row) * kSumBytes + kQuarters * kQuarterBytes;
 }
 /// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it. One
@@ -115,7 +115,7 @@ TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
 /// Backward: mbarriers of two blocks that share tiles: of their warps' sums, and of tiles that one
 /// hands on to the other.
 TESSERA_HD constexpr int pair_barriers(const core::Kernel& row) {
-  return row.cluster > 1 ? 2 * 8 + 2 : 0;
+  return row.cluster > 1 ? 2 * sum_barriers(row) + 2 : 0;
 }
 /// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
 TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
