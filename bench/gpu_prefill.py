@@ -1,15 +1,18 @@
 """Prefill over a KV cache on an H200: keys in pages beside the same keys dense: bench/results/h200_prefill.csv.
 
-    gpu_prefill.py --library build/release/libtessera.so --output FILE
+    gpu_prefill.py --library build/release/libtessera.so --output FILE [--as b200 a100 a10]
 
 Many queries against more cached keys, causal from the bottom right: a chunk of a prompt. Every way in which keys may
 lie takes its turn in each round: dense tensors without a cache, a cache of rows, pages in random order; beside them
 PyTorch's SDPA over the dense tensors, with its fastest backend that takes this mask (FlashAttention-2 in PyTorch 2.9).
 Medians of CUDA-event times. of_dense: the time over dense tensors by that over pages. Random normal inputs; every
 output is compared with that over dense tensors. FLOPs: 4 d for every visible pair. Needs PyTorch.
+--as: kernels of other GPUs, as in gpu_mma.py: h200_mma_prefill.csv, which says in a column more what was planned for.
 """
 
 import datetime
+import itertools
+import os
 import random
 import statistics
 
@@ -103,23 +106,26 @@ def main():
     parser = command_line(__doc__, 9)
     parser.add_argument("--pages", type=int, nargs="*", help="page sizes instead of 1, 16, 64, 256")
     parser.add_argument("--shapes", type=int, nargs="*", help="numbers of shapes, from 0; all without")
+    parser.add_argument("--as", dest="names", nargs="+", default=(), metavar="DEVICE")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     pages = PAGES if arguments.pages is None else ("dense", "rows", *arguments.pages)
     out = []
-    for number, shape in enumerate(SHAPES):
-        if arguments.shapes and number not in arguments.shapes:
-            continue
+    columns = [*COLUMNS, "planned_as"] if arguments.names else COLUMNS
+    chosen = [shape for number, shape in enumerate(SHAPES) if not arguments.shapes or number in arguments.shapes]
+    for name, shape in itertools.product(arguments.names or ("",), chosen):
+        if name:
+            os.environ["TESSERA_GPU_AS"] = name
         b, sq, sk, h, hk, d = shape
         for page, kernel, us, rate, share, peer, difference in measure(library, arguments.dtype, shape, pages,
                                                                        arguments.rounds):
-            out.append(dict(zip(COLUMNS, (
+            out.append(dict(zip(columns, (
                 datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("clocks.sm"),
                 arguments.dtype, b, sq, sk, h, hk, d, page, kernel, f"{us:.1f}", f"{rate:.0f}", f"{share:.3f}",
-                f"{peer:.1f}", f"{difference:.1e}"))))
-            print(f"b={b} q={sq} k={sk} h={h}/{hk} d={d} page {page}: {kernel} {us:.1f} us, {rate:.0f} TFLOP/s, {share:.3f} "
+                f"{peer:.1f}", f"{difference:.1e}", name))))
+            print(f"{name + ': ' * bool(name)}b={b} q={sq} k={sk} h={h}/{hk} d={d} page {page}: {kernel} {us:.1f} us, {rate:.0f} TFLOP/s, {share:.3f} "
                   f"of dense; SDPA {peer:.1f} us; difference {difference:.1e}", flush=True)
-        write(arguments.output, COLUMNS, out)
+        write(arguments.output, columns, out)
         torch.cuda.empty_cache()
 
 

@@ -43,6 +43,10 @@ TESSERA_HD constexpr int mma_value_bytes(const Kernel& row) {
   return chunk_bytes(row.head_dim_v * 2, row.block_n);
 }
 /// @}
+/// Whether warps of a forward keep their queries in registers: where there are registers for it.
+TESSERA_HD constexpr bool mma_keeps_queries(const Kernel& row) {
+  return row.tile_m * row.head_dim <= 32 * 64;
+}
 /// What warps that share rows tell each other (cuda/mma/shared_rows.h): weights of 16 bits; and a
 /// number of every row, a flag of themselves, from each.
 /// @{
@@ -59,9 +63,12 @@ TESSERA_HD constexpr int mma_buffer_bytes(const Kernel& row) {
          mma_weight_bytes(row);
 }
 inline constexpr int kTileStateBytes = 128;  ///< room for what is said of a tile
+/// Of where a block's values lie in pages: a number a key.
+TESSERA_HD constexpr int mma_place_bytes(const Kernel& row) { return row.block_n * 8; }
 /// With room to align rows.
 TESSERA_HD constexpr int mma_forward_bytes(const Kernel& row) {
-  return mma_buffer_bytes(row) + kTileStateBytes + mma_told_bytes(row) + kChunkBytes;
+  return mma_buffer_bytes(row) + kTileStateBytes + mma_place_bytes(row) + mma_told_bytes(row) +
+         kChunkBytes;
 }
 
 // ---- the backward (cuda/mma/backward.h) ----

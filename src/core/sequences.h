@@ -10,6 +10,8 @@ namespace tessera::core {
 /// Elements between neighbours of a (batch, seqlen, heads, head_dim) tensor.
 struct Strides {
   std::int64_t batch = 0, seqlen = 0, head = 0;
+
+  friend constexpr bool operator==(const Strides&, const Strides&) = default;
 };
 
 /// One sequence's queries and keys.

@@ -43,9 +43,8 @@ std::string refused_mask(const Problem& problem) {
 }
 
 /// A GPU's row whose tiles of query rows walk over the keys of a cache.
-std::string refused_cache(const core::Kernel& row, const Problem& problem) {
+std::string refused_cache(const Problem& problem) {
   if (!problem.cache) return {};
-  if (row.stages > 0) return "takes no cache";
   if (problem.packed && problem.batch_invariant) {
     return "is chosen by the longest sequence of a packed batch, which batch_invariant forbids; "
            "decoding rows take any number of queries";
@@ -257,7 +256,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   if (std::string other = refused_second_query(row, problem); !other.empty()) return other;
   if (row.form != core::Form::decode) {
     if (std::string other = refused_mask(problem); !other.empty()) return other;
-    if (std::string other = refused_cache(row, problem); !other.empty()) return other;
+    if (std::string other = refused_cache(problem); !other.empty()) return other;
   }
   if (std::string other = refused_narrow(row, problem); !other.empty()) return other;
   if (scaled ? !is_scaled(problem.dtype)

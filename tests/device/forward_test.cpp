@@ -113,6 +113,20 @@ TEST_P(ForwardOnFibers, IsRight) { check_some(random_problem); }
 
 class MmaOnFibers : public ForwardOnFibers {};
 
+/// Of any kind, with pages mostly; skips: may skip some.
+std::string cache_of(int seqlen_k, int batch, bool skips, std::mt19937& random) {
+  const int size = 1 + static_cast<int>(random() % 80);
+  std::string text = one_of(random, {"cache=full ", "cache=after ", "cache=before:1 "});
+  if (random() % 4 != 0) {
+    const int pages = (seqlen_k + size - 1) / size * batch + 1;
+    text += "pages=" + std::to_string(pages) + "x" + std::to_string(size) +
+            one_of(random, {":i32", ":i64"});
+    if (skips && random() % 3 == 0) return text + ":skip ";
+    text += " ";
+  }
+  return text + one_of(random, {"", "rows=4 "}) + one_of(random, {"", "", "leftpad "});
+}
+
 std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
   const auto up_to = [&random](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
@@ -128,9 +142,15 @@ std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
                      std::to_string(heads_k) + " q=" + std::to_string(q) +
                      " k=" + std::to_string(k) + " d=" + std::to_string(dim) + "/" +
                      std::to_string(dim_v) + " ";
-  text += one_of(random, {"", "causal ", "causal ", "window=70,30 ", "window=0,5 ",
-                          "align=tl causal ", "causal window=40,0 "});
-  if (batch == 2 && random() % 2 == 0) {
+  const std::string mask = one_of(random, {"", "causal ", "causal ", "window=70,30 ", "window=0,5 ",
+                                           "align=tl causal ", "causal window=40,0 "});
+  text += mask;
+  if (random() % 2 == 0) {
+    // On Turing the kernel that lists what a table does not skip would be compiled first.
+    const bool skips = mask.empty() && row.extra != core::Extra::all && row.arch != Arch::sm75;
+    text += cache_of(k, batch, skips, random);
+    if (random() % 3 == 0) text += "packed=" + std::to_string(up_to(0, batch * q)) + " ";
+  } else if (batch == 2 && random() % 2 == 0) {
     text +=
         "packed=" + std::to_string(q + up_to(0, q)) + "," + std::to_string(k + up_to(0, k)) + " ";
   }

@@ -26,6 +26,33 @@ TEST(Planner, RowsThatAreMadeAtNeedAreForWideHeads) {
   }
 }
 
+// More rows than are decoded at once are tiles, with all that tiles have.
+TEST(Planner, TilesTakeCaches_S13) {
+  const std::string cache = "h=32/8 k=4096 causal cache=after pages=9000x16 ";
+  const struct {
+    const char *device, *words, *row;
+  } all[] = {
+      {"b200", "bf16 b=8 q=512 d=128", "sm80.forward.bf16.d128.128x64.w4"},
+      {"a100", "bf16 b=8 q=512 d=128", "sm80.forward.bf16.d128.128x32.w4"},
+      {"rtx-4090", "bf16 b=8 q=512 d=128", "sm80.forward.bf16.d128.128x64.w8"},
+      {"t4", "f16 b=8 q=512 d=128", "sm75.forward.f16.d128.128x32.w4"},
+      {"a100", "bf16 b=8 q=512 d=512", "sm80.forward.bf16.d512.64x32.w4x2"},
+      {"a100", "bf16 b=8 q=512 d=64 softcap=30", "sm80.forward.bf16.d64.128x64.w4.softcap"},
+      {"a100", "bf16 b=8 q=512 d=100 leftpad", "sm80.forward.bf16.d128.128x64.w8.any"},
+      // What decoding has not.
+      {"a100", "bf16 q=1 d=64 dropout=0.1", "sm80.forward.bf16.d64.128x64.w8.extra"},
+      {"a100", "bf16 q=1 d=63", "sm80.forward.bf16.d64.128x64.w8.any"},
+      // Few rows, or so few tiles that most multiprocessors would have none.
+      {"a100", "bf16 b=64 q=4 d=128", "sm80.forward.decode.bf16.d128.16x64"},
+      {"a100", "bf16 q=32 d=128", "sm80.forward.decode.bf16.d128.16x64"},
+  };
+  for (const auto& [device, words, row] : all) {
+    const Result<Plan> planned = plan(problem_of("fwd " + cache + words), *named_device(device));
+    ASSERT_TRUE(planned) << planned.status().text;
+    EXPECT_EQ(planned->kernel(), row) << device << ": " << words;
+  }
+}
+
 // Turing multiplies fp16 alone, and its blocks have 64 KB: all of it fits there.
 TEST(Planner, TuringHasRowsOfItsOwn) {
   const Result<Device> t4 = named_device("t4");

@@ -83,7 +83,8 @@ Simulated simulate_forward(const PlanData& plan, const Tensors& tensors) {
       std::vector<Accumulator> state(static_cast<std::size_t>(sub_end - sub),
                                      {{}, std::vector<float>(dv, 0.0F)});
       const auto add = [&](Range tile, bool masked) {
-        if (is_gpu(kernel.arch) && !kernel.any_layout) fetch_boxes(plan, head, tile, out);
+        if (is_gpu(kernel.arch) && !kernel.any_layout && kernel.stages == 0)
+          fetch_boxes(plan, head, tile, out);
         for (std::int64_t row = sub; row < sub_end; ++row) {
           add_tile(head, row, tile, masked, state[static_cast<std::size_t>(row - sub)]);
         }

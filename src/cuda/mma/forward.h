@@ -24,14 +24,6 @@
 
 namespace tessera::cuda::mma {
 
-/// A tile, in shared memory: what few steps ask for would take registers from all.
-struct ForwardTileState {
-  core::Sequence sequence;
-  core::Band band;
-  core::KeyBlocks blocks;  ///< of keys that its rows see
-  int first_row, head;
-};
-
 template <core::Kernel K>
 class Forward {
   static constexpr Dtype kType = core::dtype_of(K.operand);
@@ -46,7 +38,7 @@ class Forward {
                        kVBytes = core::mma_value_bytes(K);
   /// Whether warps keep their queries in registers, and look where their rows' diagonal ends: where
   /// there are registers for it.
-  static constexpr bool kSpares = kRows * kD <= 32 * 64;
+  static constexpr bool kSpares = core::mma_keeps_queries(K);
   static_assert(K.block_m % kRows == 0 && kRows % 16 == 0);
   static constexpr bool kOverlaps =
       kSpares && kStages == 2 && K.extra == core::Extra::none && !K.any_layout;
@@ -59,20 +51,18 @@ class Forward {
   using Told = typename SharedRows<K>::Told;
 
   __device__ __forceinline__ Forward(const ForwardParams& params, std::uint32_t shared,
-                                     ForwardTileState& tile, Told& told)
+                                     ForwardTile& tile, Told& told)
       : p(params),
         q_(shared),
         k_(shared + kQBytes),
         v_(k_ + kStages * kKBytes),
-        loads_(params, q_, k_, v_),
+        loads_(params, q_, k_, v_, q_ + core::mma_buffer_bytes(K)),
         warp_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 / kParts, 0)),
         part_(kParts == 1 ? 0 : __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32 % kParts, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
         query_(q_ + (warp_ * kRows + lane_ % 16) * 128 + (lane_ / 16 ^ lane_ % 8) * 16),
         key_(k_ + (part_ * kKeys + lane_ / 16 * 8 + lane_ % 8) * 128 +
              (lane_ / 8 % 2 ^ lane_ % 8) * 16),
-        value_(v_ + part_ * kColumns / 64 * kN * 128 + lane_ % 16 * 128 +
-               (lane_ / 16 ^ lane_ % 8) * 16),
         shared_(v_ + kStages * kVBytes, told, warp_, part_, lane_),
         tile_(tile) {
 #pragma unroll
@@ -97,32 +87,34 @@ class Forward {
 
   __device__ __forceinline__ void compute(const core::Work& work) {
     core::Sequence sequence = p.sequences.at(work.batch);
+    p.cache.place(sequence);
     const int first_row = work.block * K.block_m;
     const int row_count = sequence.seqlen_q << p.rows.shift;
     if (first_row >= row_count) return;
     const core::Band band = p.window.band_of(sequence);
     const core::Range queries =
         p.rows.queries_of({first_row, core::min(first_row + K.block_m, row_count)});
-    const core::KeyBlocks blocks = core::key_blocks(band, queries, kN);
+    const int head_k = work.head / p.group;
+    const ForwardTile tile = {.sequence = sequence,
+                              .band = band,
+                              .blocks = core::key_blocks(band, queries, kN),
+                              .first_row = first_row,
+                              .head = work.head,
+                              .keys = loads_.start_of(p.k, sequence, head_k),
+                              .values = loads_.start_of(p.v, sequence, head_k)};
     __syncthreads();  // of the tile before all have read what lay here
-    if (threadIdx.x == 0) {
-      tile_.sequence = sequence;
-      tile_.band = band;
-      tile_.blocks = blocks;
-      tile_.first_row = first_row;
-      tile_.head = work.head;
-    }
-    if (blocks.seen.empty()) {
+    if (threadIdx.x == 0) tile_ = tile;
+    if (tile.blocks.seen.empty()) {
       __syncthreads();
       write_zeros();
       return;
     }
-    int n = blocks.seen.end - 1;
-    loads_.load_queries(sequence, first_row, work.head, row_count);
-    loads_.begin(sequence, work.head / p.group, n);
-    loads_.load_keys(n);
+    int n = tile.blocks.seen.end - 1;
+    loads_.load_queries(tile, row_count);
+    loads_.begin(tile, n);
+    loads_.load_keys(tile, n);
     ptx::copy_commit();
-    loads_.load_values(n);
+    loads_.load_values(tile, n);
     ptx::copy_commit();
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) w_[g].reset();
@@ -137,7 +129,7 @@ class Forward {
       hold_queries();
     }
 #pragma unroll 1
-    for (; n >= blocks.seen.begin; --n) step(n);
+    for (; n >= tile.blocks.seen.begin; --n) step(n);
     write();
   }
 
@@ -146,15 +138,13 @@ class Forward {
     ptx::copy_wait<1>();
     __syncthreads();
     const bool last = n == tile_.blocks.seen.begin;
-    if (!last && kStages > 1) loads_.load_keys(n - 1);
+    if (!last && kStages > 1) loads_.load_keys(tile_, n - 1);
     ptx::copy_commit();
     const bool sees = !kSpares || agreed(n < own_end_);
     const bool masked = agreed(sees && (n >= tile_.blocks.full.end || n < tile_.blocks.full.begin));
     if constexpr (kOverlaps) {
-      if (sees && !masked) {
-        step_overlapped(n, last);
-        return;
-      }
+      step_overlapped(n, last, sees, masked);
+      return;
     }
     if (sees) multiply_keys(n);
     if constexpr (kAll) {
@@ -178,7 +168,7 @@ class Forward {
     }
     if constexpr (kStages == 1) {
       __syncthreads();
-      if (!last) loads_.load_values(n - 1);
+      if (!last) loads_.load_values(tile_, n - 1);
       ptx::copy_commit();
     }
   }
@@ -187,52 +177,71 @@ class Forward {
   __device__ __forceinline__ void meet_values(int n, bool last) {
     ptx::copy_wait<1>();
     __syncthreads();
-    if (!last && kStages == 1) loads_.load_keys(n - 1);
-    if (!last && kStages > 1) loads_.load_values(n - 1);
+    if (!last && kStages == 1) loads_.load_keys(tile_, n - 1);
+    if (!last && kStages > 1) loads_.load_values(tile_, n - 1);
     ptx::copy_commit();
   }
 
-  /// The rest of a step without a mask: half of the keys are weighed between the products of the
-  /// other half.
-  __device__ __forceinline__ void step_overlapped(int n, bool last) {
-    constexpr int kHalf = kN / 4;  // scores of a thread and row group
-    typename Weights<kType, kKeys>::Pending pending[kGroups];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) pending[g] = w_[g].begin();
-    const auto weigh_some = [&](int slot, int from) {
-      constexpr int kPairs = core::ceil_div(kHalf / 2, kD / 16 * kN / 32);
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          const int at = 2 * (slot * kPairs + i);
-          if (at < kHalf) w_[g].weigh_pair(pending[g], from + at);
-        }
-      }
-    };
-    clear_scores();
-    multiply_keys<0, kN / 32>(n, [](int) {});
-    multiply_keys<kN / 32, kN / 16>(n, [&](int slot) { weigh_some(slot, 0); });
-    bool large = false;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) large |= pending[g].too_large();
+  // Of a step without a mask half of the keys are weighed between the products of the other half.
+
+  __device__ __forceinline__ void step_overlapped(int n, bool last, bool sees, bool masked) {
+    bool overlaps = sees && !masked;
+    Pending pending[kGroups];
+    if (overlaps) {
+      overlaps = multiply_and_weigh_half(n, pending);
+    } else if (sees) {
+      multiply_keys(n);
+      if (masked) mask(n);
+    }
     meet_values(n, last);
-    if (agreed(large)) {
+    if (overlaps) {
+      weigh_half_and_multiply(n, pending);
+    } else if (sees) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) weigh(g, n, {});
       multiply_values(n);
-      return;
     }
+  }
+
+  using Pending = typename Weights<kType, kKeys>::Pending;
+  static constexpr int kHalf = kN / 4;  ///< scores of a thread and row group
+
+  /// Of the pairs of scores from `from` on those that are weighed after a slot's products.
+  __device__ __forceinline__ void weigh_some(Pending (&pending)[kGroups], int slot, int from) {
+    constexpr int kPairs = core::ceil_div(kHalf / 2, kD / 16 * kN / 32);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int at = 2 * (slot * kPairs + i);
+        if (at < kHalf) w_[g].weigh_pair(pending[g], from + at);
+      }
+    }
+  }
+  __device__ __forceinline__ static bool any_too_large(const Pending (&pending)[kGroups]) {
+    bool large = false;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) large |= pending[g].too_large();
+    return agreed(large);
+  }
+  /// S, and weights of the left half of the keys; false: they are too large, and not made.
+  __device__ __forceinline__ bool multiply_and_weigh_half(int n, Pending (&pending)[kGroups]) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) pending[g] = w_[g].begin();
+    clear_scores();
+    multiply_keys<0, kN / 32>(n, [](int) {});
+    multiply_keys<kN / 32, kN / 16>(n, [&](int slot) { weigh_some(pending, slot, 0); });
+    return !any_too_large(pending);
+  }
+  /// The rest: weights of the right half, and O += P V.
+  __device__ __forceinline__ void weigh_half_and_multiply(int n, Pending (&pending)[kGroups]) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       w_[g].keep(pending[g]);
       pending[g] = w_[g].begin();
     }
-    multiply_values<0, kN / 32>(n, [&](int slot) { weigh_some(slot, kHalf); });
-    large = false;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) large |= pending[g].too_large();
-    if (agreed(large)) {
+    multiply_values<0, kN / 32>(n, [&](int slot) { weigh_some(pending, slot, kHalf); });
+    if (any_too_large(pending)) {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         w_[g].template weigh_at_once<kHalf, kN / 2>([&] { rescale(g); },
@@ -367,7 +376,7 @@ class Forward {
   template <int kFrom, int kTo, class Between>
   __device__ __forceinline__ void multiply_values(int n, const Between& between) {
     // Lanes 0 to 15 name rows of values and the first 8 columns, 16 to 31 the other 8.
-    const std::uint32_t values = value_ + n % kStages * kVBytes;
+    const std::uint32_t values = value() + n % kStages * kVBytes;
 #pragma unroll
     for (int j = kFrom; j < kTo; ++j) {
       std::uint32_t a[kGroups][4];
@@ -386,6 +395,12 @@ class Forward {
         between((j - kFrom) * (kColumns / 16) + i);
       }
     }
+  }
+
+  /// Of the lane in the first 16 columns of a buffer of values: as in those of its warp's queries.
+  /// Made of what is there, as registers are few.
+  __device__ __forceinline__ std::uint32_t value() const {
+    return query_ - q_ - warp_ * kRows * 128 + v_ + part_ * kColumns / 64 * kN * 128;
   }
 
   /// Of the j-th 16 keys of a block, as the A operand.
@@ -491,10 +506,10 @@ class Forward {
   ForwardLoads<K> loads_;
   const int warp_, part_, lane_;  ///< the warp's rows, and what it has of their keys and columns
   /// Of the lane in the first 16 columns; others by XOR, as rows are aligned.
-  const std::uint32_t query_, key_, value_;
+  const std::uint32_t query_, key_;
   const SharedRows<K> shared_;
 
-  ForwardTileState& tile_;
+  ForwardTile& tile_;
   int own_end_ = 0;  ///< of the blocks that the warp's rows see
 
   Weights<kType, kKeys> w_[kGroups];
@@ -508,9 +523,9 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
   const std::uint32_t base =
       (start + core::kChunkBytes - 1) / core::kChunkBytes * core::kChunkBytes;
   constexpr int kBuffers = core::mma_buffer_bytes(K);
-  static_assert(sizeof(ForwardTileState) <= core::kTileStateBytes);
-  char* const state = shared + (base - start) + kBuffers;
-  auto& tile = *reinterpret_cast<ForwardTileState*>(state);
+  static_assert(sizeof(ForwardTile) <= core::kTileStateBytes);
+  char* const state = shared + (base - start) + kBuffers + core::mma_place_bytes(K);
+  auto& tile = *reinterpret_cast<ForwardTile*>(state);
   using Told = typename Forward<K>::Told;
   auto& told = *reinterpret_cast<Told*>(state + core::kTileStateBytes);
   Forward<K>(p, base, tile, told).run();

@@ -33,6 +33,8 @@ Status run_tiles(const PlanData& plan, const Tensors& tensors, const Queue& queu
   params.k = source_between(tensors.k, keys);
   params.v = source_between(tensors.v, keys);
   set_forward(params, plan, tensors);
+  params.page_size = core::Divisor(params.cache.pages.size);
+  params.alike = params.k.strides == params.v.strides;
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
   params.group = static_cast<int>(plan.problem.group() / plan.row_heads);

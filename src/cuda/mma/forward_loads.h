@@ -6,28 +6,47 @@
 
 #include "core/mma_shape.h"
 #include "cuda/mma/forward_params.h"
+#include "cuda/ptx/math.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/tile/copy_rows.h"
 
 namespace tessera::cuda::mma {
 
+/// A tile of queries of a head, and its keys. In shared memory: what few steps ask for would take
+/// registers from all.
+struct ForwardTile {
+  core::Sequence sequence;
+  core::Band band;
+  core::KeyBlocks blocks;  ///< of keys that its rows see
+  int first_row, head;
+  /// Elements to the sequence's first key, and value, of the head; where they lie in pages to the
+  /// head's first ones of page 0.
+  std::int64_t keys, values;
+};
+
 template <core::Kernel K>
 class ForwardLoads {
   static constexpr int kN = K.block_n, kThreads = core::mma_threads(K), kStages = K.stages;
-  static_assert(kN % (kThreads / 8) == 0);
 
  public:
-  /// q, k, v: where queries, and the buffers of keys and of values, lie in shared memory.
+  /// Where in shared memory lie queries; the buffers of keys, and of values; where the values of a
+  /// block lie in pages.
   __device__ __forceinline__ ForwardLoads(const ForwardParams& params, std::uint32_t q,
-                                          std::uint32_t k, std::uint32_t v)
-      : p(params), q_(q), k_(k), v_(v) {}
+                                          std::uint32_t k, std::uint32_t v, std::uint32_t places)
+      : p(params), q_(q), k_(k), v_(v), places_(places) {}
 
-  __device__ __forceinline__ void load_queries(const core::Sequence& sequence, int first_row,
-                                               int head, int row_count) const {
+  /// Of a tile: where its keys, or values, begin (ForwardTile).
+  __device__ __forceinline__ std::int64_t start_of(const Source& source,
+                                                   const core::Sequence& sequence,
+                                                   int head_k) const {
+    return paged() ? head_k * source.strides.head : sequence.key_offset(source.strides, 0, head_k);
+  }
+
+  __device__ __forceinline__ void load_queries(const ForwardTile& tile, int row_count) const {
     const auto* const data = static_cast<const std::uint16_t*>(p.q.data) +
-                             sequence.query_offset(p.q.strides, 0, head << p.rows.shift);
+                             tile.sequence.query_offset(p.q.strides, 0, tile.head << p.rows.shift);
     const auto from = [&](int row, const std::uint16_t*& x) {
-      const int r = first_row + row;
+      const int r = tile.first_row + row;
       const bool exists = r < row_count;
       x = data +
           (exists ? p.rows.query_of(r) * p.q.strides.seqlen + p.rows.member_of(r) * p.q.strides.head
@@ -41,31 +60,46 @@ class ForwardLoads {
     }
   }
   /// Block n of keys and of values is the next.
-  __device__ __forceinline__ void begin(const core::Sequence& sequence, int head_k, int n) {
-    left_ = sequence.seqlen_k - n * kN - (K.any_layout ? 0 : static_cast<int>(threadIdx.x) / 8);
-    next_k_ = row_of(p.k, sequence, head_k, n);
-    next_v_ = row_of(p.v, sequence, head_k, n);
+  __device__ __forceinline__ void begin(const ForwardTile& tile, int n) {
+    if constexpr (kKeeps) next_ = block_of(tile, n);
   }
   /// The next block, number n: its keys, and then its values.
   /// @{
-  __device__ __forceinline__ void load_keys(int n) {
-    load_block<K.head_dim>(k_ + n % kStages * core::mma_key_bytes(K), next_k_, left_,
-                           p.k.strides.seqlen, p.head_dim);
+  __device__ __forceinline__ void load_keys(const ForwardTile& tile, int n) {
+    const std::uint32_t to = k_ + n % kStages * core::mma_key_bytes(K);
+    if (paged()) [[unlikely]] {
+      load_paged_keys(to, tile, n);
+      return;
+    }
+    const Block block = kKeeps ? next_ : block_of(tile, n);
+    load_block<K.head_dim>(to, block.keys, block.left, p.k.strides.seqlen, p.head_dim);
+    if constexpr (kKeeps) next_.keys -= kN * p.k.strides.seqlen;
   }
-  __device__ __forceinline__ void load_values(int n) {
-    load_block<K.head_dim_v>(v_ + n % kStages * core::mma_value_bytes(K), next_v_, left_,
-                             p.v.strides.seqlen, p.head_dim_v);
-    left_ += kN;
+  __device__ __forceinline__ void load_values(const ForwardTile& tile, int n) {
+    const std::uint32_t to = v_ + n % kStages * core::mma_value_bytes(K);
+    if (paged()) [[unlikely]] {
+      load_paged_values(to, tile, n);
+      return;
+    }
+    const Block block = kKeeps ? next_ : block_of(tile, n);
+    load_block<K.head_dim_v>(to, block.values, block.left, p.v.strides.seqlen, p.head_dim_v);
+    if constexpr (kKeeps) {
+      next_.values -= kN * p.v.strides.seqlen;
+      next_.left += kN;
+    }
   }
   /// @}
 
  private:
+  static constexpr int kRowsAtOnce = kThreads / 8, kRounds = kN / kRowsAtOnce;
+  static_assert(kN % kRowsAtOnce == 0);
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+
   /// kCount rows of kColumns columns, of which `dim` exist; from(row): where a row begins, of those
   /// that exist.
   template <int kCount, int kColumns, class From>
   __device__ __forceinline__ void load(std::uint32_t to, int dim, const From& from) const {
-    constexpr int kRowsAtOnce = kThreads / 8;
-    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
+    const int row = thread() / 8, unit = thread() % 8;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
 #pragma unroll
     for (int i = 0; i < kCount / kRowsAtOnce; ++i) {
@@ -79,49 +113,163 @@ class ForwardLoads {
     }
   }
 
-  /// The thread's unit of its first row of block n; of any layout the block's first element.
-  __device__ __forceinline__ const std::uint16_t* row_of(const Source& source,
-                                                         const core::Sequence& sequence, int head_k,
-                                                         int n) const {
-    const int key = K.any_layout ? n * kN : n * kN + static_cast<int>(threadIdx.x) / 8;
-    const int column = K.any_layout ? 0 : static_cast<int>(threadIdx.x) % 8 * 8;
-    return static_cast<const std::uint16_t*>(source.data) +
-           sequence.key_offset(source.strides, key, head_k) + column;
+  __device__ __forceinline__ bool paged() const { return p.cache.pages.table != nullptr; }
+
+  // ---- rows side by side ----
+
+  /// A block where it lies: the thread's unit of its first row; of any layout the first element.
+  struct Block {
+    const std::uint16_t *keys, *values;
+    int left;  ///< keys from that row on
+  };
+  /// Whether the next one is kept in registers, or made anew each time: where a thread has few
+  /// beside its scores and outputs.
+  static constexpr bool kKeeps = K.tile_m * (kN + K.head_dim_v) / core::mma_parts(K) <= 160 * 32;
+
+  __device__ __forceinline__ Block block_of(const ForwardTile& tile, int n) const {
+    const int first = n * kN + (K.any_layout ? 0 : thread() / 8);
+    const int column = K.any_layout ? 0 : thread() % 8 * 8;
+    const auto at = [&](const Source& source, std::int64_t start) {
+      return static_cast<const std::uint16_t*>(source.data) + start +
+             first * source.strides.seqlen + column;
+    };
+    return {at(p.k, tile.keys), at(p.v, tile.values), tile.sequence.seqlen_k - first};
   }
-  /// The block at x; x goes on to the one on its left. left: keys from the thread's first row on.
   template <int kColumns>
-  __device__ __forceinline__ void load_block(std::uint32_t to, const std::uint16_t*& x, int left,
+  __device__ __forceinline__ void load_block(std::uint32_t to, const std::uint16_t* from, int left,
                                              std::int64_t stride, int dim) const {
     if constexpr (K.any_layout) {
       copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
-                              [&](int row, const std::uint16_t*& from) {
-                                from = x + row * stride;
+                              [&](int row, const std::uint16_t*& x) {
+                                x = from + row * stride;
                                 return row < left;
                               });
-      x -= kN * stride;
       return;
     }
-    constexpr int kRowsAtOnce = kThreads / 8;
-    const int row = static_cast<int>(threadIdx.x) / 8, unit = static_cast<int>(threadIdx.x) % 8;
+    const int row = thread() / 8, unit = thread() % 8;
     const std::uint32_t at = to + row * 128 + (unit ^ row % 8) * 16;
-    const std::int64_t step = kRowsAtOnce * stride;
-    const std::uint16_t* from = x;
 #pragma unroll
-    for (int i = 0; i < kN / kRowsAtOnce; ++i) {
+    for (int i = 0; i < kRounds; ++i) {
 #pragma unroll
       for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
         const bool inside = i * kRowsAtOnce < left && c * 64 + unit * 8 < dim;
         ptx::copy_async(at + (c * kN + i * kRowsAtOnce) * 128, from + c * 64, inside);
       }
-      from += step;
+      from += kRowsAtOnce * stride;
     }
-    x -= kN * stride;
+  }
+
+  // ---- pages ----
+
+  static constexpr int kAtOnce = kKeeps ? kRounds : 1;  ///< rows of a thread that are unrolled
+
+  /// Block n of keys. Where its values lie is found with them, when there are registers for it.
+  __device__ __forceinline__ void load_paged_keys(std::uint32_t to, const ForwardTile& tile,
+                                                  int n) const {
+    if constexpr (K.any_layout) {
+      copy_paged_rows<K.head_dim>(to, p.k, p.head_dim, tile.keys, tile.sequence, n);
+      return;
+    }
+    // Of the warp's rows each lane finds one.
+    constexpr int kWarpRows = 4;
+    static_assert(kWarpRows * kRounds <= 32);
+    const int lane = finder() % 32, warp = finder() / 32;
+    const int row = lane / kWarpRows * kRowsAtOnce + warp * kWarpRows + lane % kWarpRows;
+    std::int64_t key = kNowhere, value = kNowhere;
+    if (row < kN) {
+      const Place place = place_of(tile.sequence, n * kN + row);
+      key = place.offset(tile.keys, p.k.strides);
+      value = p.alike ? key : place.offset(tile.values, p.v.strides);
+    }
+    __syncwarp();  // all lanes have read what lay here
+    if (row < kN) ptx::store_shared(places_ + row * 8, value);
+#pragma unroll 1
+    for (int first = 0; first < kRounds; first += kAtOnce) {
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) {
+        const std::int64_t place = __shfl_sync(~0U, key, i * kWarpRows + lane / 8);
+        copy_row<K.head_dim>(to, i, p.k, place, p.head_dim);
+      }
+    }
+  }
+  /// Block n of values, whose keys were asked for before.
+  __device__ __forceinline__ void load_paged_values(std::uint32_t to, const ForwardTile& tile,
+                                                    int n) const {
+    if constexpr (K.any_layout) {
+      copy_paged_rows<K.head_dim_v>(to, p.v, p.head_dim_v, tile.values, tile.sequence, n);
+      return;
+    }
+    __syncwarp();  // all lanes have found their rows
+#pragma unroll 1
+    for (int first = 0; first < kRounds; first += kAtOnce) {
+      std::int64_t places[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_shared(places_ + ((first + i) * kRowsAtOnce + finder() / 8) * 8, places[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        copy_row<K.head_dim_v>(to, first + i, p.v, places[i], p.head_dim_v);
+      }
+    }
+  }
+  /// The thread's units of its i-th row of a block; offset: to the row's first element.
+  template <int kColumns>
+  __device__ __forceinline__ void copy_row(std::uint32_t to, int i, const Source& source,
+                                           std::int64_t offset, int dim) const {
+    const int row = finder() / 8, unit = finder() % 8;
+    const auto* const from = static_cast<const std::uint16_t*>(source.data) + offset + unit * 8;
+    to += (i * kRowsAtOnce + row) * 128 + (unit ^ row % 8) * 16;
+#pragma unroll
+    for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
+      const bool inside = offset != kNowhere && c * 64 + unit * 8 < dim;
+      ptx::copy_async(to + c * kN * 128, from + c * 64, inside);
+    }
+  }
+  /// Of any layout: block n.
+  template <int kColumns>
+  __device__ __forceinline__ void copy_paged_rows(std::uint32_t to, const Source& source, int dim,
+                                                  std::int64_t start,
+                                                  const core::Sequence& sequence, int n) const {
+    copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
+                            [&](int row, const std::uint16_t*& from) {
+                              const std::int64_t offset =
+                                  place_of(sequence, n * kN + row).offset(start, source.strides);
+                              from = static_cast<const std::uint16_t*>(source.data) + offset;
+                              return offset != kNowhere;
+                            });
+  }
+
+  /// The thread's number. Beside queries that are kept it is made anew each time.
+  __device__ __forceinline__ static int finder() {
+    constexpr bool kKeepsQueries = core::mma_keeps_queries(K);
+    return static_cast<int>(kKeepsQueries ? ptx::opaque(threadIdx.x) : threadIdx.x);
+  }
+  static constexpr std::int64_t kNowhere = std::int64_t{1} << 62;
+  /// Of a key.
+  struct Place {
+    bool exists = false;
+    std::int64_t page = 0;
+    int slot = 0;
+
+    /// start: to slot 0 of page 0.
+    __device__ __forceinline__ std::int64_t offset(std::int64_t start,
+                                                   const core::Strides& strides) const {
+      return exists ? start + page * strides.batch + slot * strides.seqlen : kNowhere;
+    }
+  };
+  /// Of a key, which may not exist, nor its page.
+  __device__ __forceinline__ Place place_of(const core::Sequence& sequence, int key) const {
+    if (key >= sequence.seqlen_k) return {};
+    const core::Pages& pages = p.cache.pages;
+    const core::Pages::Place at = pages.place(sequence.first_k + key, p.page_size);
+    const std::int64_t page = pages.at(sequence.entry_k, at.column);
+    return {pages.exists(page), page, at.slot};
   }
 
   const ForwardParams& p;
-  const std::uint32_t q_, k_, v_;
-  const std::uint16_t *next_k_ = nullptr, *next_v_ = nullptr;  ///< the thread's of the next blocks
-  int left_ = 0;  ///< keys from the thread's first one of the next block on
+  const std::uint32_t q_, k_, v_, places_;
+  Block next_ = {};  ///< if it is kept
 };
 
 }  // namespace tessera::cuda::mma

@@ -1,6 +1,7 @@
 // What the forward kernel of mma.sync is given: one value, read by forward.h.
 #pragma once
 
+#include "core/divisor.h"
 #include "core/pages.h"
 #include "core/philox.h"
 #include "core/score.h"
@@ -30,6 +31,10 @@ struct ForwardParams {
   core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's
   int group = 1;           ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
+
+  core::Cache cache;
+  core::Divisor page_size;  ///< of the cache's pages
+  bool alike = false;       ///< strides of keys are those of values
 };
 
 }  // namespace tessera::cuda::mma

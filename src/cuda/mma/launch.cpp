@@ -8,12 +8,12 @@ namespace tessera::cuda::mma {
 
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue) {
-  if (plan.kernel.form != core::Form::decode) return run_tiles(plan, tensors, queue);
   Tensors read = tensors;
   if (skips_pages(plan.problem)) {
     if (Status s = keep_pages(plan, read, workspace, queue); !s) return s;
   }
-  return run_decode(plan, read, workspace, queue);
+  if (plan.kernel.form == core::Form::decode) return run_decode(plan, read, workspace, queue);
+  return run_tiles(plan, read, queue);
 }
 
 }  // namespace tessera::cuda::mma

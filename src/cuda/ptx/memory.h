@@ -75,10 +75,16 @@ __device__ __forceinline__ void store_shared(std::uint32_t to, float a, float b,
 __device__ __forceinline__ void store_shared(std::uint32_t to, std::uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
+__device__ __forceinline__ void store_shared(std::uint32_t to, std::int64_t number) {
+  asm volatile("st.shared.b64 [%0], %1;" ::"r"(to), "l"(number) : "memory");
+}
 __device__ __forceinline__ std::uint32_t load_shared(std::uint32_t from) {
   std::uint32_t word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
   return word;
+}
+__device__ __forceinline__ void load_shared(std::uint32_t from, std::int64_t& number) {
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(number) : "r"(from) : "memory");
 }
 __device__ __forceinline__ void load_shared(std::uint32_t from, float& a, float& b) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(from) : "memory");

@@ -94,6 +94,9 @@ inline void store_shared(std::uint32_t to, float a, float b, float c, float d) {
 inline void store_shared(std::uint32_t to, std::uint32_t word) {
   std::memcpy(shared_memory(to), &word, sizeof word);
 }
+inline void store_shared(std::uint32_t to, std::int64_t number) {
+  std::memcpy(shared_memory(to), &number, sizeof number);
+}
 inline void add_global_or_store(bool store, float* to, float x) { *to = store ? x : *to + x; }
 inline void add_global_or_store(bool store, float* to, float a, float b, float c, float d) {
   const float four[4] = {a, b, c, d};
@@ -104,6 +107,9 @@ inline std::uint32_t load_shared(std::uint32_t from) {
   std::uint32_t word;
   std::memcpy(&word, shared_memory(from), sizeof word);
   return word;
+}
+inline void load_shared(std::uint32_t from, std::int64_t& number) {
+  std::memcpy(&number, shared_memory(from), sizeof number);
 }
 inline void load_shared(std::uint32_t from, float& a, float& b) {
   float two[2];
