@@ -176,8 +176,8 @@ class ForwardLoads {
     const int lane = finder() % 32, warp = finder() / 32;
     const int row = lane / kWarpRows * kRowsAtOnce + warp * kWarpRows + lane % kWarpRows;
     std::int64_t key = kNowhere, value = kNowhere;
-    if (row < kN) {
-      const Place place = place_of(tile.sequence, n * kN + row);
+    const Place place = row < kN ? place_of(tile.sequence, n * kN + row) : Place{};
+    if (place.exists) {
       key = place.offset(tile.keys, p.k.strides);
       value = p.alike ? key : place.offset(tile.values, p.v.strides);
     }
@@ -187,8 +187,8 @@ class ForwardLoads {
     for (int first = 0; first < kRounds; first += kAtOnce) {
 #pragma unroll
       for (int i = first; i < first + kAtOnce; ++i) {
-        const std::int64_t place = __shfl_sync(~0U, key, i * kWarpRows + lane / 8);
-        copy_row<K.head_dim>(to, i, p.k, place, p.head_dim);
+        const std::int64_t offset = __shfl_sync(~0U, key, i * kWarpRows + lane / 8);
+        copy_row<K.head_dim>(to, i, p.k, offset, p.head_dim);
       }
     }
   }
@@ -213,16 +213,19 @@ class ForwardLoads {
       }
     }
   }
-  /// The thread's units of its i-th row of a block; offset: to the row's first element.
+  /// The thread's units of its i-th row of a block; offset: to the row's first element, or
+  /// kNowhere. A row that does not exist is not read, but its address is one.
   template <int kColumns>
   __device__ __forceinline__ void copy_row(std::uint32_t to, int i, const Source& source,
                                            std::int64_t offset, int dim) const {
     const int row = finder() / 8, unit = finder() % 8;
-    const auto* const from = static_cast<const std::uint16_t*>(source.data) + offset + unit * 8;
+    const bool exists = (offset & kNowhere) == 0;
+    const auto* const from =
+        static_cast<const std::uint16_t*>(source.data) + (offset & ~kNowhere) + unit * 8;
     to += (i * kRowsAtOnce + row) * 128 + (unit ^ row % 8) * 16;
 #pragma unroll
     for (int c = 0; c < core::ceil_div(kColumns, 64); ++c) {
-      const bool inside = offset != kNowhere && c * 64 + unit * 8 < dim;
+      const bool inside = exists && c * 64 + unit * 8 < dim;
       ptx::copy_async(to + c * kN * 128, from + c * 64, inside);
     }
   }
@@ -231,13 +234,13 @@ class ForwardLoads {
   __device__ __forceinline__ void copy_paged_rows(std::uint32_t to, const Source& source, int dim,
                                                   std::int64_t start,
                                                   const core::Sequence& sequence, int n) const {
-    copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
-                            [&](int row, const std::uint16_t*& from) {
-                              const std::int64_t offset =
-                                  place_of(sequence, n * kN + row).offset(start, source.strides);
-                              from = static_cast<const std::uint16_t*>(source.data) + offset;
-                              return offset != kNowhere;
-                            });
+    copy_rows<kN, kThreads>(
+        to, dim, core::ceil_div(kColumns, 64), [&](int row, const std::uint16_t*& from) {
+          const Place place = place_of(sequence, n * kN + row);
+          from =
+              static_cast<const std::uint16_t*>(source.data) + place.offset(start, source.strides);
+          return place.exists;
+        });
   }
 
   /// The thread's number. Beside queries that are kept it is made anew each time.
@@ -245,7 +248,7 @@ class ForwardLoads {
     constexpr bool kKeepsQueries = core::mma_keeps_queries(K);
     return static_cast<int>(kKeepsQueries ? ptx::opaque(threadIdx.x) : threadIdx.x);
   }
-  static constexpr std::int64_t kNowhere = std::int64_t{1} << 62;
+  static constexpr std::int64_t kNowhere = 1;  ///< not an offset: these are multiples of 8
   /// Of a key.
   struct Place {
     bool exists = false;
@@ -255,7 +258,7 @@ class ForwardLoads {
     /// start: to slot 0 of page 0.
     __device__ __forceinline__ std::int64_t offset(std::int64_t start,
                                                    const core::Strides& strides) const {
-      return exists ? start + page * strides.batch + slot * strides.seqlen : kNowhere;
+      return start + page * strides.batch + slot * strides.seqlen;
     }
   };
   /// Of a key, which may not exist, nor its page.
