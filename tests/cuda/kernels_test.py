@@ -101,13 +101,13 @@ def role_loops(row):
 def mma_loop(row):
     """What the loop of a forward by mma.sync holds, of a warp: two products of 8 keys or columns for each fragment
     of 16, and the fragments of queries where they are not in registers. Where they are, and there are two buffers,
-    a step without a mask is there besides, with the products of values a second time, for large weights. Warps
-    that share rows have a part of the keys and of the columns each, and load the weights of all."""
+    a step without a mask is there besides. Warps that share rows have a part of the keys and of the columns each,
+    and load the weights of all."""
     rows, d, dv, keys = (row[name] for name in ("tile_m", "head_dim", "head_dim_v", "block_n"))
     groups, held = rows // 16, rows * d <= 32 * 64
-    times = (2, 3) if held and row["stages"] == 2 else (1, 1)
+    steps = 2 if held and row["stages"] == 2 else 1
     parts = row["threads"] // 32 * rows // row["block_m"]
-    fragments = keys // 16 * (times[0] * d + times[1] * dv) // 16 // parts
+    fragments = keys // 16 * steps * (d + dv) // 16 // parts
     weights = groups * keys // 16 if parts > 1 else 0
     return {"HMMA": groups * 2 * fragments * row["halves"], "LDSM": fragments + weights + (0 if held else groups * d // 16)}
 
