@@ -166,7 +166,8 @@ def check(library, case, seed):
         dl = torch.where(same, torch.zeros_like(l), (part[2].double() - l).abs()).max().item()
         worst_lse = max(worst_lse, dl if dl == dl else math.inf)
         bound_lse = max(bound_lse, 1e-5 + (5e-7 + case.d / 16 * 2**-23) * largest)
-    ok = worst <= bound and worst_lse <= bound_lse and not (case.tiles and plan.kernel.startswith("sm90.forward.decode"))
+    decoded = case.tiles and plan.kernel.startswith("sm90.forward.decode")
+    ok = worst <= bound and worst_lse <= bound_lse and not decoded
     return ok, (f"{name}: {plan.kernel} o {worst:.2e} / {bound:.2e}, lse {worst_lse:.2e} / {bound_lse:.2e}"
                 f"{'' if ok else '  WRONG'}")
 

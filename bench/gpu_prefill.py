@@ -123,8 +123,8 @@ def main():
                 datetime.date.today().isoformat(), arguments.commit, query("driver_version"), query("clocks.sm"),
                 arguments.dtype, b, sq, sk, h, hk, d, page, kernel, f"{us:.1f}", f"{rate:.0f}", f"{share:.3f}",
                 f"{peer:.1f}", f"{difference:.1e}", name))))
-            print(f"{name + ': ' * bool(name)}b={b} q={sq} k={sk} h={h}/{hk} d={d} page {page}: {kernel} {us:.1f} us, {rate:.0f} TFLOP/s, {share:.3f} "
-                  f"of dense; SDPA {peer:.1f} us; difference {difference:.1e}", flush=True)
+            print(f"{name + ': ' * bool(name)}b={b} q={sq} k={sk} h={h}/{hk} d={d} page {page}: {kernel} {us:.1f} us, "
+                  f"{rate:.0f} TFLOP/s, {share:.3f} of dense; SDPA {peer:.1f} us; difference {difference:.1e}", flush=True)
         write(arguments.output, columns, out)
         torch.cuda.empty_cache()
 
