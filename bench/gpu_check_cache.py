@@ -4,8 +4,8 @@
 
 The rule is that of gpu_check.py. A cache is NaN wherever no sequence has a key; what tables and indices say beyond the
 lengths is hostile; some lengths are 0 or negative. Every case but the random ones must be taken on Hopper by a row that
-walks over tiles of query rows, so they have many heads. TESSERA_GPU_AS=a100, say, checks kernels of other GPUs, which
-decode more of them. Needs PyTorch.
+walks over tiles of query rows, so they have many heads. TESSERA_GPU_AS=a100, say, checks kernels of other GPUs: these may
+decode some of them, half at most. Needs PyTorch.
 """
 
 import itertools
@@ -17,6 +17,8 @@ import torch
 
 from gpu_check import DTYPES, UNIT, Case, command_line, exact, guarded, libtessera, sweep
 
+#: whether a row that walks over tiles took each of the cases that are for one
+walked = []
 HOSTILE = (-1, -2, -(2**31), 2**31 - 1)
 
 
@@ -166,8 +168,9 @@ def check(library, case, seed):
         dl = torch.where(same, torch.zeros_like(l), (part[2].double() - l).abs()).max().item()
         worst_lse = max(worst_lse, dl if dl == dl else math.inf)
         bound_lse = max(bound_lse, 1e-5 + (5e-7 + case.d / 16 * 2**-23) * largest)
-    decoded = case.tiles and plan.kernel.startswith("sm90.forward.decode")
-    ok = worst <= bound and worst_lse <= bound_lse and not decoded
+    if case.tiles:
+        walked.append(".decode." not in plan.kernel)
+    ok = worst <= bound and worst_lse <= bound_lse and not (case.tiles and plan.kernel.startswith("sm90.forward.decode"))
     return ok, (f"{name}: {plan.kernel} o {worst:.2e} / {bound:.2e}, lse {worst_lse:.2e} / {bound_lse:.2e}"
                 f"{'' if ok else '  WRONG'}")
 
@@ -220,7 +223,9 @@ def main():
     arguments = command_line(__doc__, cases=200).parse_args()
     library = libtessera.Library(arguments.library)
     reduced = (CacheCase(page=page, d=d, causal=True) for page in (0, 1, 16, 100) for d in (64, 128, 256))
-    sys.exit(sweep(arguments, library, check, "fwd", reduced, edge_cases(), random_case) > 0)
+    failures = sweep(arguments, library, check, "fwd", reduced, edge_cases(), random_case)
+    print(f"{sum(walked)} of {len(walked)} cases for tiles were walked over in tiles")
+    sys.exit(failures > 0 or 2 * sum(walked) < len(walked))
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ double blocks_of(const PlanData& plan, const Problem& p) {
   return static_cast<double>(core::min(most, rows / block_m + 1));
 }
 
-/// Of all multiprocessors over those that have a tile. Nobody shares one, but decoding rows share
-/// out their keys: it decides between the two, where both take a cache. Not by the batch (S9).
-double idle(const PlanData& plan, double tiles_of_sequence) {
-  const Problem& p = plan.problem;
-  if (!p.cache || p.batch_invariant || plan.kernel.form == core::Form::decode) return 1.0;
-  const double tiles = tiles_of_sequence * static_cast<double>(p.batch) * plan.work.heads;
-  return core::max(1.0, plan.device.threads / core::max(tiles, 1.0));
+/// Tiles of a multiprocessor, less than 1 where some have none. Nobody shares one, but decoding
+/// rows share out their keys: it decides between the two, where both take a cache. Not by the batch
+/// (S9), nor elsewhere: then as many as one has at once.
+double tiles_of_each(const PlanData& plan, const Problem& p, double many) {
+  if (!p.cache || p.batch_invariant || plan.kernel.form == core::Form::decode) return many;
+  const double tiles = blocks_of(plan, p) * static_cast<double>(p.batch) * plan.work.heads;
+  return core::max(tiles, 1.0) / plan.device.threads;
 }
 
 /// Of a query head: its share of what values are laid out by, once for its group.
@@ -57,9 +57,12 @@ namespace {
 /// while others wait: what it takes is shared out among them.
 double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps) {
   const core::Kernel& row = plan.kernel;
+  const Problem& p = plan.problem;
   const bool much = costs.much_memory > 0 && plan.device.l1_bytes >= costs.much_memory;
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
-  const double blocks = core::mma_blocks(row, plan.device.l1_bytes);
+  const double most = core::mma_blocks(row, plan.device.l1_bytes);
+  const double blocks = core::min(most, core::max(1.0, tiles_of_each(plan, compared(plan), most)));
+  const bool paged = p.cache && p.cache->paged();
   const bool backward = row.pass == Pass::backward, shares = core::mma_parts(row) > 1;
   // Products: S and O; or S, dP, dV, dK and dQ, from scores to sums one after another.
   const int multiplied =
@@ -70,7 +73,8 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
   constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
   const int of_block = core::mma_threads(row) / 32;
   const double warps = core::max(1.0, of_block / kUnits);
-  const double alone = multiply / warps + (backward ? 2.0 : 1.0) * costs.latency;
+  const double alone =
+      multiply / warps + (backward ? 2.0 : 1.0) * (paged ? costs.paged_latency : costs.latency);
   const double step = core::max(multiply, alone / blocks) *
                       (row.extra == core::Extra::none      ? 1.0
                        : row.extra == core::Extra::softcap ? costs.softcap
@@ -87,9 +91,13 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   if (row.form == core::Form::decode) {
     if (row.qv) return steps * (costs.latent_step + costs.latent_row * row.block_m);
     const bool again = plan.work.blocks > 1;
+    // Where little memory has room for fewer blocks a multiprocessor, each of them waits, if less.
+    const int fitting = core::max(1, core::mma_blocks(row, plan.device.l1_bytes));
+    const double fewer = fitting < row.blocks ? 0.85 * row.blocks / fitting : 1.0;
     const int passes = core::value_passes(row, static_cast<int>(plan.problem.head_dim_v));
     return steps * passes *
-           (again ? costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v)
+           (again ? fewer *
+                        (costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v))
                   : costs.decode_step);
   }
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
@@ -134,7 +142,8 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   const double tiles = blocks / plan.row_heads;
   // How many keys are shared is not known here; a row that finds out is taken to save half.
   const double read = row.prefixes ? 0.5 : 1.0;
-  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * read * idle(plan, blocks) +
+  const double idle = core::max(1.0, 1.0 / tiles_of_each(plan, p, 1.0));
+  return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * read * idle +
          lay_cost(plan, p, costs) + 1000.0;
 }
 

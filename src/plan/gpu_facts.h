@@ -15,6 +15,7 @@ struct MmaCosts {
   double waiting = 0.0;          ///< times as long, with much memory, of 16 rows a warp
   double alone = 0.0;            ///< the same, of a block that has a multiprocessor for itself
   double latency = 0.0;          ///< of a step of a warp beside its multiply-adds; backward twice
+  double paged_latency = 0.0;    ///< the same where keys lie in pages
   double softcap = 1.0, extras = 1.0, any_layout = 1.0;  ///< times as long, each
   double tile = 0.0;                                     ///< from tile to tile
   /// Where warps share rows: the same, and times as long as their multiply-adds say.
@@ -28,6 +29,7 @@ inline constexpr MmaCosts kMmaCosts = {
     .waiting = 1.25,
     .alone = 1.05,
     .latency = 1300.0,
+    .paged_latency = 2500.0,
     .softcap = 1.5,
     .extras = 3.0,
     .any_layout = 4.0,
@@ -135,8 +137,8 @@ inline constexpr GpuFacts kGpuFacts[] = {
         .costs =
             {
                 .decode_step = 300.0,
-                .decode_again = 600.0,
-                .decode_column = 5.0,
+                .decode_again = 200.0,
+                .decode_column = 3.0,
                 .mma = kTuringCosts,
             },
     },
@@ -149,8 +151,8 @@ inline constexpr GpuFacts kGpuFacts[] = {
         .costs =
             {
                 .decode_step = 300.0,
-                .decode_again = 600.0,
-                .decode_column = 5.0,
+                .decode_again = 200.0,
+                .decode_column = 3.0,
                 .mma = kMmaCosts,
             },
     },

@@ -42,7 +42,10 @@ TEST(Planner, TilesTakeCaches_S13) {
       // What decoding has not.
       {"a100", "bf16 q=1 d=64 dropout=0.1", "sm80.forward.bf16.d64.128x64.w8.extra"},
       {"a100", "bf16 q=1 d=63", "sm80.forward.bf16.d64.128x64.w8.any"},
+      {"b200", "bf16 b=4 q=128 d=128", "sm80.forward.bf16.d128.128x64.w8"},
       // Few rows, or so few tiles that most multiprocessors would have none.
+      {"b200", "bf16 b=2 q=128 d=128", "sm80.forward.decode.bf16.d128.16x64"},
+      {"rtx-4090", "bf16 q=64 d=128", "sm80.forward.decode.bf16.d128.16x32"},
       {"a100", "bf16 b=64 q=4 d=128", "sm80.forward.decode.bf16.d128.16x64"},
       {"a100", "bf16 q=32 d=128", "sm80.forward.decode.bf16.d128.16x64"},
   };

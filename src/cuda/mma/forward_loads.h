@@ -170,7 +170,7 @@ class ForwardLoads {
       copy_paged_rows<K.head_dim>(to, p.k, p.head_dim, tile.keys, tile.sequence, n);
       return;
     }
-    // Of the warp's rows each lane finds one.
+    // Lanes find a row each, of the warp's.
     constexpr int kWarpRows = 4;
     static_assert(kWarpRows * kRounds <= 32);
     const int lane = finder() % 32, warp = finder() / 32;
