@@ -1,7 +1,7 @@
 """Head dims beyond 256 on an H200, beside 256 and beside what PyTorch's SDPA chooses, cell by cell, in one run:
 bench/results/h200_wide.csv.
 
-    gpu_wide.py --library build/release/libtessera.so --output FILE [--as "" b200 a100 a10]
+    gpu_wide.py --library build/release/libtessera.so --output FILE [--as "" b200 a100 a10] [--passes decode]
 
 "" stands for the GPU as it is, the others for what other GPUs run (TESSERA_GPU_AS), by the shared memory that they
 have. Both passes: 16,384 tokens, hidden size 2048, TFLOP/s. PyTorch takes cuDNN at 256, and
@@ -101,10 +101,13 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--as", dest="names", nargs="+", default=("", "b200", "a100", "a10"), metavar="DEVICE")
+    parser.add_argument("--passes", nargs="+", default=("forward", "backward", "decode"), metavar="PASS")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     arena, rows, narrow, shares = Arena(6 << 30), [], {}, {}
     for kind, d, causal, s, b, h, words, shapes, amount in cells():
+        if kind not in arguments.passes:
+            continue
         found, peer = measure(library, arena, arguments.names, kind, words, shapes, causal, amount)
         for name, (kernel, rate, difference) in found.items():
             if d == 256:

@@ -13,19 +13,20 @@ TESSERA_HD constexpr int chunk_bytes(int row_bytes, int rows) {
   return ceil_div(row_bytes, kChunkBytes) * rows * kChunkBytes;
 }
 
-// ---- the forward (cuda/mma/forward.h), and what the backward has alike ----
-
 /// Warps that share rows of a forward, or keys of a backward, where one would not have registers
 /// for all their outputs: each has some of the columns.
 TESSERA_HD constexpr int mma_parts(const Kernel& row) {
   constexpr int kMost = 32 * 128;  // outputs of a warp
-  if (row.form != Form::tile || row.stages == 0) return 1;
+  if (row.stages == 0) return 1;
   const int columns =
       row.pass == Pass::forward ? row.head_dim_v : max(row.head_dim, row.head_dim_v);
   int parts = 1;
   while (row.tile_m * columns > parts * kMost) parts *= 2;
   return parts;
 }
+
+// ---- the forward (cuda/mma/forward.h), and what the backward has alike ----
+
 /// A warp, or as many as share rows, has tile_m rows; backward tile_m keys.
 TESSERA_HD constexpr int mma_threads(const Kernel& row) {
   if (row.pass == Pass::forward) return row.block_m / row.tile_m * 32 * mma_parts(row);
@@ -122,23 +123,31 @@ TESSERA_HD constexpr int mma_backward_bytes(const Kernel& row) {
 
 inline constexpr int kTileKeys = 16;  ///< that a warp multiplies at a time
 
-/// Warps of a block: each with keys of its own, or, of rows with qv, in three warpgroups, or four
-/// where two fetch and widen.
+/// Who takes tiles of keys in turn: a warp, or as many as share rows.
+TESSERA_HD constexpr int decode_teams(const Kernel& row) { return row.block_n / kTileKeys; }
+/// Warps of a block; of rows with qv in three warpgroups, or four where two fetch and widen.
 TESSERA_HD constexpr int decode_warps(const Kernel& row) {
   if (row.qv) return widens(row) ? 16 : 12;
-  return row.block_n / kTileKeys;
+  return decode_teams(row) * mma_parts(row);
 }
+/// Columns that a warp has: of queries and keys, of values and outputs.
+/// @{
+TESSERA_HD constexpr int decode_columns(const Kernel& row) { return row.head_dim / mma_parts(row); }
+TESSERA_HD constexpr int decode_value_columns(const Kernel& row) {
+  return row.head_dim_v / mma_parts(row);
+}
+/// @}
 TESSERA_HD constexpr int decode_threads(const Kernel& row) { return decode_warps(row) * 32; }
 /// Of an element of k or v.
 TESSERA_HD constexpr int cached_size(const Kernel& row) { return widens(row) ? 1 : 2; }
-/// Of a stage of the ring: a tile of keys, one of values, and, where these are of 8 bits, the
-/// scales of both.
+/// Of a stage of a warp's ring: its columns of a tile of keys, of one of values, and, where these
+/// are of 8 bits, the scales of both.
 /// @{
 TESSERA_HD constexpr int decode_key_bytes(const Kernel& row) {
-  return chunk_bytes(row.head_dim * cached_size(row), kTileKeys);
+  return chunk_bytes(decode_columns(row) * cached_size(row), kTileKeys);
 }
 TESSERA_HD constexpr int decode_value_bytes(const Kernel& row) {
-  return chunk_bytes(row.head_dim_v * cached_size(row), kTileKeys);
+  return chunk_bytes(decode_value_columns(row) * cached_size(row), kTileKeys);
 }
 TESSERA_HD constexpr int decode_scale_bytes(const Kernel& row) {
   return widens(row) ? 2 * kTileKeys * 4 : 0;
@@ -155,7 +164,8 @@ TESSERA_HD constexpr int ring_alignment(const Kernel& row) {
 }
 /// Stages that a warp's output takes at the end of a piece: these hold no tile.
 TESSERA_HD constexpr int output_stages(const Kernel& row) {
-  return ceil_div(kTileKeys * row.head_dim_v * 4, decode_key_bytes(row) + decode_value_bytes(row));
+  return ceil_div(kTileKeys * decode_value_columns(row) * 4,
+                  decode_key_bytes(row) + decode_value_bytes(row));
 }
 TESSERA_HD constexpr int decode_ring_bytes(const Kernel& row) {
   return decode_warps(row) * row.stages * decode_stage_bytes(row);

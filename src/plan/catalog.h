@@ -190,7 +190,7 @@ inline constexpr core::Kernel kWideRows[] = {
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     64,      0,    0,     512,       512,    128,       1, core::Extra::softcap, false, Dtype::f32,  false, false,    0,      1,     2},
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16, 128,    64,     32,      0,    0,     512,       512,    128,       2, core::Extra::all,     false, Dtype::f32,  false, false,    0,      1,     2},
   {Arch::sm90, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
-  {Arch::sm90, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
+  {Arch::sm90, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
   {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  64,    64,     64,      0,    0,     384,       384,     64,       2, core::Extra::none,    false, Dtype::f32,  false, false,    0,      1,     2},
   {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  64,    64,     64,      0,    0,     512,       512,     64,       2, core::Extra::none,    false, Dtype::f32,  false, false,    0,      1,     2},
   {Arch::sm90, Pass::backward, core::Form::tile,   core::Operand::bf16,  64,    64,     64,      0,    0,     512,       512,     64,       1, core::Extra::all,     false, Dtype::f32,  false, false,    0,      1,     2},
@@ -204,9 +204,8 @@ inline constexpr core::Kernel kWideRows[] = {
   {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  64,    16,     32,      0,    0,     512,       512,     64,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
   {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  false, Dtype::f32,  false, false,    1,      1},
   {Arch::sm80, Pass::forward,  core::Form::tile,   core::Operand::bf16,  32,    16,     32,      0,    0,     512,       512,     32,       0, core::Extra::all,  true,  Dtype::f32,  false, false,    1,      1},
-  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    4,      1},
-  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    5,      1},
-  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    3,      1},
+  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    2,      1},
+  {Arch::sm80, Pass::forward,  core::Form::decode, core::Operand::bf16,  16,    16,     16,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::f32,  false, false,    2,      1},
   {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     384,       384,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
   {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  16,    32,     32,      0,    0,     384,       384,     16,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
   {Arch::sm80, Pass::backward, core::Form::tile,   core::Operand::bf16,  32,    32,     32,      0,    0,     512,       512,     32,       2, core::Extra::none, false, Dtype::f32,  false, false,    2,      1},
@@ -220,9 +219,9 @@ inline constexpr core::Kernel kWideRows[] = {
 // The same of caches of 8 bits: each of these is two rows, e4m3 and i8.
 inline constexpr core::Kernel kWideCacheRows[] = {
   // arch       pass           form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
-  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       256,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    3,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    3,      1},
 };
 // Turing, whose blocks have 64 KB, in fp16 alone. Without cp.async a copy is done when the thread goes on, so nothing is
 // gained by a second buffer; where two blocks of threads fit, one multiplies while the other copies.

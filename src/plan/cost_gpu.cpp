@@ -1,4 +1,6 @@
 // What a GPU's row costs, by the numbers of its architecture.
+#include <cmath>
+
 #include "core/mma_shape.h"
 #include "core/storage.h"
 #include "plan/cost.h"
@@ -40,6 +42,15 @@ double tiles_of_each(const PlanData& plan, const Problem& p, double many) {
   return core::max(tiles, 1.0) / plan.device.threads;
 }
 
+/// How often decoding blocks of rows that have the same keys read them from memory: those that are
+/// under way at once do so together. By the batch, so not where a row must not depend on it (S9).
+double reads_of(const PlanData& plan, const Problem& p, int fitting) {
+  if (p.batch_invariant) return 1.0;
+  const double blocks = blocks_of(plan, p);
+  const double items = blocks * static_cast<double>(p.batch) * plan.work.heads;
+  return core::min(blocks, core::max(1.0, std::ceil(items / (plan.device.threads * fitting))));
+}
+
 /// Of a query head: its share of what values are laid out by, once for its group.
 double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
   if (!lays_values(plan)) return 0.0;
@@ -52,6 +63,22 @@ double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
 }  // namespace
 
 namespace {
+
+constexpr int kUnits = 4;  ///< of a multiprocessor, with warps of their own
+
+/// What a tile of few rows multiplies: warps without rows do nothing, but units wait for each
+/// other. Told only of caches, where decoding is the other choice.
+double used_share(const PlanData& plan, const Problem& p) {
+  const core::Kernel& row = plan.kernel;
+  if (!p.cache || row.pass == Pass::backward) return 1.0;
+  const std::int64_t rows = core::min<std::int64_t>(p.seqlen_q * plan.row_heads, row.block_m);
+  const std::int64_t warps = core::ceil_div<std::int64_t>(rows, row.tile_m) * core::mma_parts(row);
+  const auto of_unit = [](std::int64_t all) {
+    return static_cast<double>(
+        core::ceil_div<std::int64_t>(core::max<std::int64_t>(all, 1), kUnits));
+  };
+  return of_unit(warps) / of_unit(core::mma_threads(row) / 32);
+}
 
 /// A tile of a row by mma.sync. A multiprocessor has several blocks at once, whose warps multiply
 /// while others wait: what it takes is shared out among them.
@@ -69,10 +96,9 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
       backward ? 3 * row.head_dim + 2 * row.head_dim_v : row.head_dim + row.head_dim_v;
   const double multiply = pairs * multiplied / (costs.multiply_adds * (much ? 2.0 : 1.0)) *
                           (much && row.tile_m == 16 ? costs.waiting : 1.0) *
-                          (blocks > 1.0 ? 1.0 : costs.alone) * (shares ? costs.shared : 1.0);
-  constexpr double kUnits = 4.0;  // of a multiprocessor, with warps of their own
-  const int of_block = core::mma_threads(row) / 32;
-  const double warps = core::max(1.0, of_block / kUnits);
+                          (blocks > 1.0 ? 1.0 : costs.alone) * (shares ? costs.shared : 1.0) *
+                          used_share(plan, compared(plan));
+  const double warps = core::max(1.0, core::mma_threads(row) / 32.0 / kUnits);
   const double alone =
       multiply / warps + (backward ? 2.0 : 1.0) * (paged ? costs.paged_latency : costs.latency);
   const double step = core::max(multiply, alone / blocks) *
@@ -95,10 +121,15 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
     const int fitting = core::max(1, core::mma_blocks(row, plan.device.l1_bytes));
     const double fewer = fitting < row.blocks ? 0.85 * row.blocks / fitting : 1.0;
     const int passes = core::value_passes(row, static_cast<int>(plan.problem.head_dim_v));
-    return steps * passes *
-           (again ? fewer *
-                        (costs.decode_again + costs.decode_column * (row.head_dim + row.head_dim_v))
-                  : costs.decode_step);
+    if (!again) return steps * passes * costs.decode_step;
+    const int columns = core::decode_columns(row) + core::decode_value_columns(row);
+    const double multiply = fewer * (costs.decode_again + costs.decode_column * columns);
+    if (costs.decode_read == 0.0) return steps * passes * multiply;
+    const Problem p = compared(plan);
+    const double bytes =
+        static_cast<double>(row.block_n) * core::cached_size(row) * (row.head_dim + row.head_dim_v);
+    const double reads = reads_of(plan, p, fitting) / core::max(1.0, blocks_of(plan, p));
+    return steps * passes * core::max(multiply, bytes / costs.decode_read * reads);
   }
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
   const bool is_crowded = crowded(row, costs);

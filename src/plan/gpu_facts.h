@@ -52,6 +52,7 @@ struct GpuCosts {
   /// The same where several blocks of rows read the same keys, and what it is more for every column
   /// of keys and values.
   double decode_again = 0.0, decode_column = 0.0;
+  double decode_read = 0.0;  ///< bytes a cycle that memory gives then; 0: it is not what binds
   double latent_step = 0.0,
          latent_row = 0.0;  ///< of a decoding row with qv, and of each of its rows
   double tile_row = 0.0;    ///< from tile to tile, a row
@@ -139,6 +140,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .decode_step = 300.0,
                 .decode_again = 200.0,
                 .decode_column = 3.0,
+                .decode_read = 16.5,
                 .mma = kTuringCosts,
             },
     },
@@ -153,6 +155,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .decode_step = 300.0,
                 .decode_again = 200.0,
                 .decode_column = 3.0,
+                .decode_read = 16.5,
                 .mma = kMmaCosts,
             },
     },

@@ -12,13 +12,15 @@ namespace {
 
 /// Of Hopper's that share prefixes all kinds; one that does not, and one that widens. Of the
 /// others' those with fewer warps, and with more stages, and one that widens; of head dims beyond
-/// 256 the same, with two and with four passes over values.
+/// 256, of which two warps are a team, one team and two, of all; of Turing's the one that passes
+/// over values twice.
 constexpr bool chosen(const core::Kernel& row) {
   if (row.form != core::Form::decode || row.qv) return false;
   if (row.arch == Arch::sm80 && row.head_dim > 256) {
-    if (core::widens(row)) return row.block_n == 16 && row.cached == Dtype::i8;
-    return row.operand == core::Operand::bf16 && (row.block_n == 32 || row.head_dim_v == 128);
+    if (core::widens(row)) return (row.block_n == 16) == (row.cached == Dtype::i8);
+    return (row.block_n == 16) == (row.operand == core::Operand::bf16);
   }
+  if (row.arch == Arch::sm75) return core::value_passes(row) > 1 && !core::widens(row);
   if (row.arch == Arch::sm80 && row.head_dim > 64) {
     if (core::widens(row)) return row.head_dim == 256 && row.cached == Dtype::e4m3;
     return row.block_n < 64 && (row.operand == core::Operand::bf16) == (row.head_dim == 128);

@@ -50,11 +50,18 @@ std::string decode_problem(const core::Kernel& row, std::mt19937& random) {
   const int batch = up_to(1, 12), q = up_to(1, 4), k = up_to(q, 400), heads_k = up_to(1, 2);
   const int group = up_to(1, row.prefixes ? 64 / q : 16);
   const int size = up_to(1, 40), pages = (k + size - 1) / size * batch;
+  int dim = row.head_dim, dim_v = row.head_dim_v * core::value_passes(row);
+  if (core::mma_parts(row) > 1) {  // of a team's columns many may not exist
+    dim = dim / 2 + 16 * up_to(1, dim / 32);
+    dim_v = 16 * up_to(1, dim_v / 16);
+  } else if (random() % 4 == 0) {
+    dim_v -= core::widens(row) ? 16 : 8;
+  }
   std::string text = std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
                      " b=" + std::to_string(batch) + " h=" + std::to_string(heads_k * group) + "/" +
                      std::to_string(heads_k) + " q=" + std::to_string(q) +
-                     " k=" + std::to_string(k) + " d=" + std::to_string(row.head_dim) + "/" +
-                     std::to_string(row.head_dim_v - (random() % 4 == 0 ? 8 : 0)) + " ";
+                     " k=" + std::to_string(k) + " d=" + std::to_string(dim) + "/" +
+                     std::to_string(dim_v) + " ";
   if (core::widens(row)) {
     text += std::string("kv=") + to_string(row.cached) + " scales=none/" +
             one_of(random, {"tensor/tensor ", "head/token ", "token/head "});

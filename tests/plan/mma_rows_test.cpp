@@ -28,7 +28,7 @@ TEST(Planner, RowsThatAreMadeAtNeedAreForWideHeads) {
 
 // More rows than are decoded at once are tiles, with all that tiles have.
 TEST(Planner, TilesTakeCaches_S13) {
-  const std::string cache = "h=32/8 k=4096 causal cache=after pages=9000x16 ";
+  const std::string cache = "h=32/8 k=4096 causal cache=after pages=16384x16 ";
   const struct {
     const char *device, *words, *row;
   } all[] = {
@@ -48,6 +48,11 @@ TEST(Planner, TilesTakeCaches_S13) {
       {"rtx-4090", "bf16 q=64 d=128", "sm80.forward.decode.bf16.d128.16x32"},
       {"a100", "bf16 b=64 q=4 d=128", "sm80.forward.decode.bf16.d128.16x64"},
       {"a100", "bf16 q=32 d=128", "sm80.forward.decode.bf16.d128.16x64"},
+      // Decoding reads keys again for every 16 rows; those that are under way at once, together.
+      {"b200", "bf16 b=16 q=8 d=128", "sm80.forward.decode.bf16.d128.16x64"},
+      {"b200", "bf16 b=16 q=16 d=128", "sm80.forward.bf16.d128.128x64.w8"},
+      {"b200", "bf16 b=64 q=8 d=128", "sm80.forward.bf16.d128.128x64.w4"},
+      {"rtx-4090", "bf16 b=16 q=8 d=256", "sm80.forward.bf16.d256.64x64.w4"},
   };
   for (const auto& [device, words, row] : all) {
     const Result<Plan> planned = plan(problem_of("fwd " + cache + words), *named_device(device));
@@ -96,7 +101,7 @@ TEST(Planner, TuringHasRowsOfItsOwn) {
 TEST(Planner, RowsByMmaFitTheSharedMemory) {
   const struct {
     const char* device;
-    const char* rows[14];
+    const char* rows[16];
   } all[] = {
       {"b200",
        {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
@@ -104,33 +109,45 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "backward.bf16.d256.64x64.w4.do2", "backward.bf16.d256.64x64.q1.w4.extra",
         "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.64x64.w4",
         "forward.bf16.d512.64x64.w2x4", "forward.bf16.d384.64x64.w4x2",
-        "forward.decode.bf16.d512v256.16x32", "backward.bf16.d512.32x32.w1x4.do2",
-        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra"}},
+        "forward.decode.bf16.d512.16x32", "backward.bf16.d512.32x32.w1x4.do2",
+        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra",
+        "forward.decode.e4m3.d512.16x32", "forward.decode.i8.d512.16x32"}},
       {"a100",
        {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
         "backward.bf16.d128.64x128.w4", "backward.bf16.d192v128.64x64.w4.do2",
         "backward.bf16.d256.64x64.q1.w4", "backward.bf16.d256.64x64.q1.w4.extra",
         "backward.bf16.d256.64x64.q1.w4.any", "forward.bf16.d256.128x64.w4x2",
         "forward.bf16.d512.64x32.w4x2", "forward.bf16.d384.64x64.w4x2",
-        "forward.decode.bf16.d512v256.16x16", "backward.bf16.d512.32x32.w1x4",
-        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra"}},
+        "forward.decode.bf16.d512.16x32", "backward.bf16.d512.32x32.w1x4",
+        "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra",
+        "forward.decode.e4m3.d512.16x32", "forward.decode.i8.d512.16x32"}},
       {"rtx-4090",
        {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w8", "backward.bf16.d128.64x128.w8",
         "backward.bf16.d192v128.32x64.w4", "backward.bf16.d256.32x64.q1.w4",
         "backward.bf16.d256.32x64.q1.w4.extra", "backward.bf16.d256.32x64.q1.w4.any",
         "forward.bf16.d256.64x64.w4", "forward.bf16.d512.32x32.w2x2",
-        "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512v128.16x16",
+        "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512.16x16",
         "backward.bf16.d512.16x32.w1x4", "backward.bf16.d384.16x32.w1x4.do2",
-        "backward.bf16.d512.16x32.w1x4.extra"}},
+        "backward.bf16.d512.16x32.w1x4.extra", "forward.decode.e4m3.d512.16x16",
+        "forward.decode.i8.d512.16x16"}},
   };
-  const char* const problems[14] = {
-      "fwd bf16 h=16 q=4096 k=4096 d=256",        "bwd bf16 h=16 q=4096 k=4096 d=64",
-      "bwd bf16 h=16 q=4096 k=4096 d=120",        "bwd bf16 h=16 q=4096 k=4096 d=192/128",
-      "bwd bf16 h=16 q=4096 k=4096 d=256",        "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
-      "bwd bf16 h=8 q=512 k=512 d=256 unaligned", "fwd bf16 h=16 q=512 k=512 d=256 causal",
-      "fwd bf16 h=16 q=4096 k=4096 d=512",        "fwd bf16 h=16 q=4096 k=4096 d=264/384",
-      "fwd bf16 h=16 q=1 k=4096 d=320",           "bwd bf16 h=16 q=4096 k=4096 d=512",
-      "bwd bf16 h=16 q=4096 k=4096 d=384/264",    "bwd bf16 h=16 q=4096 k=4096 d=512 alibi=h"};
+  const char* const problems[16] = {
+      "fwd bf16 h=16 q=4096 k=4096 d=256",
+      "bwd bf16 h=16 q=4096 k=4096 d=64",
+      "bwd bf16 h=16 q=4096 k=4096 d=120",
+      "bwd bf16 h=16 q=4096 k=4096 d=192/128",
+      "bwd bf16 h=16 q=4096 k=4096 d=256",
+      "bwd bf16 h=8 q=512 k=512 d=256 alibi=h",
+      "bwd bf16 h=8 q=512 k=512 d=256 unaligned",
+      "fwd bf16 h=16 q=512 k=512 d=256 causal",
+      "fwd bf16 h=16 q=4096 k=4096 d=512",
+      "fwd bf16 h=16 q=4096 k=4096 d=264/384",
+      "fwd bf16 h=16 q=1 k=4096 d=320",
+      "bwd bf16 h=16 q=4096 k=4096 d=512",
+      "bwd bf16 h=16 q=4096 k=4096 d=384/264",
+      "bwd bf16 h=16 q=4096 k=4096 d=512 alibi=h",
+      "fwd bf16 h=16 q=1 k=4096 d=512 kv=e4m3 scales=none/head/token cache=full",
+      "fwd bf16 h=16 q=1 k=4096 d=512/272 kv=i8 scales=none/token/head cache=full"};
   for (const auto& [device, rows] : all) {
     const Result<Device> gpu = named_device(device);
     ASSERT_TRUE(gpu) << gpu.status().text;

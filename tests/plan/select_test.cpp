@@ -239,7 +239,7 @@ TEST(Select, GoldenPlansOfHopper) {
               "sm90.forward.bf16.d512.128x32.pair.extra");
     EXPECT_EQ(row("fwd bf16 h=8 q=4096 k=4096 d=511"), "sm90.forward.bf16.d512.64x32.w4x2.any");
     EXPECT_EQ(row("fwd bf16 b=8 h=8/2 q=8 k=8192 d=512 cache=after causal"),
-              "sm90.forward.decode.bf16.d512v256.16x32");
+              "sm90.forward.decode.bf16.d512.16x32");
     EXPECT_NE(row("fwd f32 h=8 q=64 k=64 d=64").find("the problem is f32"), std::string::npos);
     EXPECT_EQ(row("fwd bf16 h=8 q=64 k=64 d=20"), "sm90.forward.bf16.d64.128x64.any");
     EXPECT_EQ(row("fwd f16 h=8 q=64 k=64 d=128 unaligned"), "sm90.forward.f16.d128.128x64.any");

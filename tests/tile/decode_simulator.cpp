@@ -44,7 +44,7 @@ class DecodeSimulator {
         unit_tiles_(plan.unit_n / tile_keys_),
         rows_(plan.kernel.block_m),
         // With qv a tile is the whole block's.
-        warps_(plan.kernel.qv ? 1 : core::decode_warps(plan.kernel)),
+        teams_(plan.kernel.qv ? 1 : core::decode_teams(plan.kernel)),
         dv_(static_cast<std::size_t>(p_.head_dim_v)) {
     Workspace counter;
     slots_.resize(static_cast<std::size_t>(layout_gpu_decode(counter, plan).slots));
@@ -134,14 +134,14 @@ class DecodeSimulator {
     const int first = units.begin * unit_tiles_;
     const int end = core::min(units.end * unit_tiles_, item.keys.count());
     std::vector<std::vector<Accumulator>> warps(
-        static_cast<std::size_t>(warps_),
+        static_cast<std::size_t>(teams_),
         std::vector<Accumulator>(rows, {{}, std::vector<float>(dv_, 0.0F)}));
     for (int tile = first; tile < end; ++tile) {
       const Range rest = item.keys.from(tile);
       const int after = rest.begin + tile_keys_;
       const bool masked = after > rest.end || rest.begin < common.begin || after > common.end;
       ++(masked ? out_.masked_tiles : out_.full_tiles);
-      std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % warps_)];
+      std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % teams_)];
       for (std::size_t row = 0; row < rows; ++row) {
         add_tile(head, item.first_row + static_cast<std::int64_t>(row),
                  {rest.begin, core::min(after, rest.end)}, masked, warp[row]);
@@ -207,7 +207,7 @@ class DecodeSimulator {
   core::Spans spans_;
   const int tile_keys_, unit_tiles_;
   const std::int64_t rows_;  ///< of a block
-  const int warps_;
+  const int teams_;
   const std::size_t dv_;
   std::vector<Item> items_;
   std::vector<std::optional<Part>> slots_;

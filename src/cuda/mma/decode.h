@@ -6,6 +6,11 @@
 // of its own, and meet only at the end of a piece (decode_results.h). Loads are ahead of the
 // products (decode_loads.h), in the next piece, too.
 //
+// Where outputs of 16 rows are wider than the registers of a warp, two are a team
+// (core::mma_parts), which takes tiles as a warp does elsewhere. Each has half of the columns, of
+// everything, and a ring for them; the only thing it tells the other is what its columns add to
+// scores.
+//
 // Any GPU with cp.async, ldmatrix and mma.sync; rows whose warps multiply together need wgmma.
 #pragma once
 
@@ -21,13 +26,15 @@ namespace tessera::cuda::mma {
 template <core::Kernel K>
 class Decoder {
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr int kWarps = decode_warps(K), kStages = K.stages;
+  static constexpr int kWarps = decode_warps(K), kTeams = decode_teams(K), kStages = K.stages;
+  static constexpr int kParts = core::mma_parts(K);  ///< warps of a team
   static constexpr int kAhead = DecodeLoads<K>::kAhead;
   /// Whether keys and values are of 8 bits (decode_widened.h).
   static constexpr bool kWidens = core::widens(K);
   static constexpr int kUnit = 16 / cached_size(K);  ///< elements of 16 bytes
-  /// 16-byte units of a row.
-  static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit;
+  /// Of the warp, and their 16-byte units.
+  static constexpr int kColumns = decode_columns(K), kColumnsV = decode_value_columns(K);
+  static constexpr int kUnits = kColumns / kUnit, kUnitsV = kColumnsV / kUnit;
   static constexpr int kAlignment = ring_alignment(K);
   static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
   static_assert(K.block_m == kWarpRows || (K.prefixes && K.block_m == kWarps * kWarpRows));
@@ -57,9 +64,9 @@ class Decoder {
         ptx::copy_wait<kAhead - 1>();
         meet_tile();
         attend_step();
-        tile_ += kWarps;
+        tile_ += kTeams;
         stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
-        if constexpr (!kLoadsFirst) {
+        if constexpr (kLoads == Loads::last) {
           __syncwarp();
           load_next();
         }
@@ -84,6 +91,7 @@ class Decoder {
   __device__ __forceinline__ core::SequenceMask mask() const {
     return mask_of<K>(p, piece().sequence, piece());
   }
+  __device__ __forceinline__ int team() const { return warp_ / kParts; }
   /// Is the piece one of a prefix, of which every warp has rows of its own?
   __device__ __forceinline__ bool leaves_rows() const {
     if constexpr (together(K)) return attending_ && spreads_ && piece().prefix != 0;
@@ -97,6 +105,7 @@ class Decoder {
       }
       __syncthreads();  // nobody reads tiles where outputs go
     }
+    if constexpr (kParts > 1) meet_team();  // nor sums
     // Of the stages that hold no tile, the last ones before the next.
     results.leave(w_, o_, value_factor(), [this](int i) {
       const int stage = stage_ - 1 - i;
@@ -120,7 +129,7 @@ class Decoder {
   __device__ __forceinline__ void turn() {
     loads_.turn();
     spreads_ = spreads_rows<K>(piece());
-    tile_ = piece().tiles.begin + (together(K) ? 0 : warp_);
+    tile_ = piece().tiles.begin + (together(K) ? 0 : team());
     tiles_end_ = piece().tiles.end;
     const int last = core::max(piece().rows - 1, 0);
     for (int half = 0; half < 2; ++half) {
@@ -189,10 +198,12 @@ class Decoder {
       }
     }
   }
-  /// The i-th 16 columns of all rows as the A operand.
+  /// The warp's i-th 16 columns of all rows as the A operand.
   __device__ __forceinline__ void read_queries(int i, std::uint32_t* words) const {
     ptx::load_matrices(
-        words, columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16), i));
+        words, columns(ptx::shared_address(loads_.queries()) + place(lane_ % 16, lane_ / 16) +
+                           warp_ % kParts * core::chunk_bytes(kColumns * 2, kTileKeys),
+                       i));
   }
 
   /// Of the tiles under way the first is, or has been, multiplied; into the stage of the one
@@ -221,17 +232,21 @@ class Decoder {
         return;
       }
     }
-    if constexpr (kLoadsFirst) load_next();
+    if constexpr (kLoads == Loads::first) load_next();
     const int tile = together(K) ? tile_ + warp_ : tile_;
     if (!together(K) || tile < tiles_end_) attend(tile);
   }
   __device__ __forceinline__ void attend(int tile) {
     const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(warp_, stage_));
     multiply_keys(keys);
+    if constexpr (kParts > 1) {
+      add_other_columns();
+      load_next();
+    }
     transform(w_.s, tile);
     const auto raise = [this] {
 #pragma unroll
-      for (int i = 0; i < K.head_dim_v / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
+      for (int i = 0; i < kColumnsV / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
     };
     if constexpr (kWidens) {
       float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
@@ -263,7 +278,7 @@ class Decoder {
     return p.v_scale.of_slots() ? value_scales_.top() : value_factor_;
   }
 
-  /// S = Q K^T.
+  /// S = Q K^T, of the warp's columns.
   __device__ __forceinline__ void multiply_keys(std::uint32_t keys) {
     // Two sums of each product, half as long: a sum waits for the one before it.
     float odd[kTileKeys / 2] = {};
@@ -290,6 +305,30 @@ class Decoder {
 #pragma unroll
     for (int i = 0; i < kTileKeys / 2; ++i) w_.s[i] += odd[i];
   }
+  /// S becomes that of all columns. Sums lie where the warp's keys of the tile did; tiles are
+  /// loaded to where those of the one before were, which both warps have read by then.
+  __device__ __forceinline__ void add_other_columns() {
+    static_assert(kParts <= 2);
+    float(&s)[kTileKeys / 2] = w_.s;
+    const auto of = [this](int warp) {
+      return reinterpret_cast<float4*>(shared_.ring.tile(warp, stage_)) + lane_;
+    };
+    __syncwarp();  // no lane reads keys any more
+    float4* const mine = of(warp_);
+    mine[0] = {s[0], s[1], s[2], s[3]};
+    mine[32] = {s[4], s[5], s[6], s[7]};
+    meet_team();
+    const float4* const other = of(warp_ ^ 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 x = other[i * 32];
+      s[4 * i] += x.x;
+      s[4 * i + 1] += x.y;
+      s[4 * i + 2] += x.z;
+      s[4 * i + 3] += x.w;
+    }
+  }
+  __device__ __forceinline__ void meet_team() const { ptx::barrier_sync(1 + team(), 32 * kParts); }
   /// The i-th 16 columns of two times 8 keys.
   __device__ __forceinline__ void multiply_columns(float* sums, int i, std::uint32_t first_low,
                                                    std::uint32_t first_high,
@@ -467,8 +506,12 @@ class Decoder {
   }
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
-  /// Loads of a tile more are under way while one is multiplied; it takes registers.
-  static constexpr bool kLoadsFirst = K.head_dim <= 128;
+  /// When a step asks for a tile: before it multiplies its own, so that one more is under way
+  /// meanwhile, which takes registers; or after that; or, in a team, once it has met.
+  enum class Loads { first, last, met };
+  static constexpr Loads kLoads = kParts > 1          ? Loads::met
+                                  : K.head_dim <= 128 ? Loads::first
+                                                      : Loads::last;
   static_assert(kHolds || K.block_m == kWarpRows);
 
   const DecodeParams& p;
@@ -484,7 +527,7 @@ class Decoder {
   int query_[2];                  ///< of the lane's rows
   std::uint32_t held_[kHolds ? K.head_dim / 4 : 1];
   DecodeWeights<K> w_;
-  float o_[K.head_dim_v / 2];
+  float o_[kColumnsV / 2];
   // Rows that widen:
   float value_factor_;     ///< the scale of the piece's values
   float query_factor_[2];  ///< of the lane's rows, times that of its keys

@@ -55,20 +55,22 @@ struct DecodeShared {
 template <core::Kernel K>
 class DecodeLoads {
   using Element = typename CachedElement<cached_size(K)>::Type;
-  static constexpr int kWarps = decode_warps(K), kStages = K.stages;
+  static constexpr int kWarps = decode_warps(K), kTeams = decode_teams(K), kStages = K.stages;
+  static constexpr int kParts = core::mma_parts(K);  ///< warps of a team
   static constexpr bool kWidens = core::widens(K);
   static constexpr int kSize = cached_size(K), kUnit = 16 / kSize;  ///< elements of 16 bytes
-  /// 16-byte units of a row.
-  static constexpr int kUnits = K.head_dim / kUnit, kUnitsV = K.head_dim_v / kUnit,
-                       kUnitsQ = K.head_dim / 8;
+  /// 16-byte units of a row: of the warp's columns; of a query all.
+  static constexpr int kUnits = decode_columns(K) / kUnit,
+                       kUnitsV = decode_value_columns(K) / kUnit, kUnitsQ = K.head_dim / 8;
   static constexpr int kChunkRows = DecodeRing<K>::kChunkRows, kValues = DecodeRing<K>::kValues;
-  static constexpr int kPrefetched = 2;  ///< tiles of a warp
+  static constexpr int kPrefetched = 2;  ///< tiles of a team
   static_assert((kUnits & (kUnits - 1)) == 0 && (kUnitsV & (kUnitsV - 1)) == 0);
 
  public:
-  /// Tiles that a warp has under way; beside them its output has room.
+  /// Tiles that a warp has under way; beside them its output has room. With only one the next one
+  /// must be asked for before the one that is there has been multiplied.
   static constexpr int kAhead = kStages - output_stages(K);
-  static_assert(kAhead >= 2);
+  static_assert(kAhead >= (kParts > 1 ? 1 : 2));
   static_assert(sizeof(DecodeShared<K>) + ring_alignment(K) <= decode_bytes(K));
 
   __device__ __forceinline__ DecodeLoads(const DecodeParams& params, DecodeShared<K>& shared)
@@ -134,7 +136,7 @@ class DecodeLoads {
       load(from, shared_.ring.tile(warp_, to_));
       to_ = to_ + 1 == kStages ? 0 : to_ + 1;
       ++under_way_;
-      next_ += kWarps;
+      next_ += kTeams;
       loading_ = in_step(next_) < from.tiles.end;
       half_ = kTileKeys - half_;
       if (loading_ && half_ == 0) look_up(from);
@@ -157,27 +159,28 @@ class DecodeLoads {
       scales_[0] = scale_of(p.k_scale, of);
       scales_[1] = scale_of(p.v_scale, of);
     }
-    keys_ = rows_of<kUnits>(p.k, of);
-    values_ = rows_of<kUnitsV>(p.v, of) + of.column();
-    next_ = of.tiles.begin + warp_;
+    keys_ = rows_of<kUnits>(p.k, of) + key_column();
+    values_ = rows_of<kUnitsV>(p.v, of) + value_column(of);
+    next_ = of.tiles.begin + team();
     loading_ = in_step(next_) < of.tiles.end;
     half_ = 0;
     if (loading_) look_up(of);
   }
 
-  /// Of a step's tiles, one a warp, the first: where warps may read each other's, all of them load
+  /// Of a step's tiles, one a team, the first: where warps may read each other's, all of them load
   /// alike, tiles beyond the last one, too, of zeros. Elsewhere the warp's own is all it knows of.
   __device__ __forceinline__ int in_step(int tile) const {
     return together(K) ? tile - warp_ : tile;
   }
 
  private:
-  /// Where a lane's key lies: lanes 0 to 15 have the keys of a tile, the others of the warp's next.
+  /// Where a lane's key lies: lanes 0 to 15 have the keys of a tile, the others of the team's next.
   struct PageOfKey {
     int slot = 0, number = 0;
     std::int64_t wide = 0;  ///< instead of number
   };
 
+  __device__ __forceinline__ int team() const { return warp_ / kParts; }
   __device__ __forceinline__ DecodePiece<K>& next_piece() const {
     return shared_.pieces[warp_][1 - now_];
   }
@@ -210,7 +213,7 @@ class DecodeLoads {
   __device__ __forceinline__ void look_up(const DecodePiece<K>& from) {
     if (!paged_) return;
     static_assert(kTileKeys == 16);
-    const core::Range keys = from.keys.from(next_ + lane_ / kTileKeys * kWarps);
+    const core::Range keys = from.keys.from(next_ + lane_ / kTileKeys * kTeams);
     const core::Pages& pages = p.cache.pages;
     const int slot =
         from.sequence.first_k + core::min(keys.begin + lane_ % kTileKeys, keys.end - 1);
@@ -224,19 +227,20 @@ class DecodeLoads {
     }
   }
 
-  /// Asks the second-level cache for what may become the warp's first tiles, and for the queries.
+  /// Asks the second-level cache for what may become the team's first tiles, and for the queries.
   __device__ __forceinline__ void prefetch(const DecodePiece<K>& of) const {
     if (warp_ == 0 && lane_ < of.rows) {
       const DecodeRow at = mma::row_of<K>(of, p.group, lane_);
       ptx::prefetch(query(of, at), static_cast<std::uint32_t>(p.head_dim) * 2, policy_);
     }
+    if (warp_ % kParts != 0) return;
     const bool value = lane_ >= kTileKeys;
     const Source& source = value ? p.v : p.k;
     const auto* const head = static_cast<const Element*>(source.data) +
                              of.head * source.strides.head + (value ? of.column() : 0);
-    int tile = of.tiles.begin + warp_;
+    int tile = of.tiles.begin + team();
 #pragma unroll 1
-    for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kWarps) {
+    for (int i = 0; i < kPrefetched && tile < of.tiles.end; ++i, tile += kTeams) {
       const core::Range keys = of.keys.from(tile);
       const int key = keys.begin + lane_ % kTileKeys;
       if (key >= keys.end) continue;
@@ -253,9 +257,10 @@ class DecodeLoads {
                     : ptx::load_relaxed(static_cast<const std::int64_t*>(pages.table) + at);
         if (!pages.exists(entry)) continue;
       }
-      ptx::prefetch(head + entry * source.strides.batch + slot * source.strides.seqlen,
-                    static_cast<std::uint32_t>(value ? columns_of(of) : p.head_dim) * kSize,
-                    policy_);
+      ptx::prefetch(
+          head + entry * source.strides.batch + slot * source.strides.seqlen,
+          static_cast<std::uint32_t>(value ? p.head_dim_v - of.column() : p.head_dim) * kSize,
+          policy_);
     }
   }
 
@@ -274,10 +279,18 @@ class DecodeLoads {
     return static_cast<const Element*>(source.data) + offset + slot * strides.seqlen;
   }
 
-  /// Of a piece's values.
-  __device__ __forceinline__ int columns_of(const DecodePiece<K>& of) const {
-    return p.head_dim_v - of.column();
+  /// The warp's first column, of keys and of a piece's values; and those that exist from there on,
+  /// below 0 if it does not.
+  /// @{
+  __device__ __forceinline__ int key_column() const { return warp_ % kParts * decode_columns(K); }
+  __device__ __forceinline__ int value_column(const DecodePiece<K>& of) const {
+    return of.column() + warp_ % kParts * decode_value_columns(K);
   }
+  __device__ __forceinline__ int key_columns() const { return p.head_dim - key_column(); }
+  __device__ __forceinline__ int value_columns(const DecodePiece<K>& of) const {
+    return p.head_dim_v - value_column(of);
+  }
+  /// @}
   /// Keys and values of the next tile.
   __device__ __forceinline__ void load(const DecodePiece<K>& from, char* stage) const {
     const std::uint32_t to = ptx::shared_address(stage);
@@ -297,8 +310,8 @@ class DecodeLoads {
               mine * strides.batch + page_.slot * strides.seqlen + from.head * strides.head;
           return static_cast<const Element*>(source.data) + (exists ? offset : 0);
         };
-        load_placed<kUnits>(to, at(p.k), p.head_dim, rows);
-        load_placed<kUnitsV>(to + kValues, at(p.v) + from.column(), columns_of(from), rows);
+        load_placed<kUnits>(to, at(p.k), key_column(), p.head_dim, rows);
+        load_placed<kUnitsV>(to + kValues, at(p.v), value_column(from), p.head_dim_v, rows);
         if constexpr (kWidens) {
           const int key = lane_ % kTileKeys;
           load_scale(to, from, __shfl_sync(~0U, mine, half_ + key),
@@ -313,8 +326,8 @@ class DecodeLoads {
       if (paged_) rows += page * source.strides.batch;
       return rows + slot * source.strides.seqlen;
     };
-    load_rows<kUnits>(to, p.k, at(keys_, p.k), p.head_dim, left);
-    load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), columns_of(from), left);
+    load_rows<kUnits>(to, p.k, at(keys_, p.k), key_columns(), left);
+    load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), value_columns(from), left);
     if constexpr (kWidens) {
       const int key = lane_ % kTileKeys;
       load_scale(to, from, paged_ ? page : from.sequence.entry_k,
@@ -363,11 +376,11 @@ class DecodeLoads {
       from += step;
     }
   }
-  /// The same of rows that lie anywhere: row i where lane half_ + i says, if bit i of `rows` says
-  /// that it exists.
+  /// The same of rows that lie anywhere, from a column on: row i where lane half_ + i says, if bit
+  /// i of `rows` says that it exists.
   template <int kRowUnits>
-  __device__ __forceinline__ void load_placed(std::uint32_t to, const Element* from, int dim,
-                                              unsigned rows) const {
+  __device__ __forceinline__ void load_placed(std::uint32_t to, const Element* from, int column,
+                                              int dim, unsigned rows) const {
     constexpr int kAtOnce = rows_at_once(kRowUnits);
     const int unit = lane_ % kRowUnits, row = lane_ / kRowUnits;
     rows >>= row;
@@ -379,9 +392,9 @@ class DecodeLoads {
 #pragma unroll
       for (int c = 0; c < kRowUnits; c += 32) {
         // What does not exist is not read, but its address must be one.
-        const bool inside = (c + unit) * kUnit < dim;
-        ptx::copy_async((beside(to, c) ^ i % 8 * 16) + i * 128,
-                        row_from + (inside ? (c + unit) * kUnit : 0),
+        const int at = column + (c + unit) * kUnit;
+        const bool inside = at < dim;
+        ptx::copy_async((beside(to, c) ^ i % 8 * 16) + i * 128, row_from + (inside ? at : 0),
                         inside && (rows >> i & 1) != 0, policy_);
       }
     }

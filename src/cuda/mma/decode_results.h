@@ -29,13 +29,15 @@ template <core::Kernel K>
 struct DecodeExchange {
   /// [rows][swizzled columns], a warp's; its rows are cut into as many parts as they need stages.
   const float* outputs[decode_warps(K)][output_stages(K)];
-  core::Softmax<float> state[decode_warps(K)][kWarpRows];
+  core::Softmax<float> state[decode_teams(K)][kWarpRows];
 };
 
 template <core::Kernel K>
 class DecodeResults {
   static constexpr Dtype kType = core::dtype_of(K.operand);
-  static constexpr int kWarps = decode_warps(K), kThreads = decode_threads(K);
+  static constexpr int kTeams = decode_teams(K), kThreads = decode_threads(K);
+  static constexpr int kParts = core::mma_parts(K);  ///< warps of a team
+  static constexpr int kWarpColumns = decode_value_columns(K);
   static constexpr int kColumns = 4;  ///< of a row, a thread's at a time
   static constexpr int kWords = 2;    ///< of them
   static constexpr bool kWidens = core::widens(K);
@@ -67,7 +69,7 @@ class DecodeResults {
   /// The warp's output, times `scale`, and state. stage(i): its i-th free stage of the ring.
   template <class Stage>
   __device__ __forceinline__ void leave(const DecodeWeights<K>& w,
-                                        const float (&o)[K.head_dim_v / 2], float scale,
+                                        const float (&o)[kWarpColumns / 2], float scale,
                                         const Stage& stage) const {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     int lane = static_cast<int>(threadIdx.x) % 32;
@@ -76,6 +78,8 @@ class DecodeResults {
     if constexpr (K.arch == Arch::sm80)
       lane = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(lane)));
     const int count = count_ - (spreads_ ? warp * kWarpRows : 0);  // rows of the warp
+    const int team = warp / kParts;
+    const bool states = lane % 4 == 0 && warp % kParts == 0;
 #pragma unroll
     for (int i = 0; i < output_stages(K); ++i) {
       if (lane == 0) exchange_.outputs[warp][i] = stage(i);
@@ -89,18 +93,18 @@ class DecodeResults {
       if (row >= count) continue;
       float* const outputs = stage(half * output_stages(K) / 2);
       if constexpr (kWidens) {
-        if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half] - kWidenedOffset, sum};
+        if (states) exchange_.state[team][row] = {w.reference[half] - kWidenedOffset, sum};
         // Of 16 columns the first 8 accumulators have the even ones, the others the odd ones.
 #pragma unroll
-        for (int i = 0; i < K.head_dim_v / 16; ++i) {
+        for (int i = 0; i < kWarpColumns / 16; ++i) {
           const float* const x = o + 8 * i + 2 * half;
           *reinterpret_cast<float4*>(outputs + place(row, 16 * i + lane % 4 * 4)) =
               float4{x[0] * scale, x[4] * scale, x[1] * scale, x[5] * scale};
         }
       } else {
-        if (lane % 4 == 0) exchange_.state[warp][row] = {w.reference[half], sum};
+        if (states) exchange_.state[team][row] = {w.reference[half], sum};
 #pragma unroll
-        for (int i = 0; i < K.head_dim_v / 8; ++i) {
+        for (int i = 0; i < kWarpColumns / 8; ++i) {
           *reinterpret_cast<float2*>(outputs + place(row, 8 * i + lane % 4 * 2)) =
               float2{o[4 * i + 2 * half], o[4 * i + 2 * half + 1]};
         }
@@ -139,17 +143,17 @@ class DecodeResults {
   /// meets no other.
   __device__ __forceinline__ void finish() const {
     if (row_ >= count_) return;
-    float scale[kWarps];
+    float scale[kTeams];
     core::Softmax<float> merged;
-    // One of the warps has the row, or each has some of its keys.
+    // One of the teams has the row, or each has some of its keys.
     const auto has = [this](int w) { return !together(K) || !spreads_ || w == row_ / kWarpRows; };
     const int row = row_ % kWarpRows;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kTeams; ++w) {
       if (has(w)) merged.max = core::max(merged.max, exchange_.state[w][row].max);
     }
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kTeams; ++w) {
       if (!has(w)) continue;
       const core::Softmax<float> state = exchange_.state[w][row];
       scale[w] = ptx::ex2(state.max - core::shift_of(merged.max));
@@ -161,7 +165,7 @@ class DecodeResults {
         core::finish(merged, has_sink, has_sink ? p.sink[head_] : 0.0F);
     const float lse = core::lse_of(end.state);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kTeams; ++w) {
       if (has(w)) scale[w] *= end.factor;
     }
     const int part = parts_.part(), parts = parts_.count();
@@ -169,9 +173,10 @@ class DecodeResults {
     for (int column = thread_ * kColumns; column < columns_left(); column += threads_ * kColumns) {
       Columns mine = {core::from_lse(lse), {}};
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
+      for (int w = 0; w < kTeams; ++w) {
         if (!has(w)) continue;
-        const float* const outputs = exchange_.outputs[w][row / kPartRows];
+        const int warp = w * kParts + (kParts > 1 ? column / kWarpColumns : 0);
+        const float* const outputs = exchange_.outputs[warp][row / kPartRows];
         add(mine.x, *reinterpret_cast<const float4*>(outputs + place(row, column)), scale[w]);
       }
       if constexpr (K.prefixes) {
@@ -440,7 +445,8 @@ class DecodeResults {
   /// Of a part of a warp's outputs: columns swizzled, so that neighbouring rows are in different
   /// banks.
   __device__ __forceinline__ static int place(int row, int column) {
-    return row % kPartRows * K.head_dim_v + (column ^ row % 8 * 4);
+    if constexpr (kParts > 1) column %= kWarpColumns;
+    return row % kPartRows * kWarpColumns + (column ^ row % 8 * 4);
   }
   __device__ __forceinline__ static void add(float (&x)[kColumns], const float4& y, float weight) {
     x[0] = fmaf(y.x, weight, x[0]);
