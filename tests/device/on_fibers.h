@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "cuda/environment.h"
 #include "cuda/fake_driver.h"
 #include "kernels.h"
+#include "lost_page.h"
 #include "plan/catalog.h"
 #include "plan/names.h"
 #include "plan/select.h"
@@ -67,15 +69,20 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     // Of NaN: tiles that are not there would be seen.
     const tools::GuardedBuffer workspace(plan.workspace_bytes, 0);
     wrong_.clear();
+    std::mt19937 random(static_cast<unsigned>(seed));
+    std::optional<LostPage> lost;
+    if (random() % 2 == 0) lost.emplace(memory, random);
     const Status status = cuda::run(plan, memory.tensors(), workspace.data(), {});
+    if (lost) lost->find();
     EXPECT_TRUE(status.ok()) << status.text << ": " << text;
     EXPECT_EQ(wrong_, "") << text;
-    EXPECT_EQ(memory.damage(), "") << text;
     EXPECT_TRUE(workspace.guards_intact()) << text;
     for (const tools::Verdict& verdict : tools::judge_all(memory, name_of(row))) {
       EXPECT_TRUE(verdict.pass()) << verdict.output << ": error " << verdict.error << ", bound "
                                   << verdict.bound << ": " << text;
     }
+    if (lost) lost->fill();
+    EXPECT_EQ(memory.damage(), "") << text;
     return true;
   }
 

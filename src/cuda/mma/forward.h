@@ -36,8 +36,7 @@ class Forward {
   static constexpr int kStages = K.stages;
   static constexpr int kQBytes = core::mma_query_bytes(K), kKBytes = core::mma_key_bytes(K),
                        kVBytes = core::mma_value_bytes(K);
-  /// Whether warps keep their queries in registers, and look where their rows' diagonal ends: where
-  /// there are registers for it.
+  /// Whether warps keep their queries in registers, and so look where their rows' diagonal ends.
   static constexpr bool kSpares = core::mma_keeps_queries(K);
   static_assert(K.block_m % kRows == 0 && kRows % 16 == 0);
   static constexpr bool kOverlaps =

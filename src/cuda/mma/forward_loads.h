@@ -234,13 +234,13 @@ class ForwardLoads {
   __device__ __forceinline__ void copy_paged_rows(std::uint32_t to, const Source& source, int dim,
                                                   std::int64_t start,
                                                   const core::Sequence& sequence, int n) const {
-    copy_rows<kN, kThreads>(
-        to, dim, core::ceil_div(kColumns, 64), [&](int row, const std::uint16_t*& from) {
-          const Place place = place_of(sequence, n * kN + row);
-          from =
-              static_cast<const std::uint16_t*>(source.data) + place.offset(start, source.strides);
-          return place.exists;
-        });
+    copy_rows<kN, kThreads>(to, dim, core::ceil_div(kColumns, 64),
+                            [&](int row, const std::uint16_t*& from) {
+                              const Place place = place_of(sequence, n * kN + row);
+                              from = static_cast<const std::uint16_t*>(source.data);
+                              if (place.exists) from += place.offset(start, source.strides);
+                              return place.exists;
+                            });
   }
 
   /// The thread's number. Beside queries that are kept it is made anew each time.
