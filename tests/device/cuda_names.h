@@ -8,6 +8,7 @@
 
 #include "cuda/host_names.h"
 #include "fibers.h"
+#include "races.h"
 
 // NOLINTBEGIN: CUDA's names
 struct DeviceIndex {
@@ -18,12 +19,13 @@ inline DeviceIndex threadIdx, blockIdx, gridDim;
 namespace tessera::device {
 
 /// What the threads of the warp show each other; row[i]: lane i's.
-inline const std::array<std::uint64_t, 4>* show_warp(const std::array<std::uint64_t, 4>& mine) {
+inline const Shown* show_warp(const Shown& mine, bool orders = false) {
+  const Unseen unseen;
   const unsigned warp = threadIdx.x / kWarp;
   Meeting& meeting = block().warps[warp];
   auto& row = block().of_warps[meeting.generation % 2];
   row[threadIdx.x] = mine;
-  static_cast<void>(meet(meeting, kWarp));
+  static_cast<void>(meet(meeting, kWarp, orders));
   return row.data() + std::size_t{warp} * kWarp;
 }
 
@@ -33,11 +35,11 @@ inline void __syncthreads() {
   static_cast<void>(
       tessera::device::meet(tessera::device::block().all, tessera::device::block().threads));
 }
-inline void __syncwarp() { static_cast<void>(tessera::device::show_warp({})); }
+inline void __syncwarp() { static_cast<void>(tessera::device::show_warp({}, true)); }
 template <class T>
 T __shfl_sync(unsigned mask, T x, int lane) {
   if (mask == 1) return x;  // a thread that is alone
-  std::array<std::uint64_t, 4> mine = {};
+  tessera::device::Shown mine = {};
   std::memcpy(mine.data(), &x, sizeof x);
   T other;
   std::memcpy(&other, tessera::device::show_warp(mine)[lane].data(), sizeof other);
@@ -67,6 +69,7 @@ T __shfl_up_sync(unsigned mask, T x, int lanes) {
 }
 /// Whether one of the block's threads has x.
 inline bool __syncthreads_or(bool x) {
+  const tessera::device::Unseen unseen;
   tessera::device::Block& block = tessera::device::block();
   bool& any = block.any_of_all[block.all.generation % 3];
   block.any_of_all[(block.all.generation + 1) % 3] = false;
@@ -78,6 +81,7 @@ inline bool __syncthreads_and(bool x) { return !__syncthreads_or(!x); }
 inline void __threadfence() {}
 template <class T>
 T atomicAdd(T* to, T x) {
+  const tessera::device::Unseen unseen;
   const T before = *to;
   *to += x;
   return before;

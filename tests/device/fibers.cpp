@@ -9,15 +9,24 @@
 
 #include "core/hd.h"
 #include "cuda_names.h"
+#include "races.h"
 
 namespace tessera::device {
 namespace {
 
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 
+/// Where code goes on: by jumps, as a context saves signals, too, which asks the kernel each time.
+/// The compiler's own jumps are not the C library's, which know one stack.
+using Jump = void* [5];
+
+/// A context is how a fiber begins.
 struct Fiber {
   ucontext_t context = {};
+  Jump goes_on = {};
+  void* thread = nullptr;  ///< races.h
   std::unique_ptr<char[]> stack;
+  bool begun = false;
   bool done = false;
   bool meets_warps = false;  ///< waits where several warps meet
 };
@@ -25,7 +34,8 @@ struct Fiber {
 struct Machine {
   std::vector<Block> blocks;  ///< of a cluster
   std::vector<Fiber> fibers;  ///< block after block
-  ucontext_t scheduler = {};
+  Jump scheduler = {};
+  void* thread = nullptr;  ///< the scheduler's
   unsigned current = 0;
   unsigned threads = 1;  ///< of a block
   unsigned ended = 0;    ///< threads of the cluster
@@ -41,17 +51,39 @@ Machine& machine() {
   return one;
 }
 
+/// From the scheduler to a fiber, until that goes back.
+[[gnu::noinline]] void resume(Fiber& fiber) {
+  if (__builtin_setjmp(machine().scheduler) != 0) return;
+  become(fiber.thread);
+  if (fiber.begun) __builtin_longjmp(fiber.goes_on, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
+}
+/// What fibers do before they begin, and after they end, is the scheduler's.
+[[gnu::noinline]] void end() {
+  become(machine().thread);
+  __builtin_longjmp(machine().scheduler, 1);
+}
+[[gnu::noinline]] void go_back(Fiber& fiber) {
+  if (__builtin_setjmp(fiber.goes_on) == 0) end();
+}
+
 void enter() {
   Machine& m = machine();
+  acquire(&m);
   (*m.kernel)(block().shared);
-  m.fibers[m.current].done = true;
-  ++m.ended;
-  ++m.events;
-  swapcontext(&m.fibers[m.current].context, &m.scheduler);
+  release(&m);
+  {
+    const Unseen unseen;
+    m.fibers[m.current].done = true;
+    ++m.ended;
+    ++m.events;
+  }
+  end();
 }
 
 [[gnu::noinline]] void begin(Fiber& fiber) {
-  fiber.done = fiber.meets_warps = false;
+  fiber.begun = fiber.done = fiber.meets_warps = false;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -75,6 +107,7 @@ void prepare(unsigned threads, unsigned shared_bytes, unsigned cluster) {
   m.fibers.resize(std::size_t{threads} * cluster);
   for (Fiber& fiber : m.fibers) {
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
+    if (fiber.thread == nullptr) fiber.thread = new_thread();
     begin(fiber);
   }
 }
@@ -87,12 +120,15 @@ Block& block(unsigned number) { return machine().blocks.at(number); }
 unsigned thread() { return machine().current % machine().threads; }
 
 void wait(const std::function<bool()>& condition) {
+  const Unseen unseen;
   Machine& m = machine();
-  while (!condition()) swapcontext(&m.fibers[m.current].context, &m.scheduler);
+  while (!condition()) go_back(m.fibers[m.current]);
   ++m.events;
 }
 
-unsigned meet(Meeting& meeting, unsigned count) {
+unsigned meet(Meeting& meeting, unsigned count, bool orders) {
+  const Unseen unseen;
+  if (orders) release(&meeting);
   const unsigned before = meeting.generation;
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
@@ -104,11 +140,14 @@ unsigned meet(Meeting& meeting, unsigned count) {
     wait([&] { return meeting.generation != before; });
     meets_warps = false;
   }
+  if (orders) acquire(&meeting);
   return before;
 }
 
 void meet_cluster() {
+  const Unseen unseen;
   Meeting& meeting = machine().cluster;
+  release(&meeting);
   const unsigned before = meeting.generation;
   ++meeting.arrived;
   wait([&] {
@@ -118,14 +157,18 @@ void meet_cluster() {
     ++meeting.generation;
     return true;
   });
+  acquire(&meeting);
 }
 
 void begin_copy(const Copy& copy) {
-  auto& groups = block().copies[thread()];
-  if (groups.empty()) groups.emplace_back();
-  groups.back().push_back(copy);
-  if (!machine().under_way.insert(copy.to).second) {
-    machine().wrong = "a copy to where another one is under way";  // which may come last
+  {
+    const Unseen unseen;
+    auto& groups = block().copies[thread()];
+    if (groups.empty()) groups.emplace_back();
+    groups.back().push_back(copy);
+    if (!machine().under_way.insert(copy.to).second) {
+      machine().wrong = "a copy to where another one is under way";  // which may come last
+    }
   }
   std::memset(copy.to, 0xFF, copy.bytes);
 }
@@ -140,7 +183,10 @@ void finish_copies(std::size_t left, bool all) {
   const std::size_t done = ended - std::min(ended, left);
   for (std::size_t i = 0; i < done; ++i) {
     for (const Copy& copy : groups[i]) {
-      machine().under_way.erase(copy.to);
+      {
+        const Unseen unseen;
+        machine().under_way.erase(copy.to);
+      }
       if (copy.from == nullptr) {
         std::memset(copy.to, 0, copy.bytes);
       } else {
@@ -156,11 +202,14 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
   Machine& m = machine();
   m.kernel = &kernel;
   m.wrong.clear();
+  m.thread = this_thread();
   gridDim.x = blocks;
   const unsigned fibers = threads * cluster;
   if (blocks % cluster != 0) return "the grid is not one of whole clusters";
   for (unsigned first_block = 0; first_block < blocks; first_block += cluster) {
     prepare(threads, shared_bytes, cluster);
+    release(&m);
+    const Unseen unseen;
     // One warp after another is held up where it meets others, until none of these gets on without
     // it: what they must not see before it has come further, they would miss. Then for some rounds
     // none is.
@@ -177,7 +226,7 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         if (fiber.done || (holds && m.current / kWarp == held)) continue;
         threadIdx.x = thread();
         blockIdx.x = first_block + m.current / threads;
-        swapcontext(&m.scheduler, &fiber.context);
+        resume(fiber);
         left -= fiber.done ? 1 : 0;
       }
       const bool stuck = m.events == before;
@@ -192,6 +241,7 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         free = round + (random >> 24) % 64;
       }
     }
+    acquire(&m);
   }
   return m.wrong;
 }

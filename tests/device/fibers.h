@@ -33,6 +33,9 @@ struct Copy {
   std::size_t bytes = 0;
 };
 
+/// What a thread shows the others of its warp or warpgroup.
+using Shown = std::array<std::uint64_t, 6>;
+
 /// What a block has besides its threads.
 struct Block {
   unsigned threads = 0;
@@ -50,7 +53,7 @@ struct Block {
   std::array<Meeting, kMostThreads / kWarp> warps;
   std::array<Meeting, kMostThreads / kWarpgroup> warpgroups;
   /// What threads show each other, twice, so that nobody waits before showing the next.
-  std::array<std::array<std::array<std::uint64_t, 4>, kMostThreads>, 2> of_warps, of_warpgroups;
+  std::array<std::array<Shown, kMostThreads>, 2> of_warps, of_warpgroups;
 };
 /// The one whose thread runs, or one of its cluster.
 /// @{
@@ -64,8 +67,9 @@ unsigned block_number();
 unsigned thread();
 /// Goes on with the others until it is true.
 void wait(const std::function<bool()>& condition);
-/// Waits for `count` threads; returns the number of meetings before.
-unsigned meet(Meeting& meeting, unsigned count);
+/// Waits for `count` threads; returns the number of meetings before. orders: what each of them has
+/// written is seen by all after that.
+unsigned meet(Meeting& meeting, unsigned count, bool orders = true);
 /// Waits for all threads of the cluster that have not ended.
 void meet_cluster();
 

@@ -28,7 +28,7 @@ constexpr bool chosen(const core::Kernel& row) {
            row.block_m == block_m && row.tile_m == tile_m && row.block_n == block_n;
   };
   if (row.extra == core::Extra::softcap) return is(bf16, 64, 64, 128, 32, 64);
-  if (row.any_layout) return is(f16, 128, 128, 128, 16, 64) || is(f16, 512, 512, 32, 16, 32);
+  if (row.any_layout) return is(f16, 128, 128, 128, 16, 64) || is(f16, 512, 512, 64, 16, 32);
   if (row.extra == core::Extra::all) {
     return is(bf16, 64, 64, 128, 16, 64) || is(bf16, 512, 512, 64, 16, 32);
   }

@@ -32,27 +32,35 @@ inline void turn(device::Mbarrier& barrier) {
   ++barrier.phase;
 }
 inline void mbarrier_init(std::uint32_t address, std::uint32_t arrivals) {
+  const device::Unseen unseen;
   block_of(address).mbarriers[offset_of(address)] = {arrivals, arrivals, 0, 0};
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(std::uint32_t address) {
+  const device::Unseen unseen;
   device::Mbarrier& barrier = mbarrier(address);
+  device::release(&barrier);
   --barrier.pending;
   turn(barrier);
 }
 inline void mbarrier_expect(std::uint32_t address, std::uint32_t bytes) {
+  const device::Unseen unseen;
   mbarrier(address).bytes += bytes;
   mbarrier_arrive(address);
 }
 /// The copy engine's part of it.
 inline void mbarrier_complete(std::uint32_t address, std::int64_t bytes) {
+  const device::Unseen unseen;
   device::Mbarrier& barrier = mbarrier(address);
+  device::release(&barrier);
   barrier.bytes -= bytes;
   turn(barrier);
 }
 inline void mbarrier_wait(std::uint32_t address, std::uint32_t parity) {
-  const device::Mbarrier& barrier = mbarrier(address);
+  const device::Unseen unseen;
+  device::Mbarrier& barrier = mbarrier(address);
   device::wait([&] { return barrier.phase % 2 != parity; });
+  device::acquire(&barrier);
 }
 inline void barrier_sync(int id, int threads) {
   static_cast<void>(device::meet(device::block().named[static_cast<std::size_t>(id)],
@@ -60,13 +68,16 @@ inline void barrier_sync(int id, int threads) {
 }
 /// Comes without waiting.
 inline void barrier_arrive(int id, int threads) {
+  const device::Unseen unseen;
   device::Meeting& meeting = device::block().named[static_cast<std::size_t>(id)];
+  device::release(&meeting);
   if (++meeting.arrived < static_cast<unsigned>(threads)) return;
   meeting.arrived = 0;
   ++meeting.generation;
 }
 /// Each of the threads shows whether it has x.
 inline bool barrier_any(int id, int threads, bool x) {
+  const device::Unseen unseen;
   auto& any = device::block().any_of_named;
   device::Meeting& meeting = device::block().named[static_cast<std::size_t>(id)];
   bool& mine = any[meeting.generation % 3][static_cast<std::size_t>(id)];

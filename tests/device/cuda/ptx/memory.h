@@ -69,18 +69,24 @@ inline void store_matrices(std::uint32_t to, const std::uint32_t* words) {
 }
 template <class T>
 T load_relaxed(const T* from) {
+  const device::Unseen unseen;
   return *from;
 }
 template <class T>
 T load_acquire(const T* from) {
+  const device::Unseen unseen;
+  device::acquire(from);
   return *from;
 }
 template <class T>
 void store_release(T* to, T x) {
+  const device::Unseen unseen;
+  device::release(to);
   *to = x;
 }
 template <class T>
 void store_relaxed(T* to, const T& x) {
+  const device::Unseen unseen;
   *to = x;
 }
 inline void prefetch(const void* /*from*/, std::uint32_t /*bytes*/, std::uint64_t /*policy*/) {}
@@ -97,12 +103,21 @@ inline void store_shared(std::uint32_t to, std::uint32_t word) {
 inline void store_shared(std::uint32_t to, std::int64_t number) {
   std::memcpy(shared_memory(to), &number, sizeof number);
 }
-inline void add_global_or_store(bool store, float* to, float x) { *to = store ? x : *to + x; }
+inline void add_global_or_store(bool store, float* to, float x) {
+  if (store) {
+    *to = x;
+  } else {
+    atomicAdd(to, x);
+  }
+}
 inline void add_global_or_store(bool store, float* to, float a, float b, float c, float d) {
   const float four[4] = {a, b, c, d};
   for (int i = 0; i < 4; ++i) add_global_or_store(store, to + i, four[i]);
 }
-inline void add_release(std::int32_t* to, std::int32_t x) { *to += x; }
+inline void add_release(std::int32_t* to, std::int32_t x) {
+  device::release(to);
+  atomicAdd(to, x);
+}
 inline std::uint32_t load_shared(std::uint32_t from) {
   std::uint32_t word;
   std::memcpy(&word, shared_memory(from), sizeof word);

@@ -36,12 +36,19 @@ void copy_wait() {
 /// Exactly, and rounded once.
 template <Dtype kType>
 void mma(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
-  const auto* const row =
-      device::show_warp({a[0] | std::uint64_t{a[1]} << 32, a[2] | std::uint64_t{a[3]} << 32,
-                         b0 | std::uint64_t{b1} << 32});
+  // Words of A, then of B, two elements each.
+  const std::uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  device::Shown mine = {};
+  for (unsigned i = 0; i < 6; ++i) {
+    const float pair[2] = {widen<kType>(static_cast<std::uint16_t>(words[i])),
+                           widen<kType>(static_cast<std::uint16_t>(words[i] >> 16))};
+    std::memcpy(&mine[i], pair, sizeof pair);
+  }
+  const auto* const row = device::show_warp(mine);
   const auto element = [&](unsigned lane, unsigned word, unsigned half) {
-    const std::uint64_t both = row[lane][word / 2] >> (word % 2 * 32);
-    return static_cast<double>(widen<kType>(static_cast<std::uint16_t>(both >> (half * 16))));
+    float x;
+    std::memcpy(&x, reinterpret_cast<const char*>(&row[lane][word]) + half * sizeof x, sizeof x);
+    return static_cast<double>(x);
   };
   const unsigned lane = threadIdx.x % 32;
   for (unsigned i = 0; i < 4; ++i) {

@@ -18,7 +18,7 @@ template <int kGroups>
 void wgmma_wait() {
   device::Block& block = device::block();
   static_cast<void>(
-      device::meet(block.warpgroups[threadIdx.x / device::kWarpgroup], device::kWarpgroup));
+      device::meet(block.warpgroups[threadIdx.x / device::kWarpgroup], device::kWarpgroup, false));
 }
 template <int kCount>
 void wgmma_results(float (&)[kCount]) {}
@@ -74,11 +74,12 @@ class SharedOperand {
 
 /// The operands of the warpgroup's threads, of which each has its part.
 inline std::vector<std::array<std::uint32_t, 4>> show_operands(const std::uint32_t* a) {
+  const device::Unseen unseen;
   const unsigned group = threadIdx.x / device::kWarpgroup;
   device::Meeting& meeting = device::block().warpgroups[group];
   auto& row = device::block().of_warpgroups[meeting.generation % 2];
   for (unsigned i = 0; i < 4; ++i) row[threadIdx.x][i] = a[i];
-  static_cast<void>(device::meet(meeting, device::kWarpgroup));
+  static_cast<void>(device::meet(meeting, device::kWarpgroup, false));
   // Of the quad only: its lanes have the thread's rows.
   std::vector<std::array<std::uint32_t, 4>> quad(4);
   for (unsigned lane = 0; lane < 4; ++lane) {
