@@ -220,8 +220,8 @@ inline constexpr core::Kernel kWideRows[] = {
 inline constexpr core::Kernel kWideCacheRows[] = {
   // arch       pass           form              operand             block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra        any    cached       qv     prefixes stages blocks
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    3,      1},
-  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       512,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    3,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     32,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
+  {Arch::sm80, Pass::forward, core::Form::decode, core::Operand::f16,   16,    16,     16,    512,    0,     512,       128,     16,       0, core::Extra::all,  false, Dtype::e4m3, false, false,    5,      1},
 };
 // Turing, whose blocks have 64 KB, in fp16 alone. Without cp.async a copy is done when the thread goes on, so nothing is
 // gained by a second buffer; where two blocks of threads fit, one multiplies while the other copies.

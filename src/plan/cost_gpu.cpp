@@ -43,9 +43,8 @@ double tiles_of_each(const PlanData& plan, const Problem& p, double many) {
 }
 
 /// How often decoding blocks of rows that have the same keys read them from memory: those that are
-/// under way at once do so together. By the batch, so not where a row must not depend on it (S9).
+/// under way at once do so together.
 double reads_of(const PlanData& plan, const Problem& p, int fitting) {
-  if (p.batch_invariant) return 1.0;
   const double blocks = blocks_of(plan, p);
   const double items = blocks * static_cast<double>(p.batch) * plan.work.heads;
   return core::min(blocks, core::max(1.0, std::ceil(items / (plan.device.threads * fitting))));
@@ -124,8 +123,9 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
     if (!again) return steps * passes * costs.decode_step;
     const int columns = core::decode_columns(row) + core::decode_value_columns(row);
     const double multiply = fewer * (costs.decode_again + costs.decode_column * columns);
-    if (costs.decode_read == 0.0) return steps * passes * multiply;
     const Problem p = compared(plan);
+    // How many read at once is decided by the batch (S9).
+    if (costs.decode_read == 0.0 || p.batch_invariant) return steps * passes * multiply;
     const double bytes =
         static_cast<double>(row.block_n) * core::cached_size(row) * (row.head_dim + row.head_dim_v);
     const double reads = reads_of(plan, p, fitting) / core::max(1.0, blocks_of(plan, p));

@@ -12,8 +12,8 @@ namespace {
 
 /// Of Hopper's that share prefixes all kinds; one that does not, and one that widens. Of the
 /// others' those with fewer warps, and with more stages, and one that widens; of head dims beyond
-/// 256, of which two warps are a team, one team and two, of all; of Turing's the one that passes
-/// over values twice.
+/// 256, of which two warps are a team or, of 8 bits, take values four times, one team and two, of
+/// all; of Turing's the one that takes values twice.
 constexpr bool chosen(const core::Kernel& row) {
   if (row.form != core::Form::decode || row.qv) return false;
   if (row.arch == Arch::sm80 && row.head_dim > 256) {

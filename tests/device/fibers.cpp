@@ -14,6 +14,13 @@
 namespace tessera::device {
 namespace {
 
+// Functions that code jumps out of and into: nobody may know which registers they keep.
+#ifdef __clang__
+#define TESSERA_APART [[gnu::noinline]]
+#else
+#define TESSERA_APART [[gnu::noipa]]
+#endif
+
 constexpr std::size_t kStackBytes = std::size_t{256} << 10;
 
 /// Where code goes on: by jumps, as a context saves signals, too, which asks the kernel each time.
@@ -35,7 +42,8 @@ struct Machine {
   std::vector<Block> blocks;  ///< of a cluster
   std::vector<Fiber> fibers;  ///< block after block
   Jump scheduler = {};
-  void* thread = nullptr;  ///< the scheduler's
+  ucontext_t context = {};  ///< the same where there are no jumps
+  void* thread = nullptr;   ///< the scheduler's
   unsigned current = 0;
   unsigned threads = 1;  ///< of a block
   unsigned ended = 0;    ///< threads of the cluster
@@ -51,8 +59,22 @@ Machine& machine() {
   return one;
 }
 
+#if defined(__clang__) && !defined(__x86_64__)
+// It has no such jumps there.
 /// From the scheduler to a fiber, until that goes back.
-[[gnu::noinline]] void resume(Fiber& fiber) {
+TESSERA_APART void resume(Fiber& fiber) {
+  become(fiber.thread);
+  swapcontext(&machine().context, &fiber.context);
+}
+/// What fibers do before they begin, and after they end, is the scheduler's.
+TESSERA_APART void go_back(Fiber& fiber) {
+  become(machine().thread);
+  swapcontext(&fiber.context, &machine().context);
+}
+TESSERA_APART void end() { go_back(machine().fibers[machine().current]); }
+#else
+/// From the scheduler to a fiber, until that goes back.
+TESSERA_APART void resume(Fiber& fiber) {
   if (__builtin_setjmp(machine().scheduler) != 0) return;
   become(fiber.thread);
   if (fiber.begun) __builtin_longjmp(fiber.goes_on, 1);
@@ -60,13 +82,14 @@ Machine& machine() {
   setcontext(&fiber.context);
 }
 /// What fibers do before they begin, and after they end, is the scheduler's.
-[[gnu::noinline]] void end() {
+TESSERA_APART void end() {
   become(machine().thread);
   __builtin_longjmp(machine().scheduler, 1);
 }
-[[gnu::noinline]] void go_back(Fiber& fiber) {
+TESSERA_APART void go_back(Fiber& fiber) {
   if (__builtin_setjmp(fiber.goes_on) == 0) end();
 }
+#endif
 
 void enter() {
   Machine& m = machine();
@@ -82,7 +105,7 @@ void enter() {
   end();
 }
 
-[[gnu::noinline]] void begin(Fiber& fiber) {
+TESSERA_APART void begin(Fiber& fiber) {
   fiber.begun = fiber.done = fiber.meets_warps = false;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -128,8 +151,8 @@ void wait(const std::function<bool()>& condition) {
 
 unsigned meet(Meeting& meeting, unsigned count, bool orders) {
   const Unseen unseen;
-  if (orders) release(&meeting);
   const unsigned before = meeting.generation;
+  if (orders) release(meeting.orders + before % 2);
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
     ++meeting.generation;
@@ -140,15 +163,15 @@ unsigned meet(Meeting& meeting, unsigned count, bool orders) {
     wait([&] { return meeting.generation != before; });
     meets_warps = false;
   }
-  if (orders) acquire(&meeting);
+  if (orders) acquire(meeting.orders + before % 2);
   return before;
 }
 
 void meet_cluster() {
   const Unseen unseen;
   Meeting& meeting = machine().cluster;
-  release(&meeting);
   const unsigned before = meeting.generation;
+  release(meeting.orders + before % 2);
   ++meeting.arrived;
   wait([&] {
     if (meeting.generation != before) return true;
@@ -157,7 +180,7 @@ void meet_cluster() {
     ++meeting.generation;
     return true;
   });
-  acquire(&meeting);
+  acquire(meeting.orders + before % 2);
 }
 
 void begin_copy(const Copy& copy) {

@@ -18,12 +18,15 @@ inline constexpr unsigned kWarp = 32, kWarpgroup = 128, kMostThreads = 512;
 /// Where `count` threads meet: who comes last lets all go on.
 struct Meeting {
   unsigned arrived = 0, generation = 0;
+  char orders[2] =
+      {};  ///< races.h: of this one and the next, or what follows one would be seen too
 };
 
 /// An mbarrier of shared memory.
 struct Mbarrier {
   std::int64_t arrivals = 0, pending = 0, bytes = 0;
   unsigned phase = 0;
+  char orders[2] = {};  ///< the same of phases
 };
 
 /// A copy to shared memory that is under way: nothing of it is there, and it may read late.

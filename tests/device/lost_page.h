@@ -42,7 +42,20 @@ class LostPage {
     const std::int64_t nowhere[] = {p.cache->num_pages, kMost,
                                     wide_ ? std::int64_t{1} << 32 : kMost,
                                     p.cache->skips ? kMost : -1};
-    set(nowhere[random() % 4]);
+    lost_ = nowhere[random() % 4];
+    set(lost_);
+  }
+  /// Has nobody written to it, nor to the table?
+  bool intact() const {
+    for (const std::int64_t at : entries_) {
+      if (number(at) != lost_) return false;
+    }
+    for (const Row& row : rows_) {
+      for (std::size_t i = 0; i < row.bytes.size(); ++i) {
+        if (row.at[i] != std::byte{0}) return false;
+      }
+    }
+    return true;
   }
   /// It is there again.
   void find() { set(page_); }
@@ -93,7 +106,7 @@ class LostPage {
 
   const void* table_ = nullptr;
   bool wide_ = false;
-  std::int64_t page_ = 0;
+  std::int64_t page_ = 0, lost_ = 0;   ///< and what the table says instead
   std::vector<std::int64_t> entries_;  ///< of the table, that have the page
   std::vector<Row> rows_;              ///< what it held
 };

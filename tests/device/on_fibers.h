@@ -47,6 +47,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     const bool turing = GetParam().arch == Arch::sm75;
     const bool at_need = core::is_made_at_need(GetParam()) || turing || kSeesRaces;
     const std::string nvrtc = kSeesRaces ? given_nvrtc() : TESSERA_NVRTC;
+    if (kSeesRaces && nvrtc.empty()) FAIL() << "TESSERA_NVRTC does not say where NVRTC is";
     if (at_need && nvrtc.empty()) GTEST_SKIP() << "this build has no NVRTC";
     environment_.set("TESSERA_NVRTC", at_need ? nvrtc : "/no/such/libnvrtc.so");
     environment_.set("TESSERA_CACHE_DIR", "/no/such/folder");
@@ -85,7 +86,10 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     std::optional<LostPage> lost;
     if (random() % 2 == 0) lost.emplace(memory, random);
     const Status status = cuda::run(plan, memory.tensors(), workspace.data(), {});
-    if (lost) lost->find();
+    if (lost) {
+      EXPECT_TRUE(lost->intact()) << text;
+      lost->find();
+    }
     EXPECT_TRUE(status.ok()) << status.text << ": " << text;
     EXPECT_EQ(wrong_, "") << text;
     EXPECT_TRUE(workspace.guards_intact()) << text;

@@ -111,7 +111,7 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "forward.bf16.d512.64x64.w2x4", "forward.bf16.d384.64x64.w4x2",
         "forward.decode.bf16.d512.16x32", "backward.bf16.d512.32x32.w1x4.do2",
         "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra",
-        "forward.decode.e4m3.d512.16x32", "forward.decode.i8.d512.16x32"}},
+        "forward.decode.e4m3.d512v128.16x32", "forward.decode.i8.d512v128.16x32"}},
       {"a100",
        {"forward.bf16.d256.128x64.w4x2", "backward.bf16.d64.64x128.w4",
         "backward.bf16.d128.64x128.w4", "backward.bf16.d192v128.64x64.w4.do2",
@@ -120,7 +120,7 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "forward.bf16.d512.64x32.w4x2", "forward.bf16.d384.64x64.w4x2",
         "forward.decode.bf16.d512.16x32", "backward.bf16.d512.32x32.w1x4",
         "backward.bf16.d384.32x32.w1x4.do2", "backward.bf16.d512.32x32.w1x4.extra",
-        "forward.decode.e4m3.d512.16x32", "forward.decode.i8.d512.16x32"}},
+        "forward.decode.e4m3.d512v128.16x32", "forward.decode.i8.d512v128.16x32"}},
       {"rtx-4090",
        {"forward.bf16.d256.64x64.w4", "backward.bf16.d64.64x128.w8", "backward.bf16.d128.64x128.w8",
         "backward.bf16.d192v128.32x64.w4", "backward.bf16.d256.32x64.q1.w4",
@@ -128,8 +128,8 @@ TEST(Planner, RowsByMmaFitTheSharedMemory) {
         "forward.bf16.d256.64x64.w4", "forward.bf16.d512.32x32.w2x2",
         "forward.bf16.d384.32x32.w2x2", "forward.decode.bf16.d512.16x16",
         "backward.bf16.d512.16x32.w1x4", "backward.bf16.d384.16x32.w1x4.do2",
-        "backward.bf16.d512.16x32.w1x4.extra", "forward.decode.e4m3.d512.16x16",
-        "forward.decode.i8.d512.16x16"}},
+        "backward.bf16.d512.16x32.w1x4.extra", "forward.decode.e4m3.d512v128.16x16",
+        "forward.decode.i8.d512v128.16x16"}},
   };
   const char* const problems[16] = {
       "fwd bf16 h=16 q=4096 k=4096 d=256",

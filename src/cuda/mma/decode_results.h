@@ -73,9 +73,9 @@ class DecodeResults {
                                         const Stage& stage) const {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     int lane = static_cast<int>(threadIdx.x) % 32;
-    // Before Hopper places of outputs would else be known before the first tile, and take
-    // registers.
-    if constexpr (K.arch == Arch::sm80)
+    // Before Hopper, and in teams, places of outputs would else be known before the first tile, and
+    // take registers.
+    if constexpr (K.arch == Arch::sm80 || kParts > 1)
       lane = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(lane)));
     const int count = count_ - (spreads_ ? warp * kWarpRows : 0);  // rows of the warp
     const int team = warp / kParts;

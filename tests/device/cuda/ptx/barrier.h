@@ -39,7 +39,7 @@ inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(std::uint32_t address) {
   const device::Unseen unseen;
   device::Mbarrier& barrier = mbarrier(address);
-  device::release(&barrier);
+  device::release(barrier.orders + barrier.phase % 2);
   --barrier.pending;
   turn(barrier);
 }
@@ -52,7 +52,7 @@ inline void mbarrier_expect(std::uint32_t address, std::uint32_t bytes) {
 inline void mbarrier_complete(std::uint32_t address, std::int64_t bytes) {
   const device::Unseen unseen;
   device::Mbarrier& barrier = mbarrier(address);
-  device::release(&barrier);
+  device::release(barrier.orders + barrier.phase % 2);
   barrier.bytes -= bytes;
   turn(barrier);
 }
@@ -60,7 +60,7 @@ inline void mbarrier_wait(std::uint32_t address, std::uint32_t parity) {
   const device::Unseen unseen;
   device::Mbarrier& barrier = mbarrier(address);
   device::wait([&] { return barrier.phase % 2 != parity; });
-  device::acquire(&barrier);
+  device::acquire(barrier.orders + parity);
 }
 inline void barrier_sync(int id, int threads) {
   static_cast<void>(device::meet(device::block().named[static_cast<std::size_t>(id)],
@@ -70,7 +70,7 @@ inline void barrier_sync(int id, int threads) {
 inline void barrier_arrive(int id, int threads) {
   const device::Unseen unseen;
   device::Meeting& meeting = device::block().named[static_cast<std::size_t>(id)];
-  device::release(&meeting);
+  device::release(meeting.orders + meeting.generation % 2);
   if (++meeting.arrived < static_cast<unsigned>(threads)) return;
   meeting.arrived = 0;
   ++meeting.generation;
