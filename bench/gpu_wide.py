@@ -24,6 +24,7 @@ from gpu_mma import backward_of, difference_of
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "pass", "d", "causal", "s", "b", "h",
            "kernel", "tessera", "pytorch", "of_pytorch", "of_d256", "difference"]
+PASSES = ("forward", "backward", "decode")
 DECODED = 8192  # keys
 COLUMNS_OF_KEYS = 1024
 
@@ -101,7 +102,7 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--as", dest="names", nargs="+", default=("", "b200", "a100", "a10"), metavar="DEVICE")
-    parser.add_argument("--passes", nargs="+", default=("forward", "backward", "decode"), metavar="PASS")
+    parser.add_argument("--passes", nargs="+", default=PASSES, choices=PASSES)
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
     arena, rows, narrow, shares = Arena(6 << 30), [], {}, {}

@@ -18,8 +18,8 @@ inline constexpr unsigned kWarp = 32, kWarpgroup = 128, kMostThreads = 512;
 /// Where `count` threads meet: who comes last lets all go on.
 struct Meeting {
   unsigned arrived = 0, generation = 0;
-  char orders[2] =
-      {};  ///< races.h: of this one and the next, or what follows one would be seen too
+  /// races.h: of this one and the next; at one place all that lies between two would be in order.
+  char orders[2] = {};
 };
 
 /// An mbarrier of shared memory.

@@ -48,13 +48,7 @@ inline void* new_thread() { return nullptr; }
 inline void become(void* /*thread*/) {}
 inline void release(const void* /*at*/) {}
 inline void acquire(const void* /*at*/) {}
-class Unseen {
- public:
-  Unseen() {}   // NOLINT(modernize-use-equals-default): or it would be an unused variable
-  ~Unseen() {}  // NOLINT(modernize-use-equals-default)
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
-};
+class [[maybe_unused]] Unseen {};
 #endif
 
 }  // namespace tessera::device

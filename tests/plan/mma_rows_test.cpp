@@ -11,6 +11,26 @@
 namespace tessera {
 namespace {
 
+// How many queries a packed batch has tells how often decoding reads its keys. Which row it is must
+// not depend on that where bits may not.
+TEST(Planner, PackedQueriesDoNotDecideOnRowsByMma_S9) {
+  for (const char* device : {"b200", "a100", "rtx-4090"}) {
+    for (const char* head_dim : {"d=128", "d=512"}) {
+      std::string first;
+      for (const char* total : {"8", "64", "256"}) {
+        const std::string problem =
+            "fwd bf16 b=4 h=32/8 q=64 k=4096 cache=after causal "
+            "batch_invariant packed=" +
+            std::string(total) + " " + head_dim;
+        const Result<Plan> planned = plan(problem_of(problem), *named_device(device));
+        ASSERT_TRUE(planned) << planned.status().text;
+        if (first.empty()) first = planned->kernel();
+        EXPECT_EQ(planned->kernel(), first) << device << ": " << problem;
+      }
+    }
+  }
+}
+
 // A tile of few rows would be cheap for few queries, but no build has its code.
 TEST(Planner, RowsThatAreMadeAtNeedAreForWideHeads) {
   for (const char* device : {"h200", "a100", "rtx-4090"}) {

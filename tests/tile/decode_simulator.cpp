@@ -1,6 +1,6 @@
 // The loops of a GPU's decoding rows (cuda/mma/decode.h, decode_walk.h, decode_results.h): spans of
 // the line of items, one block of threads each, in the order in which blocks begin; pieces of
-// items, whose tiles the block's warps take in turn; parts, which are left in slots of the plan's
+// items, whose tiles the block's teams take in turn; parts, which are left in slots of the plan's
 // workspace for the block that takes them in.
 #include <algorithm>
 #include <optional>
@@ -125,7 +125,7 @@ class DecodeSimulator {
     ++out_.merged_items;
   }
 
-  /// Units of the item, from all warps of a block.
+  /// Units of the item, from all teams of a block.
   Part part_of(const Item& item, Range units) {
     const Head& head = item.head;
     const std::size_t rows = item.rows;
@@ -133,7 +133,7 @@ class DecodeSimulator {
         head.rows().queries_of(item.first_row, item.first_row + static_cast<std::int64_t>(rows)));
     const int first = units.begin * unit_tiles_;
     const int end = core::min(units.end * unit_tiles_, item.keys.count());
-    std::vector<std::vector<Accumulator>> warps(
+    std::vector<std::vector<Accumulator>> teams(
         static_cast<std::size_t>(teams_),
         std::vector<Accumulator>(rows, {{}, std::vector<float>(dv_, 0.0F)}));
     for (int tile = first; tile < end; ++tile) {
@@ -141,25 +141,25 @@ class DecodeSimulator {
       const int after = rest.begin + tile_keys_;
       const bool masked = after > rest.end || rest.begin < common.begin || after > common.end;
       ++(masked ? out_.masked_tiles : out_.full_tiles);
-      std::vector<Accumulator>& warp = warps[static_cast<std::size_t>((tile - first) % teams_)];
+      std::vector<Accumulator>& team = teams[static_cast<std::size_t>((tile - first) % teams_)];
       for (std::size_t row = 0; row < rows; ++row) {
         add_tile(head, item.first_row + static_cast<std::int64_t>(row),
-                 {rest.begin, core::min(after, rest.end)}, masked, warp[row]);
+                 {rest.begin, core::min(after, rest.end)}, masked, team[row]);
       }
     }
     Part part(rows);
     for (std::size_t row = 0; row < rows; ++row) {
       core::Softmax<float> merged;
-      for (const auto& warp : warps) merged = core::combine(merged, warp[row].softmax);
+      for (const auto& team : teams) merged = core::combine(merged, team[row].softmax);
       // A row's sink enters with its first part.
       const core::FinishedRow<float> finished =
           core::finish(merged, p_.sink && units.begin == 0,
                        head.sink2(item.first_row + static_cast<std::int64_t>(row)) * core::kLn2);
       part[row] = {core::lse_of(finished.state), std::vector<float>(dv_, 0.0F)};
-      for (const auto& warp : warps) {
+      for (const auto& team : teams) {
         const float scale =
-            core::exp2(warp[row].softmax.max - core::shift_of(merged.max)) * finished.factor;
-        for (std::size_t c = 0; c < dv_; ++c) part[row].o[c] += scale * warp[row].o[c];
+            core::exp2(team[row].softmax.max - core::shift_of(merged.max)) * finished.factor;
+        for (std::size_t c = 0; c < dv_; ++c) part[row].o[c] += scale * team[row].o[c];
       }
     }
     return part;
