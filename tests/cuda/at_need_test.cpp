@@ -285,6 +285,7 @@ TEST_F(AtNeed, WhatIsKeptIsCode) {
   const Architecture& any = *architectures()[1];
   constexpr int kNone = 130;  // for which nothing was compiled
   const Architecture& hopper = *architectures()[0];
+  environment_.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
   std::size_t compiled = 0;
   ASSERT_TRUE(machine_code(auxiliary_program_of(any), 90, 0, &compiled));
   EXPECT_TRUE(can_make(any, 90, 0));

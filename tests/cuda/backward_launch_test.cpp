@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/backend.h"
+#include "cuda/compiler/device_headers.h"
 #include "cuda/environment.h"
 #include "cuda/launches.h"
 #include "plan/plan.h"
@@ -65,9 +66,9 @@ TEST_F(Launches, ABackwardByMmaIsPreparedAndFinished) {
 // Hopper's wide rows are pairs of blocks, or, of any layout, rows by mma.sync, whose sums lie
 // otherwise.
 TEST_F(Launches, ABackwardOfWideHeadsIsFinishedAsItsRowSums) {
-  if (std::string(TESSERA_NVRTC).empty()) GTEST_SKIP() << "this build has found no NVRTC";
+  if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
   cuda::Environment environment;
-  environment.set("TESSERA_NVRTC", TESSERA_NVRTC);
+  environment.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
   environment.set("TESSERA_CACHE_DIR", "/no/such/folder");
   ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=512"));
   EXPECT_EQ(launched(),

@@ -17,6 +17,7 @@
 #include "check/check.h"
 #include "check/inputs.h"
 #include "cuda/backend.h"
+#include "cuda/compiler/device_headers.h"
 #include "cuda/driver.h"
 #include "cuda/environment.h"
 #include "cuda/fake_driver.h"
@@ -29,28 +30,16 @@
 
 namespace tessera::device {
 
-/// Of a build without GPU kernels, by the environment that the tests began with.
-inline std::string given_nvrtc() {
-  static const std::string given = [] {
-    const char* const name = std::getenv("TESSERA_NVRTC");
-    return std::string(name != nullptr ? name : "");
-  }();
-  return given;
-}
-
 /// Of a row of the catalog: on a GPU that runs it, of the driver that tests have.
 class OnFibers : public testing::TestWithParam<core::Kernel> {
  protected:
   void SetUp() override {
     fake::state() = {};
-    // What the build has no machine code of is PTX, which nobody reads here; or it is compiled.
-    const bool turing = GetParam().arch == Arch::sm75;
-    const bool at_need = core::is_made_at_need(GetParam()) || turing || kSeesRaces;
-    const std::string nvrtc = kSeesRaces ? given_nvrtc() : TESSERA_NVRTC;
-    if (kSeesRaces && nvrtc.empty()) FAIL() << "TESSERA_NVRTC does not say where NVRTC is";
-    if (at_need && nvrtc.empty()) GTEST_SKIP() << "this build has no NVRTC";
-    environment_.set("TESSERA_NVRTC", at_need ? nvrtc : "/no/such/libnvrtc.so");
+    if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
+    // What the build has no code of gets some that nobody reads.
+    environment_.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
     environment_.set("TESSERA_CACHE_DIR", "/no/such/folder");
+    const bool turing = GetParam().arch == Arch::sm75;
     const bool older = GetParam().arch == Arch::sm80 || turing;
     if (older) {  // an A100 with the shared memory that all rows fit, or a T4; no other test has
                   // loaded there
@@ -61,7 +50,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     const Result<Device> gpu = this_gpu(older ? 1 : 0);
     ASSERT_TRUE(gpu.ok()) << gpu.status().text;
     gpu_ = *gpu;
-    if (!cuda::has_code(GetParam(), gpu_)) GTEST_SKIP() << "this build has no GPU kernels";
+    ASSERT_TRUE(cuda::has_code(GetParam(), gpu_));
     fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
       wrong_ += device::launch(GetParam(), launch.kernel, launch.grid_x, params);
     };

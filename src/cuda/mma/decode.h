@@ -103,9 +103,12 @@ class Decoder {
         results.leave_rows(w_, o_);
         return;
       }
-      __syncthreads();  // nobody reads tiles where outputs go
+      __syncthreads();
+    } else {
+      __syncwarp();
     }
-    if constexpr (kParts > 1) meet_team();  // nor sums
+    // Nobody reads tiles any more where outputs go, nor sums.
+    if constexpr (kParts > 1) meet_team();
     // Of the stages that hold no tile, the last ones before the next.
     results.leave(w_, o_, value_factor(), [this](int i) {
       const int stage = stage_ - 1 - i;

@@ -102,9 +102,9 @@ struct DecodeSearch {
   DecodePiece<K> found;
 };
 
-/// The warps find the span together; then every one walks by itself, and its lanes do and write the
-/// same. Each thing is done in one place: the code of a launch comes from memory, so a copy costs
-/// time.
+/// The warps find the span together; then every one walks by itself: its lanes do the same, and the
+/// first one writes it. Each thing is done in one place: the code of a launch comes from memory, so
+/// a copy costs time.
 template <core::Kernel K>
 class DecodeWalk {
  public:
@@ -195,8 +195,7 @@ class DecodeWalk {
       if (!last_of_item(from)) {  // its units are parts
         const int unit = from.units.end;
         put(from, piece);
-        take(piece, unit);
-        __syncwarp();
+        take(piece, piece.keys, {unit, unit + 1});
         return true;
       }
       const int start = from.item.start + spans_.cost(from.item.units);
@@ -211,28 +210,31 @@ class DecodeWalk {
         if (++batch == sequences()) return false;
       }
       put(from, piece);
-      if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
-      piece.set_turn(p, head);
-      piece.block = block;
-      piece.item.start = start;
+      if (lane_ == 0) {
+        if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
+        piece.set_turn(p, head);
+        piece.block = block;
+        piece.item.start = start;
+      }
       __syncwarp();
     }
-    set_rows(piece);
     const core::Range units = spans_.units_of(piece.item, span_);
-    piece.units = units;
-    take(piece, units.begin);
-    __syncwarp();
+    take(piece, set_rows(piece), units);
     return !units.empty();
   }
 
   __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
 
-  /// All units of the piece, or the one that is a part.
-  __device__ __forceinline__ void take(DecodePiece<K>& piece, int unit) const {
-    if (p.parts.by_unit) piece.units = {unit, unit + 1};
+  /// These units of the piece's keys, or of them the first, which is a part.
+  __device__ __forceinline__ void take(DecodePiece<K>& piece, const core::KeyTiles& keys,
+                                       core::Range units) const {
+    if (p.parts.by_unit) units.end = units.begin + 1;
     const int unit_tiles = p.unit_tiles.value();
-    piece.tiles = {piece.units.begin * unit_tiles,
-                   core::min(piece.units.end * unit_tiles, piece.keys.count())};
+    if (lane_ == 0) {
+      piece.units = units;
+      piece.tiles = {units.begin * unit_tiles, core::min(units.end * unit_tiles, keys.count())};
+    }
+    __syncwarp();
   }
 
   /// A sequence: its blocks of rows, and the units of each, which are as many as all its queries
@@ -285,16 +287,21 @@ class DecodeWalk {
     return piece.sequence.batch;
   }
   /// @}
-  /// The rows of the piece's block, and what they see.
-  __device__ __forceinline__ void set_rows(DecodePiece<K>& piece) const {
+  /// The rows of the piece's block, and what they see, which is returned: the lanes have not met.
+  __device__ __forceinline__ core::KeyTiles set_rows(DecodePiece<K>& piece) const {
     const core::Sequence sequence = piece.sequence;
     const int first = piece.block * K.block_m;
     const int rows =
         core::max(core::min(K.block_m, sequence.seqlen_q * p.group.value() - first), 0);
     const int end = rows > 0 ? p.group.quotient(first + rows - 1) + 1 : 0;
     const core::SequenceMask mask = mask_of<K>(p, sequence, piece);
-    piece.rows = rows;
-    piece.keys = {mask.runs_of({p.group.quotient(first), end}), core::decode_tile_keys(K)};
+    const core::KeyTiles keys = {mask.runs_of({p.group.quotient(first), end}),
+                                 core::decode_tile_keys(K)};
+    if (lane_ == 0) {
+      piece.rows = rows;
+      piece.keys = keys;
+    }
+    return keys;
   }
 
   /// The sum of x over the lanes up to this one.
