@@ -1,7 +1,9 @@
 // The instruction sets that tests run on, and what else they try everywhere.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -34,6 +36,15 @@ inline constexpr bool kSanitized = false;
 inline std::vector<const char*> all_or_one(std::initializer_list<const char*> all) {
   if (!kSanitized) return all;
   return {all.begin()[std::random_device{}() % all.size()]};
+}
+/// The same of a table: with a sanitizer three by chance.
+template <std::size_t kCount>
+std::vector<const char*> all_or_three(const char* const (&all)[kCount]) {
+  std::vector<const char*> list(std::begin(all), std::end(all));
+  if (!kSanitized) return list;
+  std::shuffle(list.begin(), list.end(), std::mt19937(std::random_device{}()));
+  list.resize(std::min<std::size_t>(kCount, 3));
+  return list;
 }
 
 }  // namespace tessera

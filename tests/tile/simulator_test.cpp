@@ -454,7 +454,7 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
   int problems = 0, most = 0;
   for (const core::Kernel& row : kCatalog) {
     if (!is_gpu(row.arch) || row.pass != Pass::backward) continue;
-    for (int trial = 0; trial < (kSanitized ? 20 : 60); ++trial) {
+    for (int trial = 0; trial < (kSanitized ? 8 : 60); ++trial) {
       Problem p = random_problem(random, Pass::backward, 1000, 1000);
       p.deterministic = true;
       p.dtype = row.operand == core::Operand::bf16 ? Dtype::bf16 : Dtype::f16;
@@ -505,7 +505,7 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       ++problems;
     }
   }
-  EXPECT_GT(problems, kSanitized ? 100 : 300) << "seed " << seed;
+  EXPECT_GT(problems, kSanitized ? 40 : 300) << "seed " << seed;
   EXPECT_GT(most, 5);
 }
 
