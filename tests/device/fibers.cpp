@@ -44,6 +44,9 @@ struct Machine {
   Jump scheduler = {};
   ucontext_t context = {};  ///< the same where there are no jumps
   void* thread = nullptr;   ///< the scheduler's
+  /// races.h: of threads with who began them, and with who goes on after all of them; at one place
+  /// a thread that has ended would come before one that has not begun.
+  char begins = 0, ends = 0;
   unsigned current = 0;
   unsigned threads = 1;  ///< of a block
   unsigned ended = 0;    ///< threads of the cluster
@@ -93,9 +96,9 @@ TESSERA_APART void go_back(Fiber& fiber) {
 
 void enter() {
   Machine& m = machine();
-  acquire(&m);
+  acquire(&m.begins);
   (*m.kernel)(block().shared);
-  release(&m);
+  release(&m.ends);
   {
     const Unseen unseen;
     m.fibers[m.current].done = true;
@@ -231,7 +234,7 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
   if (blocks % cluster != 0) return "the grid is not one of whole clusters";
   for (unsigned first_block = 0; first_block < blocks; first_block += cluster) {
     prepare(threads, shared_bytes, cluster);
-    release(&m);
+    release(&m.begins);
     const Unseen unseen;
     // One warp after another is held up where it meets others, until none of these gets on without
     // it: what they must not see before it has come further, they would miss. Then for some rounds
@@ -264,7 +267,7 @@ std::string run(unsigned blocks, unsigned threads, unsigned shared_bytes,
         free = round + (random >> 24) % 64;
       }
     }
-    acquire(&m);
+    acquire(&m.ends);
   }
   return m.wrong;
 }
