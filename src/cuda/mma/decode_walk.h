@@ -210,7 +210,7 @@ class DecodeWalk {
         if (++batch == sequences()) return false;
       }
       put(from, piece);
-      if (lane_ == 0) {
+      if (writes()) {
         if (head == 0 && block == 0) set_sequence(piece, look_at(batch));
         piece.set_turn(p, head);
         piece.block = block;
@@ -224,13 +224,16 @@ class DecodeWalk {
   }
 
   __device__ __forceinline__ int end() const { return (span_ + 1) * spans_.length; }
+  /// Does the lane write a piece? One does; but rows with qv have no registers left for a branch
+  /// (40 bytes are spilled), and all lanes write the same.
+  __device__ __forceinline__ bool writes() const { return K.qv || lane_ == 0; }
 
   /// These units of the piece's keys, or of them the first, which is a part.
   __device__ __forceinline__ void take(DecodePiece<K>& piece, const core::KeyTiles& keys,
                                        core::Range units) const {
     if (p.parts.by_unit) units.end = units.begin + 1;
     const int unit_tiles = p.unit_tiles.value();
-    if (lane_ == 0) {
+    if (writes()) {
       piece.units = units;
       piece.tiles = {units.begin * unit_tiles, core::min(units.end * unit_tiles, keys.count())};
     }
@@ -297,7 +300,7 @@ class DecodeWalk {
     const core::SequenceMask mask = mask_of<K>(p, sequence, piece);
     const core::KeyTiles keys = {mask.runs_of({p.group.quotient(first), end}),
                                  core::decode_tile_keys(K)};
-    if (lane_ == 0) {
+    if (writes()) {
       piece.rows = rows;
       piece.keys = keys;
     }
