@@ -47,7 +47,7 @@ def main():
     if arguments.csv:
         new = not arguments.csv.exists()
         with arguments.csv.open("a", newline="") as file:
-            rows = csv.writer(file)
+            rows = csv.writer(file, lineterminator="\n")
             if new:
                 rows.writerow(["date", "commit", "cores", "wall_s", "cpu_s", "build_s"])
             today = datetime.date.today().isoformat()

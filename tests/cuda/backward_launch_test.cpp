@@ -69,7 +69,7 @@ TEST_F(Launches, ABackwardOfWideHeadsIsFinishedAsItsRowSums) {
   if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
   cuda::Environment environment;
   environment.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
-  environment.set("TESSERA_CACHE_DIR", "/no/such/folder");
+  environment.set("TESSERA_CACHE_DIR", "/proc/no/such/folder");
   ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=512"));
   EXPECT_EQ(launched(),
             "prepare_rows_bf16 48\n"                           // four blocks of 64 rows

@@ -176,16 +176,17 @@ def steady_loop(row, loops):
     return missing, min([loop for found in fitting.values() for loop in found] or loops, key=lambda loop: loop[0])
 
 
-def digest_of(symbol):
-    """Of machine code and the rules that it is looked at by."""
-    return hashlib.sha256(RULES + (FOLDER / f"{symbol}.cubin").read_bytes()).hexdigest()[:16]
+def digest_of(symbol, row):
+    """Of machine code, its row, and the rules that it is looked at by."""
+    facts = repr(sorted(row.items())).encode()
+    return hashlib.sha256(RULES + facts + (FOLDER / f"{symbol}.cubin").read_bytes()).hexdigest()[:16]
 
 
 def faults_and_facts(symbol, row, nvdisasm, known):
     """known: what the golden file has of it."""
     spilled, facts = resources(symbol)
     faults = [f"{spilled} bytes of stack and spills"] if spilled else []
-    digest = digest_of(symbol)
+    digest = digest_of(symbol, row)
     if row and known.get(DIGEST) == digest:
         seen = {name: known[name] for name in (*DISASSEMBLED, DIGEST)}
         return faults, facts | {name: row[name] for name in ("threads", "shared_bytes")} | seen

@@ -4,8 +4,8 @@
 
 ptxas, which drivers have inside, assembles it for GPUs that run PTX. The files state an old version, so that
 old drivers take them, which nothing promises: it is tried here. TESSERA_PTXAS names ptxas, of the wheel
-nvidia-cuda-nvcc or the CUDA toolkit; without it the test is skipped, as it takes long. What is spilled on a GPU for which a row was not made is printed,
-and may not be much. TESSERA_BUILD names the build.
+nvidia-cuda-nvcc or the CUDA toolkit; without it the test is skipped, as it takes long. What is spilled on a GPU
+for which a row was not made is printed, and may not be much. TESSERA_BUILD names the build.
 """
 
 import concurrent.futures

@@ -153,8 +153,7 @@ std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
                                            "align=tl causal ", "causal window=40,0 "});
   text += mask;
   if (random() % 2 == 0) {
-    // On Turing the kernel that lists what a table does not skip would be compiled first.
-    const bool skips = mask.empty() && row.extra != core::Extra::all && row.arch != Arch::sm75;
+    const bool skips = mask.empty() && row.extra != core::Extra::all;
     text += cache_of(k, batch, skips, random);
     if (random() % 3 == 0) text += "packed=" + std::to_string(up_to(0, batch * q)) + " ";
   } else if (batch == 2 && random() % 2 == 0) {

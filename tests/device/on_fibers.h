@@ -38,7 +38,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
     // What the build has no code of gets some that nobody reads.
     environment_.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
-    environment_.set("TESSERA_CACHE_DIR", "/no/such/folder");
+    environment_.set("TESSERA_CACHE_DIR", "/proc/no/such/folder");
     const bool turing = GetParam().arch == Arch::sm75;
     const bool older = GetParam().arch == Arch::sm80 || turing;
     if (older) {  // an A100 with the shared memory that all rows fit, or a T4; no other test has

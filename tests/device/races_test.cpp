@@ -37,10 +37,12 @@ using Step = std::function<void(int* words)>;
 }
 
 void write_own(int* words) { words[thread()] = 1; }
-void read_next_warps(int* words) {
+void read_next_warps(const int* words) {
   [[maybe_unused]] const volatile int read = words[(thread() + kWarp) % kThreads];
 }
-void read_neighbours(int* words) { [[maybe_unused]] const volatile int read = words[thread() ^ 1]; }
+void read_neighbours(const int* words) {
+  [[maybe_unused]] const volatile int read = words[thread() ^ 1];
+}
 void nothing(int* /*words*/) {}
 void meet_block(int* /*words*/) { meet(block().all, kThreads); }
 void meet_warp(int* /*words*/) { meet(block().warps[thread() / kWarp], kWarp); }
@@ -69,7 +71,7 @@ TEST_F(Races, AShuffleOrdersNothing) {
               "data race");
 }
 
-// The first thread is at the second barrier, and has written, before the others leave the first.
+// The first thread is at the second barrier, and has written, before all others leave the first.
 TEST_F(Races, ABarrierOrdersNothingThatComesAfterIt) {
   const Step touch = [](int* words) {
     if (thread() == 0) {

@@ -103,8 +103,8 @@ struct DecodeSearch {
 };
 
 /// The warps find the span together; then every one walks by itself: its lanes do the same, and the
-/// first one writes it. Each thing is done in one place: the code of a launch comes from memory, so
-/// a copy costs time.
+/// first one writes it (writes()). Each thing is done in one place: the code of a launch comes from
+/// memory, so a copy costs time.
 template <core::Kernel K>
 class DecodeWalk {
  public:
