@@ -25,7 +25,8 @@ SHAPES = (
     (1, 8192, 32, 8, 128, 1), (16, 8192, 32, 8, 128, 1), (64, 8192, 32, 8, 128, 1), (64, 8192, 64, 8, 128, 1),
     (64, 2048, 32, 8, 128, 1), (128, 1024, 32, 8, 128, 1), (32, 8192, 32, 32, 128, 1), (1, 131072, 32, 8, 128, 1),
     (64, 8192, 32, 8, 128, 4), (64, 8192, 32, 8, 64, 1), (32, 8192, 16, 8, 256, 1), (64, "mixed", 32, 8, 128, 1))
-KINDS = (("bf16", "none"), ("e4m3", "tensor"), ("i8", "token"))
+#: token_apart: of a row or page, the scales of a head side by side, where those of token have all heads of a slot so
+KINDS = (("bf16", "none"), ("e4m3", "tensor"), ("i8", "token"), ("i8", "token_apart"))
 TYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "i8": torch.int8}
 
 
@@ -49,11 +50,18 @@ class Cache:
         else:
             self.slots = (b, longest)
         self.tensors = [[self._fill(hk, d) for _ in "kv"] for _ in range(copies)]
-        numbers = {"none": None, "tensor": (), "token": (*self.slots, hk)}[scales]
-        self.factors = [[None if numbers is None else 0.02 * torch.rand(numbers, device="cuda") + 0.01 for _ in "kv"]
-                        for _ in range(copies)]
-        of_key = 2 * d * (2 if kind == "bf16" else 1) + (8 if scales == "token" else 0)
+        self.factors = [[self._draw(hk) for _ in "kv"] for _ in range(copies)]
+        of_key = 2 * d * (2 if kind == "bf16" else 1) + (8 if scales.startswith("token") else 0)
         self.bytes = sum(lengths) * hk * of_key
+
+    def _draw(self, hk):
+        """Scales of keys or values: (rows or pages, slots, hk) where each slot and head has one."""
+        entries, slots = self.slots
+        shape = {"none": None, "tensor": (), "token": (entries, slots, hk), "token_apart": (entries, hk, slots)}[self.scales]
+        if shape is None:
+            return None
+        numbers = 0.02 * torch.rand(shape, device="cuda") + 0.01
+        return numbers.transpose(1, 2) if self.scales == "token_apart" else numbers
 
     def _fill(self, hk, d):
         x = torch.empty(*self.slots, hk, d, dtype=TYPES[self.kind], device="cuda")
@@ -63,7 +71,8 @@ class Cache:
         return x
 
     def words(self):
-        text = "" if self.kind == "bf16" else f" kv={self.kind} scales=none/{self.scales}/{self.scales}"
+        scales = self.scales.removesuffix("_apart")
+        text = "" if self.kind == "bf16" else f" kv={self.kind} scales=none/{scales}/{scales}"
         return text + (f" pages={self.slots[0]}x{self.page}" if self.page else " cache=after")
 
     def arrays(self, i):

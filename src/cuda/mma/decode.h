@@ -241,7 +241,18 @@ class Decoder {
   }
   __device__ __forceinline__ void attend(int tile) {
     const std::uint32_t keys = ptx::shared_address(shared_.ring.tile(warp_, stage_));
-    multiply_keys(keys);
+    float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
+    multiply_keys(keys, [&] {
+      if constexpr (kWidens) {
+        if (kScalesEarly && p.k_scale.of_slots()) tile_scales(0, key_scales_);
+        if (!p.v_scale.of_slots()) return;
+        tile_scales(1, scales);
+        value_scales_.take(scales, [this](float factor) {
+#pragma unroll
+          for (float& x : o_) x *= factor;
+        });
+      }
+    });
     if constexpr (kParts > 1) {
       add_other_columns();
       load_next();
@@ -252,14 +263,6 @@ class Decoder {
       for (int i = 0; i < kColumnsV / 2; ++i) o_[i] *= w_.factor[i / 2 % 2];
     };
     if constexpr (kWidens) {
-      float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
-      if (p.v_scale.of_slots()) {
-        tile_scales(1, scales);
-        value_scales_.take(scales, [this](float factor) {
-#pragma unroll
-          for (float& x : o_) x *= factor;
-        });
-      }
       w_.weigh_at_once(raise,
                        [&](float weight, int i) { return weight * scales[i / 4 * 2 + i % 2]; });
     } else {
@@ -271,9 +274,14 @@ class Decoder {
   __device__ __forceinline__ void tile_scales(int which, float (&scales)[4]) const {
     const auto* const all = reinterpret_cast<const float*>(shared_.ring.tile(warp_, stage_) +
                                                            kValues + decode_value_bytes(K));
-    const float* const mine = all + which * kTileKeys + lane_ % 4 * 2;
+    const auto* const mine =
+        reinterpret_cast<const float2*>(all + which * kTileKeys + lane_ % 4 * 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scales[i] = mine[i / 2 * 8 + i % 2];
+    for (int i = 0; i < 2; ++i) {
+      const float2 two = mine[4 * i];
+      scales[2 * i] = two.x;
+      scales[2 * i + 1] = two.y;
+    }
   }
   /// What the piece's outputs lack.
   __device__ __forceinline__ float value_factor() const {
@@ -282,7 +290,8 @@ class Decoder {
   }
 
   /// S = Q K^T, of the warp's columns.
-  __device__ __forceinline__ void multiply_keys(std::uint32_t keys) {
+  template <class Meanwhile>
+  __device__ __forceinline__ void multiply_keys(std::uint32_t keys, const Meanwhile& meanwhile) {
     // Two sums of each product, half as long: a sum waits for the one before it.
     float odd[kTileKeys / 2] = {};
 #pragma unroll
@@ -305,6 +314,7 @@ class Decoder {
         multiply_columns(i % 2 == 0 ? w_.s : odd, i, b[0], b[1], b[2], b[3]);
       }
     }
+    meanwhile();
 #pragma unroll
     for (int i = 0; i < kTileKeys / 2; ++i) w_.s[i] += odd[i];
   }
@@ -381,10 +391,11 @@ class Decoder {
   /// Products become q . k.
   __device__ __forceinline__ void apply_scales() {
     float scales[4] = {1.0F, 1.0F, 1.0F, 1.0F};
-    if (p.k_scale.of_slots()) tile_scales(0, scales);
+    if (!kScalesEarly && p.k_scale.of_slots()) tile_scales(0, scales);
+    const float* const of_keys = kScalesEarly ? key_scales_ : scales;
 #pragma unroll
     for (int i = 0; i < kTileKeys / 2; ++i) {
-      w_.s[i] *= query_factor_[i / 2 % 2] * scales[i / 4 * 2 + i % 2];
+      w_.s[i] *= query_factor_[i / 2 % 2] * of_keys[i / 4 * 2 + i % 2];
     }
   }
   /// Of the half-th row of the lane: what has holes.
@@ -509,6 +520,9 @@ class Decoder {
   }
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
+  /// Whether scales of keys by token are read while keys are multiplied; before Hopper there are no
+  /// registers for that with 256 columns.
+  static constexpr bool kScalesEarly = K.arch != Arch::sm80 || K.head_dim != 256;
   /// When a step asks for a tile: before it multiplies its own, so that one more is under way
   /// meanwhile, which takes registers; or after that; or, in a team, once it has met.
   enum class Loads { first, last, met };
@@ -532,8 +546,9 @@ class Decoder {
   DecodeWeights<K> w_;
   float o_[kColumnsV / 2];
   // Rows that widen:
-  float value_factor_;     ///< the scale of the piece's values
-  float query_factor_[2];  ///< of the lane's rows, times that of its keys
+  float value_factor_;                              ///< the scale of the piece's values
+  float query_factor_[2];                           ///< of the lane's rows, times that of its keys
+  float key_scales_[4] = {1.0F, 1.0F, 1.0F, 1.0F};  ///< of the lane's keys of a tile, by token
   ValueScales value_scales_;
 };
 

@@ -158,6 +158,7 @@ class DecodeLoads {
     if constexpr (kWidens) {
       scales_[0] = scale_of(p.k_scale, of);
       scales_[1] = scale_of(p.v_scale, of);
+      first_scale_ = first_scale(of);
     }
     keys_ = rows_of<kUnits>(p.k, of) + key_column();
     values_ = rows_of<kUnitsV>(p.v, of) + value_column(of);
@@ -314,7 +315,7 @@ class DecodeLoads {
         load_placed<kUnitsV>(to + kValues, at(p.v), value_column(from), p.head_dim_v, rows);
         if constexpr (kWidens) {
           const int key = lane_ % kTileKeys;
-          load_scale(to, from, __shfl_sync(~0U, mine, half_ + key),
+          load_scale(to, __shfl_sync(~0U, mine, half_ + key),
                      __shfl_sync(~0U, page_.slot, half_ + key), (rows >> key & 1) != 0);
         }
         return;
@@ -330,19 +331,31 @@ class DecodeLoads {
     load_rows<kUnitsV>(to + kValues, p.v, at(values_, p.v), value_columns(from), left);
     if constexpr (kWidens) {
       const int key = lane_ % kTileKeys;
-      load_scale(to, from, paged_ ? page : from.sequence.entry_k,
-                 slot + key + (paged_ ? 0 : from.sequence.first_k), key < left);
+      load_scale(to, page, slot + key, key < left);
     }
   }
   /// By token: lanes 0 to 15 load the scales of a tile's keys, the others those of its values.
-  __device__ __forceinline__ void load_scale(std::uint32_t to, const DecodePiece<K>& from,
-                                             std::int64_t entry, int slot, bool exists) const {
-    const core::Scales& scales = lane_ < kTileKeys ? p.k_scale : p.v_scale;
-    if (!scales.of_slots()) return;
-    const std::int64_t at =
-        entry * scales.stride_batch + slot * scales.stride_seqlen + from.head * scales.stride_head;
+  __device__ __forceinline__ const core::Scales& slot_scales() const {
+    return lane_ < kTileKeys ? p.k_scale : p.v_scale;
+  }
+  /// The one of slot 0 of page 0; without pages of the sequence's first slot.
+  __device__ __forceinline__ const float* first_scale(const DecodePiece<K>& of) const {
+    const core::Scales& scales = slot_scales();
+    if (!scales.of_slots()) return nullptr;
+    std::int64_t at = of.head * scales.stride_head;
+    if (!paged_) {
+      at += of.sequence.entry_k * scales.stride_batch + of.sequence.first_k * scales.stride_seqlen;
+    }
+    return scales.data + at;
+  }
+  __device__ __forceinline__ void load_scale(std::uint32_t to, std::int64_t page, int slot,
+                                             bool exists) const {
+    if (first_scale_ == nullptr) return;
+    const core::Scales& scales = slot_scales();
+    const float* from = first_scale_ + slot * scales.stride_seqlen;
+    if (paged_) from += page * scales.stride_batch;
     ptx::copy_async_word(to + kValues + decode_value_bytes(K) + lane_ * 4,
-                         scales.data + (exists ? at : 0), exists);
+                         exists ? from : scales.data, exists);
   }
 
   /// Rows side by side, from the lane's unit on; what does not exist becomes 0.
@@ -428,6 +441,7 @@ class DecodeLoads {
   int under_way_ = 0;                ///< tiles loaded, but not multiplied
   int to_ = 0;                       ///< of the ring
   float scales_[2];                  ///< rows that widen
+  const float* first_scale_;         ///< the same: first_scale()
 };
 
 }  // namespace tessera::cuda::mma

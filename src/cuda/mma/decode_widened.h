@@ -84,9 +84,9 @@ class ValueScales {
   __device__ __forceinline__ void take(float (&scales)[4], const Rescale& rescale) {
     float most =
         fmaxf(fmaxf(fabsf(scales[0]), fabsf(scales[1])), fmaxf(fabsf(scales[2]), fabsf(scales[3])));
-    most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
     if (agreed(most > top_)) {
+      most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
       const float before = top_;
       constexpr std::uint32_t kFraction = 0x7FFFFFU;
       top_ = __uint_as_float((__float_as_uint(most) + kFraction) & ~kFraction);
