@@ -3,9 +3,10 @@
     gpu_decode_8bit.py --library build/release/libtessera.so --output FILE
 
 As gpu_decode.py: times are of graph replays, copies of the cache take turns, pages are in random order, medians. Caches
-of one shape take turns, too: bf16, e4m3 with one scale a tensor, and i8 with one for every key and head. GB/s: elements
-and scales, read once. error: greatest difference from attention of the stored values in double, over two sequences, as
-a share of the greatest output. Needs PyTorch.
+of one shape take turns, too: bf16, e4m3 with one scale a tensor, and i8 with one for every key and head, of all heads of
+a slot side by side, or of a head those of all slots (token_apart). GB/s: elements and scales, read once. error:
+greatest difference from attention of the stored values in double, over two sequences, as a share of the greatest
+output. Needs PyTorch.
 """
 
 import argparse
@@ -25,7 +26,6 @@ SHAPES = (
     (1, 8192, 32, 8, 128, 1), (16, 8192, 32, 8, 128, 1), (64, 8192, 32, 8, 128, 1), (64, 8192, 64, 8, 128, 1),
     (64, 2048, 32, 8, 128, 1), (128, 1024, 32, 8, 128, 1), (32, 8192, 32, 32, 128, 1), (1, 131072, 32, 8, 128, 1),
     (64, 8192, 32, 8, 128, 4), (64, 8192, 32, 8, 64, 1), (32, 8192, 16, 8, 256, 1), (64, "mixed", 32, 8, 128, 1))
-#: token_apart: of a row or page, the scales of a head side by side, where those of token have all heads of a slot so
 KINDS = (("bf16", "none"), ("e4m3", "tensor"), ("i8", "token"), ("i8", "token_apart"))
 TYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "i8": torch.int8}
 
