@@ -47,7 +47,10 @@ std::string decode_problem(const core::Kernel& row, std::mt19937& random) {
   const auto up_to = [&random](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
   };
-  const int batch = up_to(1, 12), q = up_to(1, 4), k = up_to(q, 400), heads_k = up_to(1, 2);
+  // Where bits must not depend on the batch, parts are of split_n keys, whoever has them.
+  const bool invariant = random() % 3 == 0;
+  const int batch = up_to(1, invariant ? 3 : 12), q = up_to(1, 4), heads_k = up_to(1, 2);
+  const int k = up_to(q, invariant ? 3 * row.split_n : 400);
   const int group = up_to(1, row.prefixes ? 64 / q : 16);
   const int size = up_to(1, 40), pages = (k + size - 1) / size * batch;
   int dim = row.head_dim, dim_v = row.head_dim_v * core::value_passes(row);
@@ -68,13 +71,17 @@ std::string decode_problem(const core::Kernel& row, std::mt19937& random) {
   }
   if (random() % 3 == 0) text += "packed=" + std::to_string(up_to(0, batch * q)) + " ";
   text += one_of(random, {"cache=full ", "cache=after ", "cache=after ", "cache=before:1 "});
-  text += "pages=" + std::to_string(pages + 1) + "x" + std::to_string(size) +
-          one_of(random, {" ", ":i64 "}) + one_of(random, {"", "", "rows=4 "});
+  if (row.prefixes || random() % 3 != 0) {
+    text += "pages=" + std::to_string(pages + 1) + "x" + std::to_string(size) +
+            one_of(random, {" ", ":i64 "});
+  }
+  text += one_of(random, {"", "", "rows=4 "});
   if (row.prefixes) text += one_of(random, {"prefixes=1 ", "prefixes=2 ", "prefixes=4 "});
   text += one_of(random, {"", "causal ", "causal ", "window=50,0 ", "window=-1,2 "});
   if (random() % 4 == 0) text += "tree ";
   return text + one_of(random, {"", "sink "}) + one_of(random, {"", "", "leftpad "}) +
-         one_of(random, {"", "softcap=20 "}) + one_of(random, {"", "scale=0.02 ", "scale=1 "});
+         one_of(random, {"", "softcap=20 "}) + one_of(random, {"", "scale=0.02 ", "scale=1 "}) +
+         (invariant ? "batch_invariant " : "");
 }
 
 /// A problem for the row, of any kind that it takes.

@@ -520,8 +520,8 @@ class Decoder {
   }
 
   static constexpr bool kHolds = K.head_dim <= 128;  ///< queries in registers
-  /// Whether scales of keys by token are read while keys are multiplied; before Hopper there are no
-  /// registers for that with 256 columns.
+  /// Whether scales of keys by token are read while keys are multiplied; Ampere's rows of 256
+  /// columns have no registers for that.
   static constexpr bool kScalesEarly = K.arch != Arch::sm80 || K.head_dim != 256;
   /// When a step asks for a tile: before it multiplies its own, so that one more is under way
   /// meanwhile, which takes registers; or after that; or, in a team, once it has met.
