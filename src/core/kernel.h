@@ -57,8 +57,8 @@ struct Kernel {
   bool any_layout = false;  ///< GPU: threads load what the copy engine cannot address: any stride,
                             ///< alignment and head dim. Such a row has the extras, too
   Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
-                              ///< the operand, exactly; else f32. With qv: of v alone, whose
-                              ///< scaled values are rounded to the operand
+                              ///< the operand, exactly; else f32. With qv: of v alone, which
+                              ///< becomes fp16
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
   bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
   int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp;

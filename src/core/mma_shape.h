@@ -125,9 +125,9 @@ inline constexpr int kTileKeys = 16;  ///< that a warp multiplies at a time
 
 /// Who takes tiles of keys in turn: a warp, or as many as share rows.
 TESSERA_HD constexpr int decode_teams(const Kernel& row) { return row.block_n / kTileKeys; }
-/// Warps of a block; of rows with qv in three warpgroups, or four where two fetch and widen.
+/// Warps of a block; of rows with qv in three warpgroups.
 TESSERA_HD constexpr int decode_warps(const Kernel& row) {
-  if (row.qv) return widens(row) ? 16 : 12;
+  if (row.qv) return 12;
   return decode_teams(row) * mma_parts(row);
 }
 /// Columns that a warp has: of queries and keys, of values and outputs.

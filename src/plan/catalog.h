@@ -172,6 +172,7 @@ inline constexpr core::Kernel kLatentCacheRows[] = {
   // arch       pass           form                operand          block_m tile_m block_n split_n lanes head_dim head_dim_v q_rows q_stages extra            any    cached       qv     prefixes stages blocks
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  16,    16,     64,    512,    0,      64,       512,     16,       2, core::Extra::none, false, Dtype::e4m3, true, false, 0, 1},
   {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  32,    32,     64,    512,    0,      64,       512,     32,       1, core::Extra::none, false, Dtype::e4m3, true, false, 0, 1},
+  {Arch::sm90, Pass::forward, core::Form::decode, core::Operand::bf16,  64,    64,     64,    512,    0,      64,       512,     64,       1, core::Extra::none, false, Dtype::e4m3, true, false, 0, 1},
 };
 // Decoding over pages that neighbouring sequences share; up to 64 of their rows side by side, where registers hold the
 // queries. Each of these is two rows: bf16, and the same for fp16.

@@ -34,7 +34,7 @@
 //
 // Values of 8 bits (S14): q is multiplied by one more rounded factor, k and v are rounded when they
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
-// product. With qv a GPU rounds v to 16 bits, u_v, for both products.
+// product. With qv a GPU rounds v and its scale to fp16, u_v, for both products.
 //
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
@@ -195,7 +195,7 @@ class Noise {
         lost_(exact.o.size()) {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
     if (p_.scaled()) scalings_ = 2.0;
-    if (p_.qv && is_scaled(p_.stored_v())) u_v_ = u_;
+    if (p_.qv && is_scaled(p_.stored_v())) u_v_ = 2.0 * unit_roundoff(Dtype::f16);
     if (is_scaled(p_.dtype)) {
       if (weights != Dtype::f32) {
         u_ = unit_roundoff(weights);

@@ -53,7 +53,8 @@ def read_kernels():
     for line in lines:
         symbol, target, *values = line.split()
         if not target.startswith("compute_"):
-            rows[f"{symbol}.{target}"] = dict(zip(names, map(int, values)))
+            facts = dict(zip(names, map(int, values)))
+            rows[f"{symbol}.{target}"] = facts and {**facts, "e4m3": "_e4m3_" in symbol}
     return header.split()[1], rows
 
 
@@ -142,9 +143,12 @@ def wanted_loop(row):
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
     if row["qv"]:
-        # Shifts are raised in the same loop; the block's owner makes its scores.
+        # Shifts are raised in the same loop; the block's owner makes its scores. Of values of 8 bits there are two
+        # divisions by what weights lack; of more than 16 rows two by the greatest scales of a thread's keys, before
+        # products with queries, and of more than 32 before those with weights.
+        divisions = {16: 2, 32: 4, 64: 6}[row["block_m"]] if row["e4m3"] else 0
         return {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16 + row["head_dim_v"] // 128 * row["block_n"] // 16,
-                "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1}
+                "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1 + divisions}
     if row["scores"] == 32 and row["values"] == 16:
         # Integer scores; references are raised in the same loop, by greatest scores.
         return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2,

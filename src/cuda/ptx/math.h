@@ -105,6 +105,13 @@ __device__ __forceinline__ std::uint32_t permute(std::uint32_t a, std::uint32_t 
   return y;
 }
 
+/// Products of two pairs of fp16.
+__device__ __forceinline__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
 /// Four elements of 8 bits as two pairs of fp16, which hold them exactly.
 template <Dtype kType>
 __device__ __forceinline__ void widen_four(std::uint32_t four, std::uint32_t& low,

@@ -278,27 +278,4 @@ __device__ __forceinline__ std::uint16_t load_if(bool condition, const std::uint
   return x;
 }
 
-#if __CUDA_ARCH__ >= 800
-/// 8 or 16 bytes of memory that nobody writes meanwhile, not kept in the first-level cache; loads
-/// keep their order. Not predicated: what comes would be moved where it must be 0 otherwise, so it
-/// would be waited for at once.
-__device__ __forceinline__ void load_in_order(const void* from, std::uint64_t policy,
-                                              std::uint32_t (&words)[2]) {
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.b32 {%0, %1}, [%2], %3;"
-               : "=r"(words[0]), "=r"(words[1])
-               : "l"(from), "l"(policy));
-}
-__device__ __forceinline__ void load_in_order(const void* from, std::uint64_t policy,
-                                              std::uint32_t (&words)[4]) {
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "l"(from), "l"(policy));
-}
-#endif
-__device__ __forceinline__ float load_in_order(const float* from) {
-  float x;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(from));
-  return x;
-}
-
 }  // namespace tessera::cuda::ptx

@@ -4,15 +4,17 @@
 // (mma/decode_walk.h).
 //
 // Products are transposed: keys lie along wgmma's 64 rows, query rows along its columns, of which
-// there may be 16. One warpgroup fetches (latent_loads.h), or, where values are of 8 bits, two
-// fetch and widen (latent_widening.h). Two multiply: they take turns to make the weights of a block
-// of keys,
+// there may be 16. One warpgroup fetches (latent_loads.h). Two multiply: they take turns to make
+// the weights of a block of keys,
 //     S^T = [K V] [Q QV]^T,  P^T = exp2(S^T - shift), to shared memory,
 // and each owns half of the columns of O^T += V^T P^T.
+//
+// Values of 8 bits become fp16 in registers (S14), as the first operand of both products, and so
+// lie in shared memory once, as they came (latent_widened.h).
 #pragma once
 
 #include "cuda/sm90/latent_results.h"
-#include "cuda/sm90/latent_widening.h"
+#include "cuda/sm90/latent_widened.h"
 #include "cuda/sm90/products.h"
 #include "cuda/sm90/shape.h"
 
@@ -25,6 +27,7 @@ class LatentConsumer {
   static constexpr int kN = K.block_m, kKeys = K.block_n;
   static constexpr int kMine = K.head_dim_v / 128;  ///< chunks of 64 columns of O
   static constexpr int kRowsOfThread = kN / 4;      ///< 2 neighbours of each 8
+  static constexpr bool kWidens = core::widens(K);
   using Wgmma = ptx::Wgmma<kType, kN>;
   static_assert(kKeys == 64);
 
@@ -49,11 +52,19 @@ class LatentConsumer {
         rings().keys.wait_full(item_);
         // What the producer's threads have copied, wgmma sees after this.
         ptx::fence_proxy_async();
-        if (agreed(item_ % 2 == group_)) {
+        const bool mine = agreed(item_ % 2 == group_);
+        if (!mine) ptx::barrier_arrive(kWeightsFree, 256);
+        if constexpr (kWidens) {
+          // Of the first block; later of the next one, while the other warpgroup has this one.
+          const int ahead = mine ? 0 : 1;
+          if (agreed(tile + ahead < piece_.tiles.end && (!mine || tile == piece_.tiles.begin))) {
+            multiply_keys(item_ + ahead);
+          }
+        }
+        if (mine) {
           own(tile);
         } else {
-          ptx::barrier_arrive(kWeightsFree, 256);
-          ptx::barrier_sync(kWeightsReady, 256);
+          ptx::barrier_sync(kWeightsReady + (1 - group_), 256);
           if (agreed(shared_.raised != 0)) follow();
         }
         multiply_values();
@@ -64,16 +75,19 @@ class LatentConsumer {
         __syncwarp();
         if (lane_ == 0) rings().queries.release(pieces()++);
         __syncwarp();
+        if constexpr (kWidens) Widened(shared_).finish(o_);
       }
       LatentResults<K>(p, walk_, piece_, shared_, o_).finish(sum_);
     }
   }
 
  private:
+  using Widened = LatentWidened<K>;
+
   // Named barriers.
   static constexpr int kWeightsFree = 1;   ///< nobody reads the weights of the block before
-  static constexpr int kWeightsReady = 2;  ///< those of this block are there
   static constexpr int kOwners = 3;        ///< and the next: of a warpgroup alone
+  static constexpr int kWeightsReady = 7;  ///< and the next: those of a warpgroup's block are there
 
   /// Made anew each time: there are few registers.
   __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
@@ -109,26 +123,50 @@ class LatentConsumer {
     if (piece_.tiles.empty()) return;
     plain() = piece_.keys.inside(mask().common_keys({query_of(0), query_of(piece_.rows - 1) + 1}));
     rings().queries.wait_full(pieces());
+    if constexpr (kWidens) Widened(shared_).begin(p.dtype, rings().queries.buffer(pieces()));
     ptx::fence_proxy_async();
+    if constexpr (kWidens) ptx::barrier_sync(Widened::kQueriesReady, 256);
   }
 
   // ---- weights of a block ----
 
+  /// S^T of an item of the ring.
+  __device__ __forceinline__ void multiply_keys(std::uint32_t item) {
+    const std::uint32_t keys = rings().keys.buffer(item);
+    const std::uint32_t queries = rings().queries.buffer(pieces());
+    if constexpr (kWidens) {
+      rings().keys.wait_full(item);
+      ptx::fence_proxy_async();
+      Widened(shared_).multiply_keys(s_, keys, queries);
+    } else {
+      multiply_along<Wgmma, kKeys, kN, latent_chunks(K) * 64>(s_, ptx::descriptor_along(keys),
+                                                              ptx::descriptor_along(queries));
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_results(s_);
+    }
+  }
   /// This warpgroup's block: its weights go to shared memory.
   __device__ __forceinline__ void own(int tile) {
-    multiply_along<Wgmma, kKeys, kN, latent_chunks(K) * 64>(
-        s_, ptx::descriptor_along(rings().keys.buffer(item_)),
-        ptx::descriptor_along(rings().queries.buffer(pieces())));
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(s_);
+    if constexpr (!kWidens) multiply_keys(item_);
     if (agreed(tile < plain().begin || tile >= plain().end)) hide(piece_.keys.from(tile));
-    const bool raises = ptx::barrier_any(kOwners + group_, 128, shift());
+    float value_scales[2] = {1.0F, 1.0F};  // of the lane's keys
+    bool fresh = shift();
+    if constexpr (kWidens) {
+      fresh |= Widened(shared_).scales_of_values(rings().keys.buffer(item_), value_scales);
+    }
+    const bool raises = ptx::barrier_any(kOwners + group_, 128, fresh);
     ptx::barrier_sync(kWeightsFree, 256);
-    if (agreed(raises)) raise();
+    if (agreed(raises)) raise(value_scales);
     if (threadIdx.x % 128 == 0) shared_.raised = raises ? 1 : 0;
-    store();
+    if constexpr (kWidens) {
+      Widened(shared_).store(s_, sum_, rings().keys.buffer(item_), value_scales);
+    } else {
+      store();
+    }
     ptx::fence_proxy_async();
-    ptx::barrier_sync(kWeightsReady, 256);
+    // The other warpgroup may be busy with its own block.
+    ptx::barrier_arrive(kWeightsReady + group_, 256);
+    ptx::barrier_sync(kOwners + group_, 128);
   }
 
   /// Products become what weights are powers of two of. Whether a shift must be raised: a weight
@@ -172,8 +210,9 @@ class LatentConsumer {
   }
   /// The shifts of rows become their greatest scores, where these are greater; what goes by them
   /// follows, here and in the other warpgroup.
-  __device__ __forceinline__ void raise() {
+  __device__ __forceinline__ void raise(const float (&value_scales)[2]) {
     float* const tops = reinterpret_cast<float*>(shared_.weights);
+    if constexpr (kWidens) Widened(shared_).leave_top(value_scales, tops + 4 * kN);
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       float top = fmaxf(score(i, 0), score(i, 1));
@@ -184,13 +223,18 @@ class LatentConsumer {
       if (lane_ < 4) tops[warp_ * kN + row_of(i)] = top;
     }
     ptx::barrier_sync(kOwners + group_, 128);
+    float top = 1.0F, of_outputs = 1.0F;
+    if constexpr (kWidens) {
+      top = Widened(shared_).raised(tops + 4 * kN);
+      of_outputs = shared_.scales.top / top;
+    }
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       const Raised shift = raised(tops, row_of(i));
       const float change = core::shift_of(shift.after) - core::shift_of(shift.before);
       score(i, 0) -= change;
       score(i, 1) -= change;
-      rescale(i, shift.factor());
+      rescale(i, shift.factor(), of_outputs);
     }
     // Everybody has read the shifts; then that they have changed, and maxima.
     ptx::barrier_sync(kOwners + group_, 128);
@@ -200,16 +244,25 @@ class LatentConsumer {
       shared_.shift[row] = shift.after;
       shared_.factor[row] = shift.factor();
     }
+    if constexpr (kWidens) {
+      if (row == 0) {
+        shared_.scales.top = top;
+        shared_.scales.change = of_outputs;
+      }
+    }
     ptx::barrier_sync(kOwners + group_, 128);
   }
   /// The other warpgroup has raised shifts.
   __device__ __forceinline__ void follow() {
+    float of_outputs = 1.0F;
+    if constexpr (kWidens) of_outputs = shared_.scales.change;
 #pragma unroll
-    for (int i = 0; i < kRowsOfThread; ++i) rescale(i, shared_.factor[row_of(i)]);
+    for (int i = 0; i < kRowsOfThread; ++i) rescale(i, shared_.factor[row_of(i)], of_outputs);
   }
-  /// The thread's i-th row of sums and O^T.
-  __device__ __forceinline__ void rescale(int i, float factor) {
+  /// The thread's i-th row of sums and, by of_outputs more, of O^T.
+  __device__ __forceinline__ void rescale(int i, float factor, float of_outputs) {
     sum_[i] *= factor;
+    factor *= of_outputs;
 #pragma unroll
     for (int c = 0; c < kMine; ++c) {
       o_[c][i / 2 * 4 + i % 2] *= factor;
@@ -259,6 +312,10 @@ class LatentConsumer {
 
   /// O^T += V^T P^T, this warpgroup's columns.
   __device__ __forceinline__ void multiply_values() {
+    if constexpr (kWidens) {
+      Widened(shared_).multiply_values(o_, rings().keys.buffer(item_));
+      return;
+    }
     constexpr std::uint32_t kChunk = kKeys * 128 / 16, kStep = 16 * 128 / 16;
     const std::uint32_t values = ptx::descriptor_across(rings().keys.buffer(item_), kKeys * 128) +
                                  (K.head_dim / 64 + group_ * kMine) * kChunk;
@@ -298,11 +355,9 @@ class LatentConsumer {
 /// The kernel of a catalog row.
 template <core::Kernel K>
 __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory) {
-  // Of what a block has been given, which is 168 each, of four warpgroups 128.
-  constexpr bool kWidens = core::widens(K);
-  constexpr int kConsumerRegisters = kWidens ? 144 : K.block_m > 32 ? 224 : 208;
-  constexpr int kProducerRegisters =
-      kWidens ? 2 * 128 - kConsumerRegisters : 3 * 168 - 2 * kConsumerRegisters;
+  // Of what a block has been given, which is 168 each.
+  constexpr int kConsumerRegisters = K.block_m <= 32 ? 208 : core::widens(K) ? 232 : 224;
+  constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));
   auto& shared = *reinterpret_cast<LatentShared<K>*>(
       memory + (1024 - ptx::shared_address(memory) % 1024) % 1024);
@@ -322,11 +377,7 @@ __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory)
     LatentConsumer<K>(p, shared).run();
   } else {
     ptx::lower_registers<kProducerRegisters>();
-    if constexpr (kWidens) {
-      LatentWidening<K>(p, shared).run();
-    } else {
-      LatentLoads<K>(p, shared).run();
-    }
+    LatentLoads<K>(p, shared).run();
   }
 }
 

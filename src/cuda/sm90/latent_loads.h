@@ -1,6 +1,7 @@
 // What the producing warps of the latent kernel (latent.h) ask memory for: blocks of 64 keys, each
 // with its value, from wherever they lie, and the queries of a piece. Copies of 16 bytes take any
-// page and stride; the producer walks by itself and is ahead in the next piece, too.
+// page and stride; the producer walks by itself and is ahead in the next piece, too. Values of 8
+// bits lie in the ring as they do in memory, with their scales behind them.
 #pragma once
 
 #include "cuda/mma/decode_walk.h"
@@ -11,23 +12,29 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Of producers that widen, by warps: scales of the rows that are being stored.
+/// What consumers tell each other where values are of 8 bits.
 template <core::Kernel K, bool kWidens = core::widens(K)>
 struct LatentScales {};
 template <core::Kernel K>
 struct LatentScales<K, true> {
-  float of[2 * kLatentLoaders][K.head_dim_v / core::kScaledColumns][K.block_n / kLatentLoaders];
+  /// Of a block's values by groups of columns, over the greatest of their key: pairs of fp16, those
+  /// that a lane multiplies by side by side.
+  alignas(16) std::uint32_t shares[latent_groups(K)][4][K.block_n / 16][2];
+  alignas(
+      16) float query_factors[K.block_m];  ///< what products of queries of fp16 are multiplied by
+  float top;     ///< a power of two: what weights times values' scales lack
+  float change;  ///< what has become of outputs when it was raised last
 };
 
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.
 template <core::Kernel K>
 struct LatentShared {
-  char queries[K.q_stages][latent_row_bytes(K, K.block_m)];
-  char ring[kLatentStages][latent_row_bytes(K, K.block_n)];
+  char queries[K.q_stages][latent_query_bytes(K)];
+  char ring[latent_stages(K)][latent_key_bytes(K)];
   /// Of a block [keys][rows], 128 bytes a key. Between pieces: what becomes of rows.
-  char weights[K.block_n * 128];
+  char weights[latent_weight_bytes(K)];
 
-  std::uint64_t barriers[2 * (K.q_stages + kLatentStages)];
+  std::uint64_t barriers[2 * (K.q_stages + latent_stages(K))];
   mma::DecodePiece<K> pieces[core::decode_warps(K)];
   /// What a consuming warp remembers where it has no registers.
   struct {
@@ -46,41 +53,65 @@ struct LatentShared {
 /// The rings, as both sides count them.
 template <core::Kernel K>
 struct LatentRings {
-  Ring<kLatentStages> keys;
+  static constexpr int kStages = latent_stages(K);
+  Ring<kStages> keys;
   Ring<K.q_stages> queries;
 
-  /// Arrivals at a full buffer. Copies arrive thread by thread, rows that are stored warp by warp.
-  static constexpr int kThreads = kLatentLoaders * 32;
-  static constexpr int kProducers = core::widens(K) ? kLatentLoaders : kThreads;
-  static constexpr int kConsumers = 8;  ///< warps
+  static constexpr int kThreads = kLatentLoaders * 32;  ///< that arrive at a full buffer
+  static constexpr int kConsumers = 8;                  ///< warps
 
   __device__ __forceinline__ explicit LatentRings(LatentShared<K>& shared) {
     const std::uint32_t barriers = ptx::shared_address(shared.barriers);
     keys = {ptx::shared_address(shared.ring), sizeof shared.ring[0], barriers,
-            barriers + 8 * kLatentStages};
+            barriers + 8 * kStages};
     queries = {ptx::shared_address(shared.queries), sizeof shared.queries[0],
-               barriers + 16 * kLatentStages, barriers + 16 * kLatentStages + 8 * K.q_stages};
+               barriers + 16 * kStages, barriers + 16 * kStages + 8 * K.q_stages};
   }
   __device__ __forceinline__ void initialise() const {
-    keys.initialise(kProducers, kConsumers);
+    keys.initialise(kThreads, kConsumers);
     queries.initialise(kThreads, kConsumers);
   }
 };
 
-/// What producers of either kind do alike.
+/// The warpgroup that copies.
 template <core::Kernel K>
-class LatentProducer {
- protected:
+class LatentLoads {
   static constexpr int kWarps = kLatentLoaders;
   static constexpr int kWarpKeys = K.block_n / kWarps;  ///< of a block, that a warp fetches
   static constexpr int kAtOnce = 4;                     ///< rows: 8 lanes have 128 bytes of one
-  static constexpr int kChunksV = K.head_dim_v / 64;
+  static constexpr int kChunksV = K.head_dim_v / 64;    ///< of a query, and of values of 16 bits
+  static constexpr std::uint32_t kChunk = K.block_n * 128;
   static_assert(K.head_dim == 64 && kWarpKeys == 16);
 
-  __device__ __forceinline__ LatentProducer(const mma::DecodeParams& params,
-                                            LatentShared<K>& shared)
-      : p(params), shared_(shared), piece_(shared.pieces[threadIdx.x / 32]) {}
+ public:
+  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
+      : p(params),
+        shared_(shared),
+        piece_(shared.pieces[threadIdx.x / 32]),
+        whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
 
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (bool more = shared_.exists; more; more = walk().advance(piece_)) {
+      PlaceOfKey place = look_up(piece_.tiles.begin, lane() % kWarpKeys);
+#pragma unroll 1
+      for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
+        rings().keys.claim(item_);
+        if constexpr (core::widens(K)) {
+          load_narrow(place);
+        } else {
+          load(place);
+        }
+        ptx::copy_arrive(rings().keys.full_barrier(item_++));
+        if (tile == piece_.tiles.begin) load_queries(piece_);
+        // Page numbers come while the next buffer is waited for.
+        if (tile + 1 < piece_.tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
+      }
+    }
+    ptx::copy_wait<0>();
+  }
+
+ private:
   // Made anew each time: there are few registers.
 
   __device__ __forceinline__ mma::DecodeWalk<K> walk() const {
@@ -133,12 +164,12 @@ class LatentProducer {
                kBytes;
   }
 
-  __device__ __forceinline__ void copy(std::uint32_t to, std::uint64_t row, int column,
-                                       int dim) const {
-    const bool exists = row != 0 && column < dim;
+  /// 16 bytes of a row of so many.
+  __device__ __forceinline__ void copy(std::uint32_t to, std::uint64_t row, int byte,
+                                       int bytes) const {
+    const bool exists = row != 0 && byte < bytes;
     // What does not exist is not read, but its address must be one.
-    const void* const from =
-        exists ? reinterpret_cast<const std::uint16_t*>(row) + column : p.q.data;
+    const void* const from = exists ? reinterpret_cast<const char*>(row) + byte : p.q.data;
     ptx::copy_async(to, from, exists, policy());
   }
 
@@ -160,71 +191,104 @@ class LatentProducer {
       const std::uint64_t q = of(p.q), qv = of(p.qv);
       const std::uint32_t to = rings().queries.buffer(pieces_) + row * 128 +
                                static_cast<std::uint32_t>(unit ^ row % 8) * 16;
-      copy(to, q, unit * 8, p.head_dim);
+      copy(to, q, unit * 16, p.head_dim * 2);
 #pragma unroll
       for (int c = 0; c < kChunksV; ++c) {
-        copy(to + (1 + c) * K.block_m * 128, qv, c * 64 + unit * 8, p.head_dim_v);
+        copy(to + (1 + c) * K.block_m * 128, qv, c * 128 + unit * 16, p.head_dim_v * 2);
       }
     }
     ptx::copy_arrive(rings().queries.full_barrier(pieces_++));
   }
 
-  const mma::DecodeParams& p;
-  LatentShared<K>& shared_;
-  mma::DecodePiece<K>& piece_;
-  std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
-};
-
-/// The warpgroup that copies.
-template <core::Kernel K>
-class LatentLoads : LatentProducer<K> {
-  using Base = LatentProducer<K>;
-  using Base::copy, Base::kAtOnce, Base::kChunksV, Base::kWarpKeys, Base::lane, Base::look_up,
-      Base::rings, Base::warp;
-  using typename Base::PlaceOfKey;
-
- public:
-  __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
-      : Base(params, shared) {}
-
-  __device__ __forceinline__ void run() {
-    const mma::DecodePiece<K>& piece = this->piece_;
-#pragma unroll 1
-    for (bool more = this->shared_.exists; more; more = this->walk().advance(this->piece_)) {
-      PlaceOfKey place = look_up(piece.tiles.begin, lane() % kWarpKeys);
-#pragma unroll 1
-      for (int tile = piece.tiles.begin; tile < piece.tiles.end; ++tile) {
-        rings().keys.claim(this->item_);
-        load(place);
-        ptx::copy_arrive(rings().keys.full_barrier(this->item_++));
-        if (tile == piece.tiles.begin) this->load_queries(piece);
-        // Page numbers come while the next buffer is waited for.
-        if (tile + 1 < piece.tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
-      }
-    }
-    ptx::copy_wait<0>();
-  }
-
- private:
   /// Keys and values of a block; what does not exist becomes 0.
   __device__ __forceinline__ void load(const PlaceOfKey& place) const {
-    const std::uint64_t key = this->template row_of<2>(this->p.k, place),
-                        value = this->template row_of<2>(this->p.v, place);
+    const std::uint64_t key = row_of<2>(p.k, place), value = row_of<2>(p.v, place);
     const int unit = lane() % 8, line = lane() / 8;
-    std::uint32_t to = rings().keys.buffer(this->item_) + (warp() * kWarpKeys + line) * 128 +
-                       static_cast<std::uint32_t>(unit ^ line) * 16;
+    std::uint32_t to = first_row() + line * 128 + static_cast<std::uint32_t>(unit ^ line) * 16;
 #pragma unroll 1
     for (int row = line; row < kWarpKeys; row += kAtOnce) {
       const std::uint64_t k = __shfl_sync(~0U, key, row), v = __shfl_sync(~0U, value, row);
-      copy(to, k, unit * 8, this->p.head_dim);
+      copy(to, k, unit * 16, p.head_dim * 2);
 #pragma unroll
       for (int c = 0; c < kChunksV; ++c) {
-        copy(to + (1 + c) * K.block_n * 128, v, c * 64 + unit * 8, this->p.head_dim_v);
+        copy(to + (1 + c) * kChunk, v, c * 128 + unit * 16, p.head_dim_v * 2);
       }
       // The swizzle: four rows on, a unit lies 4 units further or back in its line.
       to = (to ^ 64) + kAtOnce * 128;
     }
   }
+
+  /// The same of values of 8 bits, and their scales. A warp copies a value at a time.
+  __device__ __forceinline__ void load_narrow(const PlaceOfKey& place) const {
+    static_assert(!core::widens(K) || K.head_dim_v == 32 * 16);
+    load_scales(place);
+    const int unit = lane() % 8, line = lane() / 8;
+    const std::uint64_t key = row_of<2>(p.k, place), value = row_of<1>(p.v, place);
+    const std::uint32_t to = first_row();
+    if (whole_rows_ && !__any_sync(~0U, !exists(place))) {
+      const ptx::CachePolicy policy = this->policy();
+      // Four rows on, a unit lies 4 units further or back in its line; so do those between.
+      const std::uint32_t of_keys = to + line * 128 + static_cast<std::uint32_t>(unit ^ line) * 16;
+#pragma unroll
+      for (int i = 0; i < kWarpKeys; i += kAtOnce) {
+        const std::uint64_t from = __shfl_sync(~0U, key, i + line) + unit * 16;
+        ptx::copy_async((of_keys ^ i % 8 * 16) + i * 128, reinterpret_cast<const void*>(from),
+                        policy);
+      }
+      const std::uint32_t of_values = to + (1 + line) * kChunk + unit * 16;
+#pragma unroll
+      for (int row = 0; row < kWarpKeys; ++row) {
+        const std::uint64_t from = __shfl_sync(~0U, value, row) + lane() * 16;
+        ptx::copy_async((of_values ^ row % 8 * 16) + row * 128, reinterpret_cast<const void*>(from),
+                        policy);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kWarpKeys; i += kAtOnce) {
+      const int row = i + line;
+      copy(to + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16,
+           __shfl_sync(~0U, key, row), unit * 16, p.head_dim * 2);
+    }
+#pragma unroll 1
+    for (int row = 0; row < kWarpKeys; ++row) {
+      copy(to + (1 + line) * kChunk + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16,
+           __shfl_sync(~0U, value, row), lane() * 16, p.head_dim_v);
+    }
+  }
+  /// [keys][groups]; a lane has those of its key, of groups lane / 16 and 2 further on.
+  __device__ __forceinline__ void load_scales(const PlaceOfKey& place) const {
+    constexpr int kGroups = latent_groups(K);
+    const core::Scales& scale = p.v_scale;
+    const float* from = scale.data;
+    if (scale.of_slots()) {
+      from += place.entry * scale.stride_batch + place.slot * scale.stride_seqlen;
+    }
+    if (scale.by == Scaling::head) from += piece_.sequence.batch * scale.stride_batch;
+    if (scale.by != Scaling::tensor) from += piece_.head * scale.stride_head;
+    const bool key_exists = exists(place), grouped = scale.by == Scaling::group;
+    const int row = warp() * kWarpKeys + lane() % kWarpKeys;
+    const std::uint32_t to =
+        rings().keys.buffer(item_) + latent_chunks(K) * kChunk + row * kGroups * 4;
+#pragma unroll
+    for (int i = 0; i < kGroups; i += 2) {
+      const int group = i + lane() / kWarpKeys;
+      const bool there = key_exists && group * core::kScaledColumns < p.head_dim_v;
+      const float* const at = from + (grouped ? p.value_groups.quotient(group) : 0);
+      ptx::copy_async_word(to + group * 4, there ? at : scale.data, there);
+    }
+  }
+
+  /// Of the warp's keys in the first chunk of the item's buffer.
+  __device__ __forceinline__ std::uint32_t first_row() const {
+    return rings().keys.buffer(item_) + warp() * kWarpKeys * 128;
+  }
+
+  const mma::DecodeParams& p;
+  LatentShared<K>& shared_;
+  mma::DecodePiece<K>& piece_;
+  const bool whole_rows_;                ///< they have as many columns as there is room for
+  std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
 };
 
 }  // namespace tessera::cuda::sm90

@@ -22,7 +22,7 @@ class LatentResults {
   static constexpr int kQuads = kMine * kRows;  ///< of O^T, that a thread has
   static constexpr int kOthers = core::PartTree::kOthers;
   // What a thread asks for at once, as its registers allow: quads of so many parts.
-  static constexpr int kHeld = core::widens(K) ? 8 : kN > 16 ? 16 : 32;
+  static constexpr int kHeld = kN > 16 ? 16 : 32;
   static constexpr int kAsked = core::max(1, kHeld / kQuads);
   static constexpr int kAtOnce = core::min(kHeld, kQuads);
   static constexpr int kRowsReady = 5;  ///< a named barrier
@@ -128,7 +128,7 @@ class LatentResults {
     return at;
   }
 
-  // ---- quads of O^T: two columns, 8 apart, of two neighbouring rows ----
+  // ---- quads of O^T: two columns, of two neighbouring rows ----
 
   __device__ __forceinline__ float* quad(int i) const { return o_[i / kRows] + i % kRows * 4; }
   /// What becomes of a quad's rows, of the own part and of the i-th of those taken in.
@@ -157,15 +157,47 @@ class LatentResults {
     if (thread_ < kN) logarithms()[thread_] = -core::kInfinity;
   }
 
-  /// The result. Threads of neighbouring columns exchange, so that each gets two columns of one of
-  /// the rows.
+  /// The result. A quad's columns are 8 apart, so threads of neighbouring ones exchange, and each
+  /// gets two columns of one of the rows; but those of values of 8 bits are neighbours.
   __device__ __forceinline__ void write() const {
+    if constexpr (core::widens(K)) {
+      write_neighbours();
+    } else {
+      write_exchanged();
+    }
+    if (p.softmax_lse == nullptr || static_cast<int>(thread_) >= piece_.rows) return;
+    const mma::DecodeRow at = place(static_cast<int>(thread_));
+    p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, at.member, at.query)] =
+        core::lse_of(state_of(logarithms()[thread_]));
+  }
+  __device__ __forceinline__ std::uint16_t* output(int row) const {
+    const mma::DecodeRow at = place(core::min(row, core::max(piece_.rows - 1, 0)));
+    return static_cast<std::uint16_t*>(p.o) +
+           piece_.sequence.query_offset(p.o_strides, at.query, at.member);
+  }
+  __device__ __forceinline__ void write_neighbours() const {
+#pragma unroll
+    for (int c = 0; c < kRows; ++c) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 8 * c + static_cast<int>(lane_ % 4) * 2 + j;
+        std::uint16_t* const to = output(row);
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) {
+          const float* const x = o_[i] + 4 * c;
+          const int column =
+              (group_ * kMine + i) * 64 + warp_ * 16 + static_cast<int>(lane_ / 4) * 2;
+          if (row >= piece_.rows || column >= p.head_dim_v) continue;
+          *reinterpret_cast<std::uint32_t*>(to + column) = ptx::pack<kType>(x[j], x[2 + j]);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void write_exchanged() const {
 #pragma unroll
     for (int c = 0; c < kRows; ++c) {
       const int row = 8 * c + static_cast<int>(lane_ % 4) * 2 + static_cast<int>(lane_ / 4 & 1);
-      const mma::DecodeRow at = place(core::min(row, core::max(piece_.rows - 1, 0)));
-      auto* const to = static_cast<std::uint16_t*>(p.o) +
-                       piece_.sequence.query_offset(p.o_strides, at.query, at.member);
+      std::uint16_t* const to = output(row);
 #pragma unroll
       for (int i = 0; i < 2 * kMine; ++i) {
         const float* const x = o_[i / 2] + 4 * c + i % 2 * 2;
@@ -178,10 +210,6 @@ class LatentResults {
             ptx::pack<kType>(__uint_as_float(low), __uint_as_float(high));
       }
     }
-    if (p.softmax_lse == nullptr || static_cast<int>(thread_) >= piece_.rows) return;
-    const mma::DecodeRow at = place(static_cast<int>(thread_));
-    p.softmax_lse[piece_.sequence.lse_index(p.lse_head, p.num_heads, at.member, at.query)] =
-        core::lse_of(state_of(logarithms()[thread_]));
   }
 
   // ---- parts ----

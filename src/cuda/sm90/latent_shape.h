@@ -3,30 +3,60 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/scales.h"
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kLatentStages = 2;  ///< blocks of keys and values under way
-/// Where the warps' pieces, states of rows and barriers lie.
-TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
-  return core::widens(row) ? 5120 : 2048;
-}
-/// Warps that fetch a tile; of rows that widen there are twice as many, in turns.
+/// Warps that fetch a tile.
 inline constexpr int kLatentLoaders = 4;
 
-/// Chunks of 128 bytes that a key with its value has, and a query with the one that meets values.
-TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
+/// Blocks of keys and values under way, and those that are multiplied, of which values of 8 bits
+/// take two: scores of the next one are made early.
+TESSERA_HD constexpr int latent_stages(const core::Kernel& row) {
+  if (!core::widens(row)) return 2;
+  return row.block_m > 32 ? 3 : 4;
+}
+/// Groups of columns that may have scales of their own.
+TESSERA_HD constexpr int latent_groups(const core::Kernel& row) {
+  return core::ceil_div(row.head_dim_v, core::kScaledColumns);
+}
+/// Chunks of 128 bytes that a query has with the one that meets values; and a key with its value.
+/// @{
+TESSERA_HD constexpr int latent_query_chunks(const core::Kernel& row) {
   return (row.head_dim + row.head_dim_v) * 2 / 128;
 }
-/// Bytes of so many rows.
-TESSERA_HD constexpr int latent_row_bytes(const core::Kernel& row, int rows) {
-  return latent_chunks(row) * rows * 128;
+TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
+  return (row.head_dim * 2 + row.head_dim_v * (core::widens(row) ? 1 : 2)) / 128;
+}
+/// @}
+/// Bytes of a block's queries; and of its keys and values, with values' scales.
+/// @{
+TESSERA_HD constexpr int latent_query_bytes(const core::Kernel& row) {
+  return latent_query_chunks(row) * row.block_m * 128;
+}
+TESSERA_HD constexpr int latent_key_bytes(const core::Kernel& row) {
+  const int scales = core::widens(row) ? latent_groups(row) * 4 : 0;
+  return row.block_n * (latent_chunks(row) * 128 + scales);
+}
+/// @}
+/// How often weights of a block lie in shared memory: where they have few rows, once for each group
+/// of columns, times its scales. And the bytes of all, 128 a key for 64 of them.
+/// @{
+TESSERA_HD constexpr int latent_weights(const core::Kernel& row) {
+  return core::widens(row) && row.block_m <= 32 ? latent_groups(row) : 1;
+}
+TESSERA_HD constexpr int latent_weight_bytes(const core::Kernel& row) {
+  return row.block_n * 128 * core::ceil_div(latent_weights(row) * row.block_m, 64);
+}
+/// @}
+/// Where the warps' pieces, states of rows and barriers lie.
+TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
+  return core::widens(row) ? 3072 : 2048;
 }
 /// Queries, the ring, weights of a block, and the rest.
 TESSERA_HD constexpr int latent_bytes(const core::Kernel& row) {
-  return row.q_stages * latent_row_bytes(row, row.block_m) +
-         kLatentStages * latent_row_bytes(row, row.block_n) + row.block_n * 128 +
-         latent_other_bytes(row) + 1024;
+  return row.q_stages * latent_query_bytes(row) + latent_stages(row) * latent_key_bytes(row) +
+         latent_weight_bytes(row) + latent_other_bytes(row) + 1024;
 }
 
 }  // namespace tessera::cuda::sm90

@@ -45,6 +45,14 @@ std::uint32_t permute(std::uint32_t a, std::uint32_t b) {
   }
   return y;
 }
+/// Products of two pairs of fp16.
+inline std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  const auto product = [&](int at) {
+    return widen_f16(static_cast<std::uint16_t>(a >> at)) *
+           widen_f16(static_cast<std::uint16_t>(b >> at));
+  };
+  return pack<Dtype::f16>(product(0), product(16));
+}
 /// Four elements of 8 bits as two pairs of fp16.
 template <Dtype kType>
 void widen_four(std::uint32_t four, std::uint32_t& low, std::uint32_t& high) {

@@ -156,10 +156,5 @@ T load_if(bool condition, const T* from) {
 inline float load_in_order_if(bool condition, const float* from) {
   return load_if(condition, from);
 }
-template <std::size_t kWords>
-void load_in_order(const void* from, std::uint64_t /*policy*/, std::uint32_t (&words)[kWords]) {
-  std::memcpy(words, from, sizeof words);
-}
-inline float load_in_order(const float* from) { return *from; }
 
 }  // namespace tessera::cuda::ptx
