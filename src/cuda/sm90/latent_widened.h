@@ -5,10 +5,10 @@
 // Values become fp16, which holds them exactly, on their way from shared memory to registers, from
 // where wgmma takes its first operand: V of S^T, V^T of O^T. So do queries that meet them, times a
 // power of two of their row. A key's scales by groups of columns are multiplied with the sums of
-// each group and with weights, which each group has of its own. Where there are too many rows for
-// that, elements are multiplied by the scale of their group over the greatest of their key, and
-// what is made of the key, scores and weights, by that one. Weights of fp16 lack a power of two,
-// which is at least the greatest scale so far.
+// each group (16 rows) and with weights, which each group has of its own (up to 32). Where there
+// are too many rows for that, elements are multiplied by the scale of their group over the greatest
+// of their key, and what is made of the key, scores or weights, by that one. Weights of fp16 lack a
+// power of two, which is at least the greatest scale so far.
 #pragma once
 
 #include "cuda/mma/decode_widened.h"
