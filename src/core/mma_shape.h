@@ -125,9 +125,14 @@ inline constexpr int kTileKeys = 16;  ///< that a warp multiplies at a time
 
 /// Who takes tiles of keys in turn: a warp, or as many as share rows.
 TESSERA_HD constexpr int decode_teams(const Kernel& row) { return row.block_n / kTileKeys; }
-/// Warps of a block; of rows with qv in three warpgroups.
+/// Warpgroups that make nothing but weights, of rows with qv: of values of 8 bits.
+TESSERA_HD constexpr int decode_scorers(const Kernel& row) {
+  if (!row.qv || !widens(row)) return 0;
+  return row.block_m > 16 ? 1 : 2;
+}
+/// Warps of a block; of rows with qv in warpgroups: two that own outputs, one that fetches, those.
 TESSERA_HD constexpr int decode_warps(const Kernel& row) {
-  if (row.qv) return 12;
+  if (row.qv) return 4 * (3 + decode_scorers(row));
   return decode_teams(row) * mma_parts(row);
 }
 /// Columns that a warp has: of queries and keys, of values and outputs.

@@ -92,9 +92,18 @@ def block_loops(names, labels, branches):
 
 
 def role_loops(row):
-    """What a step of either warpgroup holds where they have roles (backward_wide.h): it makes its scores, sums,
-    and multiplies its pieces of dQ, the keys the odd one. The values alone have exponentials; softcap needs two
+    """What a step of either warpgroup holds where they have roles. Backward (backward_wide.h): it makes its scores,
+    sums, and multiplies its pieces of dQ, the keys the odd one. The values alone have exponentials; softcap needs two
     more instructions of the unit a score."""
+    if row["qv"]:
+        # Of values of 8 bits (latent_scorer.h, latent_owner.h). A weight has an exponential. Where shifts are raised,
+        # each sum that a thread has of them follows, and a row. There are two divisions by what weights lack; of more
+        # than 16 rows two by the greatest scales of a thread's keys, before products with queries and once more.
+        raised = (2 if row["block_m"] == 64 else row["block_m"] // 4) + 1
+        divisions = 2 if row["block_m"] == 16 else 6
+        return {"scorers": {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16,
+                            "MUFU": row["block_m"] // 2 + raised + divisions},
+                "owners": {"HGMMA": row["head_dim_v"] // 128 * row["block_n"] // 16, "MUFU": 0}}
     if row["stages"]:
         return {role: mma_backward_loops(row)[role] for role in ("values", "keys")}
     pieces, scores = row["head_dim"] // 64, row["block_m"] // 2
@@ -143,12 +152,9 @@ def wanted_loop(row):
                     "dQ": row["block_n"]}  # what each sums over
         return {"HGMMA": sum(products.values()) // 16, "MUFU": row["block_m"] // 2}
     if row["qv"]:
-        # Shifts are raised in the same loop; the block's owner makes its scores. Of values of 8 bits there are two
-        # divisions by what weights lack; of more than 16 rows two by the greatest scales of a thread's keys, before
-        # products with queries, and of more than 32 before those with weights.
-        divisions = {16: 2, 32: 4, 64: 6}[row["block_m"]] if row["e4m3"] else 0
+        # Shifts are raised in the same loop; the block's owner makes its scores.
         return {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16 + row["head_dim_v"] // 128 * row["block_n"] // 16,
-                "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1 + divisions}
+                "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1}
     if row["scores"] == 32 and row["values"] == 16:
         # Integer scores; references are raised in the same loop, by greatest scores.
         return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2,
@@ -171,7 +177,7 @@ def steady_loop(row, loops):
         return [f"{name} {counts[name]} times, not {count}" for name, count in wanted.items()
                 if counts[name] != count]
 
-    if not row["splits_roles"]:
+    if not row["splits_roles"] and not (row["qv"] and row["e4m3"]):
         return [] if row["extra"] else faults(loops[0][1], wanted_loop(row)), loops[0]
     fitting = {role: [loop for loop in loops if not faults(loop[1], wanted)]
                for role, wanted in role_loops(row).items()}
@@ -190,6 +196,8 @@ def faults_and_facts(symbol, row, nvdisasm, known):
     """known: what the golden file has of it."""
     spilled, facts = resources(symbol)
     faults = [f"{spilled} bytes of stack and spills"] if spilled else []
+    if "instructions are serialized" in (FOLDER / f"{symbol}.log").read_text():
+        faults.append("products of wgmma wait for each other (C7512)")
     digest = digest_of(symbol, row)
     if row and known.get(DIGEST) == digest:
         seen = {name: known[name] for name in (*DISASSEMBLED, DIGEST)}

@@ -62,6 +62,7 @@ inline bool __any_sync(unsigned /*mask*/, bool x) {
   for (unsigned lane = 0; lane < 32; ++lane) any = any || row[lane][0] != 0;
   return any;
 }
+inline bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
 template <class T>
 T __shfl_up_sync(unsigned mask, T x, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % 32);

@@ -13,7 +13,7 @@
 
 namespace tessera::device {
 
-inline constexpr unsigned kWarp = 32, kWarpgroup = 128, kMostThreads = 512;
+inline constexpr unsigned kWarp = 32, kWarpgroup = 128, kMostThreads = 640;
 
 /// Where `count` threads meet: who comes last lets all go on.
 struct Meeting {

@@ -18,13 +18,15 @@ std::string latent_problem(const core::Kernel& row, std::mt19937& random) {
                      " b=" + std::to_string(batch) + " h=" + std::to_string(heads) + "/" +
                      std::to_string(heads_k) + " q=" + std::to_string(q) +
                      " k=" + std::to_string(k) + " ";
-  text += one_of(random, {"d=64/512 ", "d=64/512 ", "d=16/256 ", "d=56/496 "}) + "qv ";
+  // As in FlashMLA's rows, which may be what they lie in.
+  const bool grouped = core::widens(row) && random() % 2 == 0;
+  text += one_of(random, {"d=64/512 ", grouped ? "d=64/512 " : "d=16/256 ", "d=56/496 "}) + "qv ";
   if (core::widens(row)) {
-    text +=
-        std::string("v=") + to_string(row.cached) + " scales=none/none/" +
-        one_of(random, {"tensor ", "head ", "token ", "group:128 ", "group:128 ", "group:256 "});
+    text += std::string("v=") + to_string(row.cached) + " scales=none/none/" +
+            (grouped ? "group:128 " : one_of(random, {"tensor ", "head ", "token ", "group:256 "}));
   }
-  text += one_of(random, {"", "cache=full ", "cache=after ", "cache=before:1 "});
+  text += one_of(random,
+                 {grouped ? "cache=after " : "", "cache=full ", "cache=after ", "cache=before:1 "});
   const bool cached = text.find("cache") != std::string::npos;
   if (cached && random() % 2 == 0) {
     const int size = up_to(1, 70), pages = (k + size - 1) / size * batch;

@@ -2,6 +2,7 @@
 #include "check/inputs.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -77,6 +78,8 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   add_keys();
   if (p.scaled()) add_scales();
   if (p.cache) add_cache();
+  const bool may_gather = p.cache && p.qv && p.scales.v == Scaling::group;
+  if (may_gather && random_.next_between(0, 3) > 0) gather_rows();
   if (p.tree) t.tree_mask = add_tree();
   if (p.bias) {
     const Bias bias = add_bias("bias", Role::input);
@@ -307,6 +310,54 @@ void RunMemory::add_cache() {
     });
     block.keep();
   }
+}
+
+/// A cache's values of 8 bits, their scales and its keys again, as columns of rows of one tensor,
+/// as FlashMLA has them.
+void RunMemory::gather_rows() {
+  constexpr std::int64_t kAligned = 16;
+  const std::array<const Block*, 3> parts = {find("v"), find("v_scale"), find("k")};
+  Block rows;
+  rows.name = "rows";
+  rows.dtype = Dtype::e4m3;
+  rows.shape = shape_of_keys(0);
+  std::array<std::int64_t, 3> first = {};  // byte of a part's columns
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] == nullptr) return;
+    first[i] = rows.shape[3];
+    rows.shape[3] += parts[i]->shape[3] * size_of(parts[i]->dtype);
+  }
+  if (first[2] % kAligned != 0) return;
+  // Slots that are neighbours, or not.
+  const auto gap = [this] { return kAligned * random_.next_between(0, 1); };
+  const std::int64_t bytes = (rows.shape[3] + kAligned - 1) / kAligned * kAligned;
+  const std::int64_t slot = bytes * rows.shape[2] + gap();
+  rows.stride = {slot * rows.shape[1] + gap(), slot, bytes, 1};
+  rows.input = true;
+  Block& placed = place(std::move(rows), kAligned);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Block& part = *parts[i];
+    const std::int64_t columns = part.shape[3], width = size_of(part.dtype);
+    part.for_each([&](std::int64_t index, std::int64_t offset) {
+      const std::int64_t row = index / columns, head = row % placed.shape[2];
+      const std::int64_t of_slot = row / placed.shape[2] % placed.shape[1];
+      const std::int64_t of_page = row / placed.shape[2] / placed.shape[1];
+      const std::int64_t at = of_page * placed.stride[0] + of_slot * placed.stride[1] +
+                              head * placed.stride[2] + first[i] + index % columns * width;
+      std::memcpy(placed.at(at), part.at(offset), size(width));
+    });
+  }
+  placed.keep();
+  const auto columns_of = [&](std::size_t i, std::int64_t width) -> ConstTensor {
+    return {placed.at(first[i]), placed.stride[0] / width, placed.stride[1] / width,
+            placed.stride[2] / width};
+  };
+  Tensors& t = tensors_;
+  t.v = columns_of(0, 1);
+  t.k = columns_of(2, size_of(parts[2]->dtype));
+  const ConstTensor scales = columns_of(1, size_of(Dtype::f32));
+  t.v_scale = {static_cast<const float*>(scales.data), scales.stride_batch, scales.stride_head,
+               scales.stride_seqlen};
 }
 
 /// Random words, some of which hide most keys.

@@ -99,6 +99,7 @@ class RunMemory {
   void add_keys();
   Tensor add_value_tiles();
   void add_cache();
+  void gather_rows();
   Tensor add_rows(const std::string& name, Role role, bool queries, std::int64_t dim);
   float* add_numbers(const std::string& name, Role role, const Sizes& shape);
   void add_scales();

@@ -43,7 +43,7 @@ DecodeParams make_params(const PlanData& plan, const Tensors& t, const GpuDecode
                   static_cast<int>(units_of_item(plan)), ticket};
   // Whatever lengths and tables say before they are written, no key lies outside of a cache; packed
   // queries could.
-  params.looks_ahead = p.cache && !p.packed && !p.qv && !plan.kernel.prefixes;
+  params.looks_ahead = p.cache && !p.packed && !plan.kernel.prefixes;
   params.batch = static_cast<int>(p.batch);
   params.heads = plan.work.heads;
   params.passes = core::value_passes(plan.kernel, static_cast<int>(p.head_dim_v));

@@ -28,6 +28,15 @@ __device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, st
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+/// The same; policy: of the second-level cache (cache_policy()).
+__device__ __forceinline__ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
+                                          std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 /// Adds fp32 of shared memory to those of global memory, or stores them there; `bytes` and
 /// addresses as above. Part of the thread's bulk group.
 __device__ __forceinline__ void bulk_add(float* to, std::uint32_t from, std::uint32_t bytes) {

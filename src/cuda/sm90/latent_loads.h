@@ -6,24 +6,43 @@
 
 #include "cuda/mma/decode_walk.h"
 #include "cuda/ptx/math.h"
+#include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/sm90/latent_shape.h"
 #include "cuda/sm90/ring.h"
 
 namespace tessera::cuda::sm90 {
 
-/// What consumers tell each other where values are of 8 bits.
+/// What the maker of a block's weights tells who multiplies values by them.
 template <core::Kernel K, bool kWidens = core::widens(K)>
-struct LatentScales {};
+struct LatentTold {
+  float factor[K.block_m];  ///< what has become of rows' weights, where their shifts were raised
+  int raised;               ///< whether one was
+};
 template <core::Kernel K>
-struct LatentScales<K, true> {
+struct LatentTold<K, true> {
   /// Of a block's values by groups of columns, over the greatest of their key: pairs of fp16, those
-  /// that a lane multiplies by side by side.
-  alignas(16) std::uint32_t shares[latent_groups(K)][4][K.block_n / 16][2];
+  /// that a lane multiplies by side by side. Not told where weights are times scales.
   alignas(
-      16) float query_factors[K.block_m];  ///< what products of queries of fp16 are multiplied by
-  float top;     ///< a power of two: what weights times values' scales lack
-  float change;  ///< what has become of outputs when it was raised last
+      16) std::uint32_t shares[latent_weights(K) > 1 ? 1 : latent_groups(K)][4][K.block_n / 16][2];
+  float factor[K.block_m];
+  float of_outputs;  ///< what becomes of outputs besides: their power of two has changed
+  int raised;
+};
+
+/// What makers of weights share, and tell owners of outputs at the end of a piece.
+template <core::Kernel K, bool kWidens = core::widens(K)>
+struct LatentEnd {};
+template <core::Kernel K>
+struct LatentEnd<K, true> {
+  alignas(16) float query_factors[K.block_m];  ///< for products of queries of fp16
+  float top;  ///< a power of two: what weights times values' scales lack
+  struct {
+    float shift[K.block_m];
+    float sums[4 * core::decode_scorers(K)][K.block_m];  ///< of weights, by warps
+    float lacks;                                         ///< what outputs do
+  } end;
+  float rows[9][K.block_m];  ///< see LatentResults
 };
 
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.
@@ -31,45 +50,60 @@ template <core::Kernel K>
 struct LatentShared {
   char queries[K.q_stages][latent_query_bytes(K)];
   char ring[latent_stages(K)][latent_key_bytes(K)];
-  /// Of a block [keys][rows], 128 bytes a key. Between pieces: what becomes of rows.
-  char weights[latent_weight_bytes(K)];
+  /// Of a block [keys][rows], 128 bytes a key. Between pieces, of 16 bits: what becomes of rows.
+  char weights[latent_weight_stages(K)][latent_weight_bytes(K)];
 
-  std::uint64_t barriers[2 * (K.q_stages + latent_stages(K))];
+  std::uint64_t barriers[2 * (K.q_stages + latent_stages(K) + latent_weight_stages(K) + 1)];
   mma::DecodePiece<K> pieces[core::decode_warps(K)];
   /// What a consuming warp remembers where it has no registers.
   struct {
     core::Range plain;     ///< tiles of the piece whose keys all rows see
     std::uint32_t pieces;  ///< that had keys, before this one
   } warps[8];
-  float shift[K.block_m];   ///< of rows, where it was last raised
-  float factor[K.block_m];  ///< what has become of weights then
-  int raised;               ///< whether the block's owner has
-  bool exists;              ///< whether there is a first piece
-  int span_length;          ///< of core::Spans
+  float shift[K.block_m];  ///< of rows, where it was last raised
+  LatentTold<K> told[latent_weight_stages(K)];
+  bool exists;      ///< whether there is a first piece
+  int span_length;  ///< of core::Spans
   mma::DecodeSearch<K> search;
-  LatentScales<K> scales;
+  LatentEnd<K> scales;
 };
 
 /// The rings, as both sides count them.
 template <core::Kernel K>
 struct LatentRings {
-  static constexpr int kStages = latent_stages(K);
+  static constexpr int kStages = latent_stages(K), kWeightStages = latent_weight_stages(K);
+  static constexpr int kScorers = core::decode_scorers(K);
   Ring<kStages> keys;
   Ring<K.q_stages> queries;
+  Ring<kWeightStages> weights;  ///< where they have makers of their own
+  Ring<1> ends;                 ///< of pieces, the same
 
   static constexpr int kThreads = kLatentLoaders * 32;  ///< that arrive at a full buffer
-  static constexpr int kConsumers = 8;                  ///< warps
+  static constexpr int kOwners = 8;                     ///< warps
 
   __device__ __forceinline__ explicit LatentRings(LatentShared<K>& shared) {
-    const std::uint32_t barriers = ptx::shared_address(shared.barriers);
+    std::uint32_t barriers = ptx::shared_address(shared.barriers);
     keys = {ptx::shared_address(shared.ring), sizeof shared.ring[0], barriers,
             barriers + 8 * kStages};
-    queries = {ptx::shared_address(shared.queries), sizeof shared.queries[0],
-               barriers + 16 * kStages, barriers + 16 * kStages + 8 * K.q_stages};
+    barriers += 16 * kStages;
+    queries = {ptx::shared_address(shared.queries), sizeof shared.queries[0], barriers,
+               barriers + 8 * K.q_stages};
+    barriers += 16 * K.q_stages;
+    weights = {ptx::shared_address(shared.weights), sizeof shared.weights[0], barriers,
+               barriers + 8 * kWeightStages};
+    barriers += 16 * kWeightStages;
+    ends = {0, 0, barriers, barriers + 8};
   }
   __device__ __forceinline__ void initialise() const {
-    keys.initialise(kThreads, kConsumers);
-    queries.initialise(kThreads, kConsumers);
+    if constexpr (kScorers == 0) {
+      keys.initialise(kThreads, kOwners);
+      queries.initialise(kThreads, kOwners);
+    } else {
+      keys.initialise(kThreads, kOwners + 4);
+      queries.initialise(kThreads, 4 * kScorers);
+      weights.initialise(4, kOwners);
+      ends.initialise(4 * kScorers, kOwners);
+    }
   }
 };
 
@@ -88,7 +122,7 @@ class LatentLoads {
       : p(params),
         shared_(shared),
         piece_(shared.pieces[threadIdx.x / 32]),
-        whole_rows_(params.head_dim == K.head_dim && params.head_dim_v == K.head_dim_v) {}
+        one_row_(core::widens(K) && lies_in_one_row(params)) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
@@ -101,8 +135,9 @@ class LatentLoads {
           load_narrow(place);
         } else {
           load(place);
+          ptx::copy_arrive(rings().keys.full_barrier(item_));
         }
-        ptx::copy_arrive(rings().keys.full_barrier(item_++));
+        ++item_;
         if (tile == piece_.tiles.begin) load_queries(piece_);
         // Page numbers come while the next buffer is waited for.
         if (tile + 1 < piece_.tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
@@ -111,7 +146,48 @@ class LatentLoads {
     ptx::copy_wait<0>();
   }
 
+  /// Asks the second-level cache for what may become the first blocks, and for the queries.
+  __device__ __forceinline__ void prefetch(const mma::DecodePiece<K>& of) const {
+    const auto ask = [this](std::uint64_t from, int bytes) {
+      ptx::prefetch(reinterpret_cast<const void*>(from), static_cast<std::uint32_t>(bytes),
+                    policy());
+    };
+    const int thread = warp() * 32 + lane();
+    if (thread < of.rows) {
+      const mma::DecodeRow at = mma::row_of<K>(of, p.group, thread);
+      ask(query_of(p.q, of, at), p.head_dim * 2);
+      ask(query_of(p.qv, of, at), p.head_dim_v * 2);
+    }
+    const core::Pages& pages = p.cache.pages;
+    const bool value = lane() < kWarpKeys;
+#pragma unroll 1
+    for (int i = 0; i < kPrefetched && of.tiles.begin + i < of.tiles.end; ++i) {
+      const core::Range keys = of.keys.from(of.tiles.begin + i);
+      const int key = keys.begin + warp() * kWarpKeys + lane() % kWarpKeys;
+      PlaceOfKey place = {of.sequence.entry_k, of.sequence.first_k + key, key < keys.end};
+      if (pages.table != nullptr && place.exists) {
+        const core::Pages::Place in_page = pages.place(place.slot, p.page_size);
+        const std::int64_t at = place.entry * pages.stride + in_page.column;
+        place.slot = in_page.slot;
+        // As lengths, not from the first-level cache.
+        place.entry = pages.ids == PageIds::i32
+                          ? ptx::load_relaxed(static_cast<const std::int32_t*>(pages.table) + at)
+                          : ptx::load_relaxed(static_cast<const std::int64_t*>(pages.table) + at);
+      }
+      if (!exists(place)) continue;
+      if (value) {
+        ask(row_of<kValueBytes>(p.v, of.head, place),
+            one_row_ ? latent_row_bytes(K) : p.head_dim_v * kValueBytes);
+      } else if (!one_row_) {
+        ask(row_of<2>(p.k, of.head, place), p.head_dim * 2);
+      }
+    }
+  }
+
  private:
+  static constexpr int kValueBytes = core::widens(K) ? 1 : 2;
+  static constexpr int kPrefetched = 1;  ///< blocks; more stand in the way of what others wait for
+
   // Made anew each time: there are few registers.
 
   __device__ __forceinline__ mma::DecodeWalk<K> walk() const {
@@ -155,13 +231,22 @@ class LatentLoads {
   }
   /// The first element of the lane's key, or its value, of so many bytes; 0: it does not exist.
   template <int kBytes>
-  __device__ __forceinline__ std::uint64_t row_of(const Source& source,
+  __device__ __forceinline__ std::uint64_t row_of(const Source& source, int head,
                                                   const PlaceOfKey& place) const {
     if (!exists(place)) return 0;
     return reinterpret_cast<std::uint64_t>(source.data) +
            (place.entry * source.strides.batch + place.slot * source.strides.seqlen +
-            piece_.head * source.strides.head) *
+            head * source.strides.head) *
                kBytes;
+  }
+  /// The first element of a piece's row of queries.
+  __device__ __forceinline__ std::uint64_t query_of(const Source& source,
+                                                    const mma::DecodePiece<K>& of,
+                                                    const mma::DecodeRow& at) const {
+    const int head = of.head * p.group.value() + at.member;
+    return reinterpret_cast<std::uint64_t>(
+        static_cast<const std::uint16_t*>(source.data) +
+        of.sequence.query_offset(source.strides, at.query, head));
   }
 
   /// 16 bytes of a row of so many.
@@ -181,14 +266,8 @@ class LatentLoads {
     for (int row = warp() * kAtOnce + lane() / 8; row < K.block_m; row += kWarps * kAtOnce) {
       const bool exists = row < piece.rows;
       const mma::DecodeRow at = mma::row_of<K>(piece, p.group, exists ? row : 0);
-      const int head = piece.head * p.group.value() + at.member;
-      const auto of = [&](const Source& source) {
-        return exists ? reinterpret_cast<std::uint64_t>(
-                            static_cast<const std::uint16_t*>(source.data) +
-                            piece.sequence.query_offset(source.strides, at.query, head))
-                      : 0;
-      };
-      const std::uint64_t q = of(p.q), qv = of(p.qv);
+      const std::uint64_t q = exists ? query_of(p.q, piece, at) : 0;
+      const std::uint64_t qv = exists ? query_of(p.qv, piece, at) : 0;
       const std::uint32_t to = rings().queries.buffer(pieces_) + row * 128 +
                                static_cast<std::uint32_t>(unit ^ row % 8) * 16;
       copy(to, q, unit * 16, p.head_dim * 2);
@@ -202,7 +281,8 @@ class LatentLoads {
 
   /// Keys and values of a block; what does not exist becomes 0.
   __device__ __forceinline__ void load(const PlaceOfKey& place) const {
-    const std::uint64_t key = row_of<2>(p.k, place), value = row_of<2>(p.v, place);
+    const std::uint64_t key = row_of<2>(p.k, piece_.head, place),
+                        value = row_of<2>(p.v, piece_.head, place);
     const int unit = lane() % 8, line = lane() / 8;
     std::uint32_t to = first_row() + line * 128 + static_cast<std::uint32_t>(unit ^ line) * 16;
 #pragma unroll 1
@@ -218,45 +298,50 @@ class LatentLoads {
     }
   }
 
-  /// The same of values of 8 bits, and their scales. A warp copies a value at a time.
+  /// The same where values are of 8 bits: value, scales and key of a row lie one after another.
   __device__ __forceinline__ void load_narrow(const PlaceOfKey& place) const {
+    if (one_row_ && !__any_sync(~0U, !exists(place))) {
+      copy_rows(row_of<1>(p.v, piece_.head, place));
+    } else {
+      load_apart(place);
+      ptx::copy_arrive(rings().keys.full_barrier(item_));
+    }
+  }
+  /// Rows that lie so in memory, too, by the copy engine: one by one, or the warp's at once where
+  /// they are neighbours. row: that of the lane's key.
+  __device__ __forceinline__ void copy_rows(std::uint64_t row) const {
+    constexpr int kBytes = latent_row_bytes(K);
+    const std::uint32_t full = rings().keys.full_barrier(item_);
+    const int key = lane() % kWarpKeys;
+    const std::uint32_t to = own_rows() + key * kBytes;
+    const bool neighbours = __all_sync(~0U, row == __shfl_sync(~0U, row, 0) + key * kBytes) != 0;
+    const int rows = neighbours ? kWarpKeys : 1;
+    if (lane() < (neighbours ? 1 : kWarpKeys)) {
+      ptx::mbarrier_expect(full, rows * kBytes);
+      ptx::bulk_load(to, reinterpret_cast<const void*>(row), rows * kBytes, full, policy());
+    } else {
+      ptx::mbarrier_arrive(full);
+    }
+  }
+  /// Rows of any other layout, and those that do not exist.
+  __device__ __forceinline__ void load_apart(const PlaceOfKey& place) const {
     static_assert(!core::widens(K) || K.head_dim_v == 32 * 16);
     load_scales(place);
+    const std::uint64_t key = row_of<2>(p.k, piece_.head, place),
+                        value = row_of<1>(p.v, piece_.head, place);
     const int unit = lane() % 8, line = lane() / 8;
-    const std::uint64_t key = row_of<2>(p.k, place), value = row_of<1>(p.v, place);
-    const std::uint32_t to = first_row();
-    if (whole_rows_ && !__any_sync(~0U, !exists(place))) {
-      const ptx::CachePolicy policy = this->policy();
-      // Four rows on, a unit lies 4 units further or back in its line; so do those between.
-      const std::uint32_t of_keys = to + line * 128 + static_cast<std::uint32_t>(unit ^ line) * 16;
-#pragma unroll
-      for (int i = 0; i < kWarpKeys; i += kAtOnce) {
-        const std::uint64_t from = __shfl_sync(~0U, key, i + line) + unit * 16;
-        ptx::copy_async((of_keys ^ i % 8 * 16) + i * 128, reinterpret_cast<const void*>(from),
-                        policy);
-      }
-      const std::uint32_t of_values = to + (1 + line) * kChunk + unit * 16;
-#pragma unroll
-      for (int row = 0; row < kWarpKeys; ++row) {
-        const std::uint64_t from = __shfl_sync(~0U, value, row) + lane() * 16;
-        ptx::copy_async((of_values ^ row % 8 * 16) + row * 128, reinterpret_cast<const void*>(from),
-                        policy);
-      }
-      return;
-    }
 #pragma unroll 1
-    for (int i = 0; i < kWarpKeys; i += kAtOnce) {
-      const int row = i + line;
-      copy(to + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16,
+    for (int row = line; row < kWarpKeys; row += kAtOnce) {
+      copy(own_rows() + row * latent_row_bytes(K) + latent_key_at(K) + unit * 16,
            __shfl_sync(~0U, key, row), unit * 16, p.head_dim * 2);
     }
 #pragma unroll 1
     for (int row = 0; row < kWarpKeys; ++row) {
-      copy(to + (1 + line) * kChunk + row * 128 + static_cast<std::uint32_t>(unit ^ row % 8) * 16,
-           __shfl_sync(~0U, value, row), lane() * 16, p.head_dim_v);
+      copy(own_rows() + row * latent_row_bytes(K) + lane() * 16, __shfl_sync(~0U, value, row),
+           lane() * 16, p.head_dim_v);
     }
   }
-  /// [keys][groups]; a lane has those of its key, of groups lane / 16 and 2 further on.
+  /// A lane has those of its key, of groups lane / 16 and 2 further on.
   __device__ __forceinline__ void load_scales(const PlaceOfKey& place) const {
     constexpr int kGroups = latent_groups(K);
     const core::Scales& scale = p.v_scale;
@@ -267,9 +352,8 @@ class LatentLoads {
     if (scale.by == Scaling::head) from += piece_.sequence.batch * scale.stride_batch;
     if (scale.by != Scaling::tensor) from += piece_.head * scale.stride_head;
     const bool key_exists = exists(place), grouped = scale.by == Scaling::group;
-    const int row = warp() * kWarpKeys + lane() % kWarpKeys;
     const std::uint32_t to =
-        rings().keys.buffer(item_) + latent_chunks(K) * kChunk + row * kGroups * 4;
+        own_rows() + lane() % kWarpKeys * latent_row_bytes(K) + latent_scales_at(K);
 #pragma unroll
     for (int i = 0; i < kGroups; i += 2) {
       const int group = i + lane() / kWarpKeys;
@@ -278,7 +362,24 @@ class LatentLoads {
       ptx::copy_async_word(to + group * 4, there ? at : scale.data, there);
     }
   }
+  /// Whether values, scales and keys are columns of one tensor of rows as they lie in the ring.
+  __device__ __forceinline__ static bool lies_in_one_row(const mma::DecodeParams& p) {
+    const core::Scales& scale = p.v_scale;
+    const auto *k = static_cast<const char*>(p.k.data), *v = static_cast<const char*>(p.v.data),
+               *scales = reinterpret_cast<const char*>(scale.data);
+    const core::Strides of_k = p.k.strides, of_v = p.v.strides, of_scales = scale.strides();
+    return scale.by == Scaling::group && p.value_groups.value() == 1 && p.head_dim == K.head_dim &&
+           p.head_dim_v == K.head_dim_v && scales == v + latent_scales_at(K) &&
+           k == v + latent_key_at(K) && of_k.batch * 2 == of_v.batch &&
+           of_scales.batch * 4 == of_v.batch && of_k.seqlen * 2 == of_v.seqlen &&
+           of_scales.seqlen * 4 == of_v.seqlen && of_k.head * 2 == of_v.head &&
+           of_scales.head * 4 == of_v.head;
+  }
 
+  /// Of the warp's keys of 8 bits, in the item's buffer.
+  __device__ __forceinline__ std::uint32_t own_rows() const {
+    return rings().keys.buffer(item_) + warp() * kWarpKeys * latent_row_bytes(K);
+  }
   /// Of the warp's keys in the first chunk of the item's buffer.
   __device__ __forceinline__ std::uint32_t first_row() const {
     return rings().keys.buffer(item_) + warp() * kWarpKeys * 128;
@@ -287,7 +388,7 @@ class LatentLoads {
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
   mma::DecodePiece<K>& piece_;
-  const bool whole_rows_;                ///< they have as many columns as there is room for
+  const bool one_row_;
   std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
 };
 

@@ -22,7 +22,7 @@ class LatentResults {
   static constexpr int kQuads = kMine * kRows;  ///< of O^T, that a thread has
   static constexpr int kOthers = core::PartTree::kOthers;
   // What a thread asks for at once, as its registers allow: quads of so many parts.
-  static constexpr int kHeld = kN > 16 ? 16 : 32;
+  static constexpr int kHeld = core::widens(K) ? (kN > 16 ? 4 : 8) : kN > 16 ? 16 : 32;
   static constexpr int kAsked = core::max(1, kHeld / kQuads);
   static constexpr int kAtOnce = core::min(kHeld, kQuads);
   static constexpr int kRowsReady = 5;  ///< a named barrier
@@ -43,9 +43,32 @@ class LatentResults {
         warp_(static_cast<int>(thread_) / 32 % 4),
         lane_(thread_ % 32) {}
 
-  /// sum: of the rows whose weights the thread has made.
-  __device__ __forceinline__ void finish(const float (&sum)[kN / 4]) {
-    end_rows(sum);
+  /// What rows' sums and sinks make of them. sum: of the rows whose weights the thread has made.
+  __device__ __forceinline__ void end_rows(const float (&sum)[kN / 4]) const {
+    static_assert(1 + kOthers == 8);
+    float* const sums = factors();  // [8 warps][rows]
+    // Nobody reads weights any more.
+    ptx::barrier_sync(kRowsReady, 256);
+#pragma unroll
+    for (int i = 0; i < kN / 4; ++i) {
+      float all = sum[i];
+#pragma unroll
+      for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0U, all, lanes);
+      if (lane_ < 4) {
+        sums[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
+      }
+    }
+    ptx::barrier_sync(kRowsReady, 256);
+    end_rows<8>(shared_.shift, sums);
+  }
+  /// The same of what makers of weights have told.
+  __device__ __forceinline__ void end_rows() const {
+    ptx::barrier_sync(kRowsReady, 256);
+    const auto& end = shared_.scales.end;
+    end_rows<4 * core::decode_scorers(K)>(end.shift, end.sums[0], end.lacks);
+  }
+
+  __device__ __forceinline__ void finish() {
     scale_by_weights();
     const int part = parts_.part(), parts = parts_.count();
     if (parts > 1) {
@@ -79,38 +102,30 @@ class LatentResults {
   /// sums. Before that: sums of weights, by warps.
   /// @{
   __device__ __forceinline__ float* factors() const {
-    static_assert((2 + kOthers) * kN * 4 <= sizeof shared_.weights);
-    return reinterpret_cast<float*>(shared_.weights);
+    if constexpr (core::widens(K)) {
+      return shared_.scales.rows[0];
+    } else {
+      static_assert((2 + kOthers) * kN * 4 <= sizeof shared_.weights);
+      return reinterpret_cast<float*>(shared_.weights);
+    }
   }
   __device__ __forceinline__ float* logarithms() const { return factors() + (1 + kOthers) * kN; }
   /// @}
 
-  /// What rows' sums and sinks make of them.
-  __device__ __forceinline__ void end_rows(const float (&sum)[kN / 4]) const {
-    static_assert(1 + kOthers == 8);
-    float* const sums = factors();  // [8 warps][rows]
-    // Nobody reads weights any more.
-    ptx::barrier_sync(kRowsReady, 256);
-#pragma unroll
-    for (int i = 0; i < kN / 4; ++i) {
-      float all = sum[i];
-#pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) all += __shfl_xor_sync(~0U, all, lanes);
-      if (lane_ < 4) {
-        sums[(group_ * 4 + warp_) * kN + i / 2 * 8 + static_cast<int>(lane_) * 2 + i % 2] = all;
-      }
-    }
-    ptx::barrier_sync(kRowsReady, 256);
+  /// sums: [warps][rows]; lacks: what outputs lack besides.
+  template <int kWarps>
+  __device__ __forceinline__ void end_rows(const float* shift, const float* sums,
+                                           float lacks = 1.0F) const {
     const int row = static_cast<int>(thread_);
     if (row < kN) {
-      core::Softmax<float> state = {shared_.shift[row], 0.0F};
+      core::Softmax<float> state = {shift[row], 0.0F};
 #pragma unroll
-      for (int w = 0; w < 8; ++w) state.sum += sums[w * kN + row];
+      for (int w = 0; w < kWarps; ++w) state.sum += sums[w * kN + row];
       // A row's sink enters with its first part.
       const bool has_sink = p.sink != nullptr && piece_.units.begin == 0 && row < piece_.rows;
       const core::FinishedRow<float> end =
           core::finish(state, has_sink, has_sink ? p.sink[place(row).member] : 0.0F);
-      sums[row] = end.factor;
+      factors()[row] = end.factor * lacks;
       logarithms()[row] = log2_of(end.state);
     }
     ptx::barrier_sync(kRowsReady, 256);
@@ -138,13 +153,16 @@ class LatentResults {
   /// The own part's.
   __device__ __forceinline__ void scale_by_weights() const {
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const float2 factor = factors_of(0, i);
-      float* const x = quad(i);
-      x[0] *= factor.x;
-      x[1] *= factor.y;
-      x[2] *= factor.x;
-      x[3] *= factor.y;
+    for (int row = 0; row < kRows; ++row) {
+      const float2 factor = factors_of(0, row);
+#pragma unroll
+      for (int c = 0; c < kMine; ++c) {
+        float* const x = quad(c * kRows + row);
+        x[0] *= factor.x;
+        x[1] *= factor.y;
+        x[2] *= factor.x;
+        x[3] *= factor.y;
+      }
     }
   }
   /// As if the block had no part.

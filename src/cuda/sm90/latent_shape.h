@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/mma_shape.h"
 #include "core/scales.h"
 
 namespace tessera::cuda::sm90 {
@@ -11,7 +12,7 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kLatentLoaders = 4;
 
 /// Blocks of keys and values under way, and those that are multiplied, of which values of 8 bits
-/// take two: scores of the next one are made early.
+/// take two or three: warpgroups have a block each.
 TESSERA_HD constexpr int latent_stages(const core::Kernel& row) {
   if (!core::widens(row)) return 2;
   return row.block_m > 32 ? 3 : 4;
@@ -20,13 +21,26 @@ TESSERA_HD constexpr int latent_stages(const core::Kernel& row) {
 TESSERA_HD constexpr int latent_groups(const core::Kernel& row) {
   return core::ceil_div(row.head_dim_v, core::kScaledColumns);
 }
-/// Chunks of 128 bytes that a query has with the one that meets values; and a key with its value.
+/// Chunks of 128 bytes that a query has with the one that meets values; and a key with its value,
+/// of 16 bits.
 /// @{
 TESSERA_HD constexpr int latent_query_chunks(const core::Kernel& row) {
   return (row.head_dim + row.head_dim_v) * 2 / 128;
 }
 TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
-  return (row.head_dim * 2 + row.head_dim_v * (core::widens(row) ? 1 : 2)) / 128;
+  return (row.head_dim + row.head_dim_v) * 2 / 128;
+}
+/// @}
+/// A key beside values of 8 bits: they lie one after another, as in FlashMLA's rows of 656 bytes,
+/// value, scales, key. These bytes, 16 more than a multiple of 128, take eight rows to different
+/// banks.
+/// @{
+TESSERA_HD constexpr int latent_scales_at(const core::Kernel& row) { return row.head_dim_v; }
+TESSERA_HD constexpr int latent_key_at(const core::Kernel& row) {
+  return row.head_dim_v + latent_groups(row) * 4;
+}
+TESSERA_HD constexpr int latent_row_bytes(const core::Kernel& row) {
+  return latent_key_at(row) + row.head_dim * 2;
 }
 /// @}
 /// Bytes of a block's queries; and of its keys and values, with values' scales.
@@ -35,28 +49,31 @@ TESSERA_HD constexpr int latent_query_bytes(const core::Kernel& row) {
   return latent_query_chunks(row) * row.block_m * 128;
 }
 TESSERA_HD constexpr int latent_key_bytes(const core::Kernel& row) {
-  const int scales = core::widens(row) ? latent_groups(row) * 4 : 0;
-  return row.block_n * (latent_chunks(row) * 128 + scales);
+  return row.block_n * (core::widens(row) ? latent_row_bytes(row) : latent_chunks(row) * 128);
 }
 /// @}
 /// How often weights of a block lie in shared memory: where they have few rows, once for each group
-/// of columns, times its scales. And the bytes of all, 128 a key for 64 of them.
+/// of columns, times its scales. And the bytes of all, 128 a key for 64 of them. And of how many
+/// blocks there are weights: where they have makers of their own, these are ahead.
 /// @{
 TESSERA_HD constexpr int latent_weights(const core::Kernel& row) {
-  return core::widens(row) && row.block_m <= 32 ? latent_groups(row) : 1;
+  return core::widens(row) && row.block_m <= 16 ? latent_groups(row) : 1;
 }
 TESSERA_HD constexpr int latent_weight_bytes(const core::Kernel& row) {
   return row.block_n * 128 * core::ceil_div(latent_weights(row) * row.block_m, 64);
 }
+TESSERA_HD constexpr int latent_weight_stages(const core::Kernel& row) {
+  return core::widens(row) ? 2 : 1;
+}
 /// @}
 /// Where the warps' pieces, states of rows and barriers lie.
 TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
-  return core::widens(row) ? 3072 : 2048;
+  return core::widens(row) ? 9728 : 2048;
 }
 /// Queries, the ring, weights of a block, and the rest.
 TESSERA_HD constexpr int latent_bytes(const core::Kernel& row) {
   return row.q_stages * latent_query_bytes(row) + latent_stages(row) * latent_key_bytes(row) +
-         latent_weight_bytes(row) + latent_other_bytes(row) + 1024;
+         latent_weight_stages(row) * latent_weight_bytes(row) + latent_other_bytes(row) + 1024;
 }
 
 }  // namespace tessera::cuda::sm90

@@ -46,7 +46,7 @@ inline void tma_load(std::uint32_t to, const TensorMap& map, std::uint32_t barri
   mbarrier_complete(barrier, std::int64_t{line} - to);
 }
 inline void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
-                      std::uint32_t barrier) {
+                      std::uint32_t barrier, std::uint64_t /*policy*/ = 0) {
   std::memcpy(shared_memory(to), from, bytes);
   mbarrier_complete(barrier, bytes);
 }
