@@ -183,8 +183,52 @@ std::string mma_problem(const core::Kernel& row, std::mt19937& random) {
 
 TEST_P(MmaOnFibers, IsRight) { check_some(mma_problem); }
 
+class LatentOnFibers : public OnFibers {};
+
+/// A sequence's bits do not depend on what a block of threads has done before (batch_invariant):
+/// few blocks have many sequences, of numbers of tiles that are even and odd.
+TEST_P(LatentOnFibers, BitsDependOnNoOtherSequence_S9) {
+  const core::Kernel& row = GetParam();
+  const std::uint64_t seed = std::random_device()() * 64 + 16;  // lse is asked for, rows lie apart
+  const std::string types = core::widens(row) ? " v=e4m3 scales=none/none/group:128" : "";
+  const Result<Problem> p =
+      parse_problem(std::string("fwd ") + to_string(core::dtype_of(row.operand)) + types +
+                    " b=6 h=" + std::to_string(row.block_m) +
+                    "/1 q=1 k=260 d=64/512 qv cache=after scale=0.1 batch_invariant");
+  ASSERT_TRUE(p.ok()) << p.status().text;
+  std::vector<double> outputs[2];
+  for (const int blocks : {1, 40}) {
+    gpu_.threads = blocks;
+    tools::RunMemory memory(*p, seed);
+    const PlanData plan = plan_row(row, *p, gpu_);
+    const tools::GuardedBuffer workspace(plan.workspace_bytes, 0);
+    const Status status = cuda::run(plan, memory.tensors(), workspace.data(), {});
+    ASSERT_TRUE(status.ok()) << status.text;
+    EXPECT_EQ(wrong_, "");
+    std::vector<double>& all = outputs[blocks == 1 ? 0 : 1];
+    for (const char* name : {"o", "softmax_lse"}) {
+      ASSERT_TRUE(memory.has_output(name));
+      const std::vector<double> numbers = memory.output(name);
+      all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+  }
+  ASSERT_EQ(outputs[0].size(), outputs[1].size());
+  int differ = 0;
+  for (std::size_t i = 0; i < outputs[0].size(); ++i)
+    differ += outputs[0][i] != outputs[1][i] ? 1 : 0;
+  EXPECT_EQ(differ, 0) << "of " << outputs[0].size() << ", seed " << seed;
+}
+
+/// Rows with qv.
+std::vector<core::Kernel> latent_rows() {
+  std::vector<core::Kernel> found(rows().begin(), rows().end());
+  std::erase_if(found, [](const core::Kernel& row) { return !row.qv; });
+  return found;
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, ForwardOnFibers, testing::ValuesIn(rows().begin(), rows().end()),
                          row_name);
+INSTANTIATE_TEST_SUITE_P(Rows, LatentOnFibers, testing::ValuesIn(latent_rows()), row_name);
 INSTANTIATE_TEST_SUITE_P(MmaRows, MmaOnFibers,
                          testing::ValuesIn(mma_rows().begin(), mma_rows().end()), row_name);
 INSTANTIATE_TEST_SUITE_P(DecodeRows, ForwardOnFibers,

@@ -78,7 +78,7 @@ RunMemory::RunMemory(const Problem& problem, std::uint64_t seed, Heads heads)
   add_keys();
   if (p.scaled()) add_scales();
   if (p.cache) add_cache();
-  const bool may_gather = p.cache && p.qv && p.scales.v == Scaling::group;
+  const bool may_gather = p.cache && p.qv && p.scales.v == Scaling::group && variation_.strided;
   if (may_gather && random_.next_between(0, 3) > 0) gather_rows();
   if (p.tree) t.tree_mask = add_tree();
   if (p.bias) {
@@ -327,7 +327,7 @@ void RunMemory::gather_rows() {
     first[i] = rows.shape[3];
     rows.shape[3] += parts[i]->shape[3] * size_of(parts[i]->dtype);
   }
-  if (first[2] % kAligned != 0) return;
+  if (first[2] % kAligned != 0 || extent(rows.shape, {1, 1, 1, 1}) == 0) return;
   // Slots that are neighbours, or not.
   const auto gap = [this] { return kAligned * random_.next_between(0, 1); };
   const std::int64_t bytes = (rows.shape[3] + kAligned - 1) / kAligned * kAligned;

@@ -49,7 +49,8 @@ class LatentConsumer : LatentScores<K> {
         rings().keys.wait_full(item_);
         // What the producer's threads have copied, wgmma sees after this.
         ptx::fence_proxy_async();
-        if (agreed(item_ % 2 == group_)) {
+        // Counted in the piece: so sums do not depend on what lies before it (S9).
+        if (agreed(static_cast<std::uint32_t>(tile - piece_.tiles.begin) % 2 == group_)) {
           own(tile);
         } else {
           ptx::barrier_arrive(kWeightsFree, 256);

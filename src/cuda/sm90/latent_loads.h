@@ -104,6 +104,7 @@ struct LatentRings {
       weights.initialise(4, kOwners);
       ends.initialise(4 * kScorers, kOwners);
     }
+    ptx::fence_mbarrier_init();
   }
 };
 
@@ -312,6 +313,7 @@ class LatentLoads {
   __device__ __forceinline__ void copy_rows(std::uint64_t row) const {
     constexpr int kBytes = latent_row_bytes(K);
     const std::uint32_t full = rings().keys.full_barrier(item_);
+    ptx::fence_proxy_async();  // rows that were copied one by one may have lain there
     const int key = lane() % kWarpKeys;
     const std::uint32_t to = own_rows() + key * kBytes;
     const bool neighbours = __all_sync(~0U, row == __shfl_sync(~0U, row, 0) + key * kBytes) != 0;

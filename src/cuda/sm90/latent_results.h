@@ -97,9 +97,9 @@ class LatentResults {
  private:
   // ---- rows ----
 
-  /// Between pieces, in place of weights. What becomes of rows of parts that are merged, of which
-  /// the block's own is the first: [1 + kOthers][rows] factors; and the base-2 logarithms of rows'
-  /// sums. Before that: sums of weights, by warps.
+  /// What becomes of rows of parts that are merged, of which the block's own is the first:
+  /// [1 + kOthers][rows] factors; and the base-2 logarithms of rows' sums. Of values of 16 bits it
+  /// lies where weights do, between pieces, and before that there are sums of weights, by warps.
   /// @{
   __device__ __forceinline__ float* factors() const {
     if constexpr (core::widens(K)) {

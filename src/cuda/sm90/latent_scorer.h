@@ -57,7 +57,7 @@ class LatentScorer : LatentScores<K> {
       begin();
 #pragma unroll 1
       for (int tile = piece_.tiles.begin; agreed(tile < piece_.tiles.end); ++tile) {
-        if (agreed(item_ % kScorers == scorer_)) make(tile);
+        if (agreed(makes(tile))) make(tile);
         ++item_;
       }
       end();
@@ -78,6 +78,11 @@ class LatentScorer : LatentScores<K> {
   __device__ __forceinline__ LatentRings<K> rings() const { return LatentRings<K>(shared_); }
   __device__ __forceinline__ LatentTold<K>& told(std::uint32_t item) const {
     return shared_.told[item % latent_weight_stages(K)];
+  }
+  /// Whether the block is this warpgroup's. Counted in the piece: so sums do not depend on what
+  /// lies before it (S9).
+  __device__ __forceinline__ bool makes(int tile) const {
+    return static_cast<std::uint32_t>(tile - piece_.tiles.begin) % kScorers == scorer_;
   }
   /// Of all who make weights.
   __device__ __forceinline__ static int thread() { return Scores::thread() - 256; }
@@ -115,8 +120,7 @@ class LatentScorer : LatentScores<K> {
       // All blocks have their weights.
       ptx::barrier_sync(kMeet, kThreads);
       if (kScorers > 1) {
-        const bool last = agreed((item_ - 1) % kScorers == scorer_);
-        if (!last) follow_other(item_);
+        if (agreed(!makes(piece_.tiles.end - 1))) follow_other(item_);
       }
       __syncwarp();
       if (lane() == 0) rings().queries.release(pieces_++);
