@@ -1,7 +1,8 @@
 // What the producing warps of the latent kernel (latent.h) ask memory for: blocks of 64 keys, each
 // with its value, from wherever they lie, and the queries of a piece. Copies of 16 bytes take any
-// page and stride; the producer walks by itself and is ahead in the next piece, too. Values of 8
-// bits lie in the ring as they do in memory, with their scales behind them.
+// page and stride; the producer walks by itself and is ahead in the next piece, too. Beside values
+// of 8 bits a row of the ring is value, scales, key: where it is so in memory, too, the copy engine
+// brings it.
 #pragma once
 
 #include "cuda/mma/decode_walk.h"
@@ -30,11 +31,12 @@ struct LatentTold<K, true> {
   int raised;
 };
 
-/// What makers of weights share, and tell owners of outputs at the end of a piece.
+/// Where weights have makers of their own: what these share, and tell owners of outputs at the end
+/// of a piece.
 template <core::Kernel K, bool kWidens = core::widens(K)>
-struct LatentEnd {};
+struct LatentRoles {};
 template <core::Kernel K>
-struct LatentEnd<K, true> {
+struct LatentRoles<K, true> {
   alignas(16) float query_factors[K.block_m];  ///< for products of queries of fp16
   float top;  ///< a power of two: what weights times values' scales lack
   struct {
@@ -42,7 +44,7 @@ struct LatentEnd<K, true> {
     float sums[4 * core::decode_scorers(K)][K.block_m];  ///< of weights, by warps
     float lacks;                                         ///< what outputs do
   } end;
-  float rows[9][K.block_m];  ///< see LatentResults
+  float rows[2 + core::PartTree::kOthers][K.block_m];  ///< see LatentResults
 };
 
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.
@@ -65,7 +67,7 @@ struct LatentShared {
   bool exists;      ///< whether there is a first piece
   int span_length;  ///< of core::Spans
   mma::DecodeSearch<K> search;
-  LatentEnd<K> scales;
+  LatentRoles<K> roles;
 };
 
 /// The rings, as both sides count them.

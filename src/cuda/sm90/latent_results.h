@@ -64,7 +64,7 @@ class LatentResults {
   /// The same of what makers of weights have told.
   __device__ __forceinline__ void end_rows() const {
     ptx::barrier_sync(kRowsReady, 256);
-    const auto& end = shared_.scales.end;
+    const auto& end = shared_.roles.end;
     end_rows<4 * core::decode_scorers(K)>(end.shift, end.sums[0], end.lacks);
   }
 
@@ -103,7 +103,7 @@ class LatentResults {
   /// @{
   __device__ __forceinline__ float* factors() const {
     if constexpr (core::widens(K)) {
-      return shared_.scales.rows[0];
+      return shared_.roles.rows[0];
     } else {
       static_assert((2 + kOthers) * kN * 4 <= sizeof shared_.weights);
       return reinterpret_cast<float*>(shared_.weights);

@@ -95,7 +95,7 @@ class LatentScorer : LatentScores<K> {
     for (float& sum : sum_) sum = 0.0F;
     if (thread() < kN) shared_.shift[thread()] = -core::kInfinity;
     constexpr std::uint32_t kLeast = 27U << 23;  // 2^-100
-    if (thread() == 0) shared_.scales.top = __uint_as_float(kLeast);
+    if (thread() == 0) shared_.roles.top = __uint_as_float(kLeast);
     if (piece_.tiles.empty()) return;
     plain_ = this->common_tiles();
     rings().queries.wait_full(pieces_);
@@ -108,14 +108,14 @@ class LatentScorer : LatentScores<K> {
         char* const line = chunks + at / 32 * kQueryChunk + row * 128;
         return reinterpret_cast<std::uint32_t*>(line + (at / 4 % 8 ^ row % 8) * 16) + at % 4;
       });
-      if (lane() == 0) shared_.scales.query_factors[row] = factor;
+      if (lane() == 0) shared_.roles.query_factors[row] = factor;
     }
     ptx::fence_proxy_async();
     ptx::barrier_sync(kMeet, kThreads);
   }
   /// What owners of outputs need to know of rows.
   __device__ __forceinline__ void end() {
-    auto& end = shared_.scales.end;
+    auto& end = shared_.roles.end;
     if (!piece_.tiles.empty()) {
       // All blocks have their weights.
       ptx::barrier_sync(kMeet, kThreads);
@@ -139,7 +139,7 @@ class LatentScorer : LatentScores<K> {
       if (kGathers || lane < 4) sums[row_of(i)] = all;
     }
     if (thread() < kN) end.shift[thread()] = shared_.shift[thread()];
-    if (thread() == 0) end.lacks = shared_.scales.top / kLatentOffset;
+    if (thread() == 0) end.lacks = shared_.roles.top / kLatentOffset;
     __syncwarp();
     if (lane == 0) rings().ends.arrive_full(ends_);
     ++ends_;
@@ -163,11 +163,11 @@ class LatentScorer : LatentScores<K> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) value_scales[half] = greatest(scales_of(keys, half));
     const bool fresh =
-        this->shift() | (fmaxf(value_scales[0], value_scales[1]) > shared_.scales.top);
+        this->shift() | (fmaxf(value_scales[0], value_scales[1]) > shared_.roles.top);
     const bool raises = ptx::barrier_any(kOwn + scorer_, 128, fresh);
     if (agreed(raises)) raise(value_scales);
     if (thread() % 128 == 0) told(item_).raised = raises ? 1 : 0;
-    const float lacks = kLatentOffset / shared_.scales.top;
+    const float lacks = kLatentOffset / shared_.roles.top;
     if (kScorers > 1 && agreed(tile + 1 < piece_.tiles.end)) {
       ptx::barrier_arrive(kTurn + 1 - scorer_, kThreads);
     }
@@ -216,8 +216,8 @@ class LatentScorer : LatentScores<K> {
     }
     if (row == 0) {
       const float top = raised_top(tops_of_scales);
-      told(item_).of_outputs = shared_.scales.top / top;
-      shared_.scales.top = top;
+      told(item_).of_outputs = shared_.roles.top / top;
+      shared_.roles.top = top;
     }
     ptx::barrier_sync(kOwn + scorer_, 128);
   }
@@ -234,7 +234,7 @@ class LatentScorer : LatentScores<K> {
   __device__ __forceinline__ float raised_top(const float* tops) const {
     const float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
     constexpr std::uint32_t kFraction = 0x7FFFFFU;
-    return fmaxf(shared_.scales.top,
+    return fmaxf(shared_.roles.top,
                  __uint_as_float((__float_as_uint(top) + kFraction) & ~kFraction));
   }
 
@@ -436,7 +436,7 @@ class LatentScorer : LatentScores<K> {
   }
   /// Of the thread's two rows of eight.
   __device__ __forceinline__ const float* query_factors(int eight) const {
-    return shared_.scales.query_factors + 8 * eight + lane() % 4 * 2;
+    return shared_.roles.query_factors + 8 * eight + lane() % 4 * 2;
   }
 
   // ---- scales ----

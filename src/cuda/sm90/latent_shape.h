@@ -22,15 +22,10 @@ TESSERA_HD constexpr int latent_groups(const core::Kernel& row) {
   return core::ceil_div(row.head_dim_v, core::kScaledColumns);
 }
 /// Chunks of 128 bytes that a query has with the one that meets values; and a key with its value,
-/// of 16 bits.
-/// @{
-TESSERA_HD constexpr int latent_query_chunks(const core::Kernel& row) {
-  return (row.head_dim + row.head_dim_v) * 2 / 128;
-}
+/// where that is of 16 bits.
 TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
   return (row.head_dim + row.head_dim_v) * 2 / 128;
 }
-/// @}
 /// A key beside values of 8 bits: they lie one after another, as in FlashMLA's rows of 656 bytes,
 /// value, scales, key. These bytes, 16 more than a multiple of 128, take eight rows to different
 /// banks.
@@ -46,7 +41,7 @@ TESSERA_HD constexpr int latent_row_bytes(const core::Kernel& row) {
 /// Bytes of a block's queries; and of its keys and values, with values' scales.
 /// @{
 TESSERA_HD constexpr int latent_query_bytes(const core::Kernel& row) {
-  return latent_query_chunks(row) * row.block_m * 128;
+  return latent_chunks(row) * row.block_m * 128;
 }
 TESSERA_HD constexpr int latent_key_bytes(const core::Kernel& row) {
   return row.block_n * (core::widens(row) ? latent_row_bytes(row) : latent_chunks(row) * 128);
