@@ -35,14 +35,18 @@ json ask(const char* command, const Problem& problem, const std::string& device,
 }
 
 /// Visits fresh random problems on the devices that take them; with a sanitizer a sixth of them.
+/// `always` are problems that are visited whatever the seed is.
 template <class Visit>
-void for_each_planned(std::int64_t many, std::int64_t largest, const Visit& visit) {
+void for_each_planned(std::int64_t many, std::int64_t largest, const Visit& visit,
+                      std::initializer_list<const char*> always = {}) {
   const std::int64_t count = kSanitized ? many / 6 : many;
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   tools::Random random(seed, 3);
   int planned = 0;
-  for (const Problem& problem : random_problems(seed, count, largest)) {
+  std::vector<Problem> problems = random_problems(seed, count, largest);
+  for (const char* text : always) problems.push_back(*parse_problem(text));
+  for (const Problem& problem : problems) {
     for (const char* device : kDevices) {
       if (problem.batch == 0 || ask("plan", problem, device)["kernel"].is_null()) continue;
       SCOPED_TRACE(to_string(problem) + " on " + device);
@@ -185,7 +189,7 @@ class Piece {
 // Each visible pair of each head is in one piece of work.
 TEST(Order, ComputesEveryVisiblePairOnce) {
   std::map<std::string, int> dealings;
-  for_each_planned(600, 3, [&](const Problem& problem, const std::string& device, auto&) {
+  const auto visit = [&](const Problem& problem, const std::string& device, auto&) {
     const json order = ask("order", problem, device);
     ASSERT_FALSE(order.contains("error")) << order.dump();
     ++dealings[order["dealing"].get<std::string>() +
@@ -221,7 +225,11 @@ TEST(Order, ComputesEveryVisiblePairOnce) {
         }
       }
     }
-  });
+  };
+  for_each_planned(
+      600, 3, visit,
+      {"fwd bf16 b=2 h=4/2 q=70 k=90 d=64 causal", "bwd bf16 b=2 h=4/2 q=70 k=90 d=64 causal",
+       "fwd bf16 b=3 h=4/2 q=2 k=40 d=64 causal cache=full"});
   for (const char* dealing : {"rounds GPU", "counter GPU", "spans GPU", "counter CPU"}) {
     EXPECT_GT(dealings[dealing], 0) << dealing;
   }
