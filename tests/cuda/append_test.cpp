@@ -14,6 +14,7 @@
 #include "archs.h"
 #include "cuda/append.h"
 #include "cuda/append_host.h"
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "tessera/tessera.hpp"
 
@@ -227,8 +228,7 @@ class AppendLaunch : public testing::Test {
  protected:
   void SetUp() override {
     fake::state() = {};
-    if (!runs_here("sm90.forward.bf16.d64.128x128"))
-      GTEST_SKIP() << "this build has no GPU kernels";
+    if (!runs_here("sm90.forward.bf16.d64.128x128")) GTEST_SKIP() << "a build without CUDA";
     for (const Elements* elements :
          {&dense_.k_new, &dense_.v_new, &dense_.q, &dense_.tables, &dense_.k, &dense_.v}) {
       place(const_cast<Elements*>(elements)->data(),
@@ -245,6 +245,7 @@ class AppendLaunch : public testing::Test {
     fake::state().ranges.push_back({data, bytes, kDevice, false, 1});
   }
 
+  cuda::FakeCode code_;
   Dense dense_{Dtype::bf16, 4, 128, 64};
 };
 

@@ -9,6 +9,7 @@
 
 #include "cuda/combine.h"
 #include "cuda/combine_host.h"
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "partial.h"
 #include "tessera/tessera.hpp"
@@ -103,8 +104,7 @@ class CombineLaunch : public testing::Test {
  protected:
   void SetUp() override {
     fake::state() = {};
-    if (!runs_here("sm90.forward.bf16.d64.128x128"))
-      GTEST_SKIP() << "this build has no GPU kernels";
+    if (!runs_here("sm90.forward.bf16.d64.128x128")) GTEST_SKIP() << "a build without CUDA";
     place(partial_.tensors.o_parts.data, partial_.o_parts, 1);
     place(partial_.tensors.lse_parts.data, partial_.lse_parts, 1);
     place(partial_.tensors.o.data, partial_.o, 1);
@@ -117,6 +117,7 @@ class CombineLaunch : public testing::Test {
     fake::state().ranges.push_back({data, bytes, kDevice, false, ordinal});
   }
 
+  cuda::FakeCode code_;
   std::mt19937 random_{7};
   Partial partial_{random_, {Dtype::f32, Dtype::bf16, 4, 2, 9, 4, 128}, 0};
 };

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/aux/backward_rows_params.h"
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "cuda/mma/backward_params.h"
 #include "cuda/sm90/backward_params.h"
@@ -26,7 +27,7 @@ class Launches : public testing::Test {
     ASSERT_TRUE(gpu.ok()) << gpu.status().text;
     gpu_ = *gpu;
     if (!runs_here("sm90.forward.bf16.d128.128x128")) {
-      GTEST_SKIP() << "this build has no GPU kernels";
+      GTEST_SKIP() << "a build without CUDA";
     }
   }
 
@@ -124,6 +125,7 @@ class Launches : public testing::Test {
 
   static int calls(const char* name) { return fake::state().calls[name]; }
 
+  cuda::FakeCode code_;
   Device gpu_;
   alignas(4096) std::array<std::byte, std::size_t{9} * 4096> memory_ = {};
   std::array<std::int32_t, 4> offsets_ = {};

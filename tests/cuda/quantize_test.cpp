@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "archs.h"
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "cuda/quantize.h"
 #include "cuda/quantize_host.h"
@@ -196,8 +197,7 @@ class QuantizeLaunch : public testing::Test {
  protected:
   void SetUp() override {
     fake::state() = {};
-    if (!runs_here("sm90.forward.bf16.d64.128x128"))
-      GTEST_SKIP() << "this build has no GPU kernels";
+    if (!runs_here("sm90.forward.bf16.d64.128x128")) GTEST_SKIP() << "a build without CUDA";
     for (Elements* elements :
          {&dense_.q, &dense_.k, &dense_.v, &dense_.q_out, &dense_.k_out, &dense_.v_out}) {
       place(elements->data(),
@@ -214,6 +214,7 @@ class QuantizeLaunch : public testing::Test {
     fake::state().ranges.push_back({data, bytes, kDevice, false, 1});
   }
 
+  cuda::FakeCode code_;
   Dense dense_;
 };
 

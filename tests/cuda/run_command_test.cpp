@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "cuda/sm90/forward_params.h"
 #include "files/tensor_file.h"
@@ -29,9 +30,7 @@ class RunOnAGpu : public testing::Test {
 
   void SetUp() override {
     fake::state() = {};
-    if (!runs_here("sm90.forward.f16.d64.128x64.any")) {
-      GTEST_SKIP() << "this build has no GPU kernels";
-    }
+    if (!runs_here("sm90.forward.f16.d64.128x64.any")) GTEST_SKIP() << "a build without CUDA";
     std::mt19937 random(std::random_device{}());
     for (const char* name : {"q", "k", "v"}) {
       Words& words = inputs_.emplace_back(kCount);
@@ -76,6 +75,7 @@ class RunOnAGpu : public testing::Test {
     return std::vector<T>(data, data + tensor->count());
   }
 
+  cuda::FakeCode code_;
   TemporaryFolder folder_;
   std::vector<Words> inputs_;
   const float bias_[14] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
@@ -138,6 +138,7 @@ TEST_F(RunOnAGpu, AFailureLeavesNoFile) {
 /// Without a name the device is the GPU, but not for what its rows refuse, nor where this build has
 /// no code of them, nor where threads are counted.
 TEST(DefaultDevice, IsTheGpuIfItCan) {
+  const cuda::FakeCode code;
   fake::state() = {};
   const auto planned = [](std::vector<std::string> words) {
     words.insert(words.begin(), "plan");

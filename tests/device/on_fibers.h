@@ -18,7 +18,7 @@
 #include "cuda/backend.h"
 #include "cuda/compiler/device_headers.h"
 #include "cuda/driver.h"
-#include "cuda/environment.h"
+#include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
 #include "kernels.h"
 #include "lost_page.h"
@@ -35,9 +35,6 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
   void SetUp() override {
     fake::state() = {};
     if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
-    // What the build has no code of gets some that nobody reads.
-    environment_.set("TESSERA_NVRTC", TESSERA_FAKE_NVRTC);
-    environment_.set("TESSERA_CACHE_DIR", "/proc/no/such/folder");
     const bool turing = GetParam().arch == Arch::sm75;
     const bool older = GetParam().arch == Arch::sm80 || turing;
     if (older) {  // an A100 with the shared memory that all rows fit, or a T4; no other test has
@@ -109,7 +106,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     EXPECT_GE(ran, kLeast) << "seed " << seed;
   }
 
-  cuda::Environment environment_;
+  cuda::FakeCode code_;
   Device gpu_;
   std::string wrong_;
 };
