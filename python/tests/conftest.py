@@ -15,11 +15,25 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where tensors live")
     parser.addoption("--seed", type=int, default=None, help="repeat a run with the seed it printed")
+    parser.addoption("--share", type=int, default=1, help="of each test's parameters one in so many, by chance")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(2**31)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps a share of the parameters of each test, and of each test one."""
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
+    chance = random.Random(config.option.seed)  # the same for all processes of a run
+    kept: set[pytest.Item] = set()
+    for group in by_test.values():
+        kept.update(chance.sample(group, -(-len(group) // config.option.share)))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def versions() -> str:
@@ -36,7 +50,9 @@ def versions() -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """At the end, where also pytest -q says it."""
     option = config.option
-    terminalreporter.write_line(f"seed {option.seed} (repeat with --seed), device {option.device}, {versions()}")
+    share = f" --share={option.share}" if option.share > 1 else ""
+    repeat = f"seed {option.seed} (repeat with --seed{share})"
+    terminalreporter.write_line(f"{repeat}, device {option.device}, {versions()}")
 
 
 @pytest.fixture

@@ -92,20 +92,51 @@ inline bool __any_sync(unsigned mask, bool x) {
 
 namespace tessera::host {
 
+/// A block's threads, which are there until the program ends: starting them takes as long as most
+/// kernels.
+class Threads {
+ public:
+  Threads() {
+    for (unsigned t = 0; t < kThreads; ++t) {
+      threads_.emplace_back([this, t] {
+        threadIdx.x = t;
+        for (start_.arrive_and_wait(); kernel_ != nullptr; start_.arrive_and_wait()) {
+          gridDim.x = blocks_;
+          for (blockIdx.x = 0; blockIdx.x < blocks_; ++blockIdx.x) {
+            (*kernel_)();
+            meetings().block.arrive_and_wait();
+          }
+          end_.arrive_and_wait();
+        }
+      });
+    }
+  }
+  ~Threads() {
+    kernel_ = nullptr;
+    start_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  void run(unsigned blocks, const std::function<void()>& kernel) {
+    blocks_ = blocks;
+    kernel_ = &kernel;
+    start_.arrive_and_wait();
+    end_.arrive_and_wait();
+  }
+
+ private:
+  unsigned blocks_ = 0;
+  const std::function<void()>* kernel_ = nullptr;
+  std::barrier<> start_{kThreads + 1}, end_{kThreads + 1};
+  std::vector<std::thread> threads_;
+};
+
 /// Runs the blocks of a grid, one after another.
 inline void launch(unsigned blocks, const std::function<void()>& kernel) {
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t) {
-    threads.emplace_back([=, &kernel] {
-      threadIdx.x = t;
-      gridDim.x = blocks;
-      for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-        kernel();
-        meetings().block.arrive_and_wait();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  static Threads threads;
+  threads.run(blocks, kernel);
 }
 
 }  // namespace tessera::host

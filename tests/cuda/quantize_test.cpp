@@ -144,6 +144,7 @@ TEST(QuantizeParams, WorkIsSharedOut) {
 // What kernels of attention will want, with as many keys of a block as a block of threads keeps: by
 // the kernel of what is usual, and by the other one.
 TEST(QuantizeBits, AreTheCpus_S14) {
+  fake::state() = {};  // the tensors are the host's
   for (const std::string words :
        {"e4m3 scales=token/block:128/block:128 v_tiles", "e4m3 scales=token/block:120/block:256",
         "e4m3 scales=token/block:64/channel v_tiles", "i8 scales=head/block:150/block:64",
