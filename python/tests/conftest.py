@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """A run's processes have one seed: a worker of pytest-xdist is told."""
     if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(2**31)
+        told = getattr(config, "workerinput", {})
+        config.option.seed = told.get("seed", random.SystemRandom().randrange(2**31))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
