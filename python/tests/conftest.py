@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where tensors live")
     parser.addoption("--seed", type=int, default=None, help="repeat a run with the seed it printed")
-    parser.addoption("--share", type=int, default=1, help="of each test's parameters one in so many, by chance")
+    parser.addoption("--share", type=int, default=1, help="of the tests of one name one in so many, by chance")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,13 +32,13 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps a share of the parameters of each test, and of each test one."""
-    by_test: dict[str, list[pytest.Item]] = {}
+    """Keeps a share of the tests of one name, whatever their parameters and files, and at least one of each."""
+    by_name: dict[str, list[pytest.Item]] = {}
     for item in items:
-        by_test.setdefault(item.nodeid.split("[")[0], []).append(item)
+        by_name.setdefault(item.name.split("[")[0], []).append(item)
     chance = random.Random(config.option.seed)  # the same for all processes of a run
     kept: set[pytest.Item] = set()
-    for group in by_test.values():
+    for group in by_name.values():
         kept.update(chance.sample(group, -(-len(group) // config.option.share)))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
