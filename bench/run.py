@@ -67,12 +67,12 @@ def row_of(measured, heads, date, commit):
     }
 
 
-def measure_shares(build, seconds, commit, output):
+def measure_shares(build, seconds, commit, output, runs=RUNS):
     date = datetime.date.today().isoformat()
     command = build / "tessera"
     rows = []
     for threads in sorted({1, len(os.sched_getaffinity(0))}):
-        for name, heads, flags in RUNS:
+        for name, heads, flags in runs:
             print(f"{name}, heads {heads}, {threads} thread(s)", flush=True)
             for measured in bench(command, ROOT / "bench/problems" / name, threads, seconds, flags):
                 rows.append(row_of(measured, heads, date, commit))
@@ -85,7 +85,7 @@ def measure_shares(build, seconds, commit, output):
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    print(f"wrote {output.relative_to(ROOT)}")
+    print(f"wrote {output}")
 
 
 def main():
@@ -95,7 +95,12 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="of timing per problem")
     parser.add_argument("--commit", default=commit_name(), help="of the build, if not this checkout")
     parser.add_argument("--no-peers", action="store_true", help="only shares of the peak")
+    parser.add_argument("--decoding", type=pathlib.Path, metavar="FILE", help="only decoding, of step 1, to this file")
     arguments = parser.parse_args()
+    if arguments.decoding:
+        measure_shares(arguments.build.resolve(), arguments.seconds, arguments.commit, arguments.decoding.resolve(),
+                       [run for run in RUNS if "--cold" in run[2]])
+        return
     measure_shares(arguments.build.resolve(), arguments.seconds, arguments.commit,
                    ROOT / "bench/results/cpu_peak.csv")
     if not arguments.no_peers:
