@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cuda/backend.h"
-#include "cuda/compiler/device_headers.h"
 #include "cuda/environment.h"
 #include "cuda/launches.h"
 #include "plan/plan.h"
