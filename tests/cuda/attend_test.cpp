@@ -30,8 +30,6 @@ class Attend : public testing::Test {
 
   void SetUp() override { fake::state() = {}; }
 
-  static bool has_kernels() { return runs_here("sm90.forward.bf16.d64.128x128"); }
-
   void* block(std::size_t number) { return memory_.data() + number * kBytes; }
 
   /// One sequence, one head, 64 columns; every extra that a tensor goes with.
@@ -78,7 +76,7 @@ constexpr const char* kEverything = " h=1 q=4 k=4 d=64 packed=4,4 bias=1 alibi=h
 
 // Also for managed memory.
 TEST_F(Attend, TheDeviceIsTheOneThatQLiesOn) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   const Problem problem = problem_of("fwd bf16 h=1 q=4 k=4 d=64");
   for (const bool managed : {false, true}) {
     for (const int ordinal : {0, 1}) {
@@ -97,7 +95,7 @@ TEST_F(Attend, TheDeviceIsTheOneThatQLiesOn) {
 
 // Without queries it is the one of the keys: their gradients are zeros, to be written there.
 TEST_F(Attend, TheDeviceIsThatOfTheFirstTensorWithElements) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   const Problem problem = problem_of("bwd bf16 h=1 q=0 k=4 d=64");
   place_all(kDevice, 1);
   place(0, 0, 0);
@@ -107,7 +105,7 @@ TEST_F(Attend, TheDeviceIsThatOfTheFirstTensorWithElements) {
 }
 
 TEST_F(Attend, TheWorkspaceComesAndGoesInTheOrderOfTheStream) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   const Problem problem = problem_of("bwd bf16 h=1 q=4 k=4 d=64");
   place_all(kDevice, 1);
   int stream = 0;
@@ -126,7 +124,7 @@ TEST_F(Attend, TheWorkspaceComesAndGoesInTheOrderOfTheStream) {
 
 // Who calls attend() need not know what the copy engine takes.
 TEST_F(Attend, TensorsAreTakenAsTheyLie) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   const Problem problem = problem_of("fwd bf16 h=1 q=4 k=4 d=64");
   place_all(kDevice, 0);
   Tensors tensors = tensors_of(problem);
@@ -138,7 +136,7 @@ TEST_F(Attend, TensorsAreTakenAsTheyLie) {
 }
 
 TEST_F(Attend, WhatTheDriverRefusesIsSaidAndNoMemoryIsLost) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   const Problem problem = problem_of("bwd bf16 h=1 q=4 k=4 d=64");
   for (const char* call :
        {"cuPointerGetAttributes", "cuMemAllocAsync", "cuLaunchKernelEx", "cuMemFreeAsync"}) {
@@ -158,7 +156,7 @@ TEST_F(Attend, WhatTheDriverRefusesIsSaidAndNoMemoryIsLost) {
 
 // The C ABI is the same door, and a run on a stream goes through the same structure.
 TEST_F(Attend, TheCAbiEnqueuesOnItsStream) {
-  if (!has_kernels()) GTEST_SKIP() << "a build without CUDA";
+  if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
   char error[256] = "";
   tessera_problem problem;
   tessera_problem_init(&problem, sizeof problem);

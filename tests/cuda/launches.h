@@ -23,12 +23,11 @@ class Launches : public testing::Test {
  protected:
   void SetUp() override {
     fake::state() = {};
+    if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
     const Result<Device> gpu = this_gpu();
     ASSERT_TRUE(gpu.ok()) << gpu.status().text;
     gpu_ = *gpu;
-    if (!runs_here("sm90.forward.bf16.d128.128x128")) {
-      GTEST_SKIP() << "a build without CUDA";
-    }
+    ASSERT_TRUE(runs_here("sm90.forward.bf16.d128.128x128"));
   }
 
   static Problem problem_of(const char* text) {

@@ -30,7 +30,7 @@ class RunOnAGpu : public testing::Test {
 
   void SetUp() override {
     fake::state() = {};
-    if (!runs_here("sm90.forward.f16.d64.128x64.any")) GTEST_SKIP() << "a build without CUDA";
+    if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
     std::mt19937 random(std::random_device{}());
     for (const char* name : {"q", "k", "v"}) {
       Words& words = inputs_.emplace_back(kCount);
@@ -144,11 +144,10 @@ TEST(DefaultDevice, IsTheGpuIfItCan) {
     words.insert(words.begin(), "plan");
     return tessera(words).out;
   };
-  const bool has_code = runs_here("sm90.forward.bf16.d64.128x128");
   const auto on_gpu = [&](const std::vector<std::string>& words) {
     return planned(words).find("device     Fake H200") != std::string::npos;
   };
-  EXPECT_EQ(on_gpu({"fwd bf16 h=2 q=8 k=8 d=64"}), has_code);
+  EXPECT_EQ(on_gpu({"fwd bf16 h=2 q=8 k=8 d=64"}), cuda::FakeCode::is_possible());
   EXPECT_TRUE(on_gpu({"fwd bf16 h=2 q=8 k=8 d=64", "--device", "gpu"}));
   EXPECT_FALSE(on_gpu({"fwd f32 h=2 q=8 k=8 d=64"}));
   EXPECT_FALSE(on_gpu({"fwd bf16 h=2 q=8 k=8 d=64", "--threads", "2"}));

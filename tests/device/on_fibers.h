@@ -16,7 +16,6 @@
 #include "check/check.h"
 #include "check/inputs.h"
 #include "cuda/backend.h"
-#include "cuda/compiler/device_headers.h"
 #include "cuda/driver.h"
 #include "cuda/fake_code.h"
 #include "cuda/fake_driver.h"
@@ -34,7 +33,7 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
  protected:
   void SetUp() override {
     fake::state() = {};
-    if (cuda::device_headers().empty()) GTEST_SKIP() << "a build without CUDA";
+    if (!cuda::FakeCode::is_possible()) GTEST_SKIP() << "a build without CUDA";
     const bool turing = GetParam().arch == Arch::sm75;
     const bool older = GetParam().arch == Arch::sm80 || turing;
     if (older) {  // an A100 with the shared memory that all rows fit, or a T4; no other test has
