@@ -82,6 +82,9 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
 /// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).
 TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 
+/// Whether a row hides the keys of pages that a table skips (S13) as it comes to them.
+TESSERA_HD constexpr bool hides_pages(const Kernel& row) { return row.qv; }
+
 /// Keys that are multiplied at a time by a warp of a GPU's decoding row; of rows with qv by a
 /// warpgroup.
 TESSERA_HD constexpr int decode_tile_keys(const Kernel& row) { return row.qv ? row.block_n : 16; }

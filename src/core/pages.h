@@ -14,6 +14,7 @@ struct Pages {
   std::int64_t count = 0;       ///< pages that exist
   int size = 0;                 ///< slots
   PageIds ids = PageIds::i32;
+  bool skips = false;  ///< nobody sees keys of pages with numbers below 0
 
   /// The number in a row's column, as it stands there.
   TESSERA_HD constexpr std::int64_t at(int row, int column) const {

@@ -72,7 +72,7 @@ Status run(const PlanData& plan, const Tensors& tensors, void* workspace,
   Workspace memory(workspace);
   const PlanLayout memory_layout = layout(memory, plan);
   Tensors read = tensors;
-  if (skips_pages(plan.problem)) {
+  if (lists_pages(plan)) {
     read.cache = keep_pages(plan.problem, tensors, memory_layout.kept_pages);
   }
   kernel({plan, read, memory_layout, *executor, execution.progress, execution.progress_context});

@@ -40,7 +40,7 @@ template <typename Params>
 void set_problem(Params& params, const PlanData& plan, const Tensors& t) {
   const Problem& p = plan.problem;
   params.sequences = sequences_of(p, t);
-  if constexpr (requires { params.cache; }) params.cache = cache_of(p, t);
+  if constexpr (requires { params.cache; }) params.cache = cache_of(plan, t);
   if constexpr (requires { params.mask; }) {
     params.mask = mask_rules_of(p, t);
   } else {

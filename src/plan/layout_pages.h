@@ -1,5 +1,5 @@
 // Where the pages lie that a table does not skip (S13), with the lengths of sequences that have
-// these alone: made before a kernel runs, which then knows nothing of skipping. On a CPU
+// these alone: made before a kernel runs that knows nothing of skipping. On a CPU
 // (cpu/backend.cpp) and on a GPU (cuda/keep_pages.h).
 #pragma once
 
@@ -23,7 +23,7 @@ TESSERA_HD std::int64_t kept_page_columns(const Problem& p) {
 TESSERA_HD KeptPagesLayout layout_kept_pages(Workspace& workspace, const PlanData& plan) {
   KeptPagesLayout layout;
   const Problem& p = plan.problem;
-  if (!skips_pages(p)) return layout;
+  if (!lists_pages(plan)) return layout;
   layout.stride = kept_page_columns(p);
   const std::int64_t bytes = p.cache->page_ids == PageIds::i64 ? 8 : 4;
   layout.table = workspace.take<std::byte>("kept_pages", p.batch * layout.stride * bytes);

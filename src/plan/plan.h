@@ -66,20 +66,29 @@ TESSERA_HD core::Cache given_cache(const Problem& problem, const Tensors& tensor
   }
   if (shape.page_size > 0) {
     cache.pages = {t.page_table, t.stride_page_table, shape.num_pages,
-                   static_cast<int>(shape.page_size), shape.page_ids};
+                   static_cast<int>(shape.page_size), shape.page_ids, shape.skips};
   }
   return cache;
 }
-/// As kernels walk over it: where pages are skipped, those of `tensors` are the others already,
-/// with lengths of their own (KeptPagesLayout).
+/// As most kernels walk over it: where pages are skipped, those of `tensors` are the others
+/// already, with lengths of their own (KeptPagesLayout).
 TESSERA_HD core::Cache cache_of(const Problem& problem, const Tensors& tensors) {
   core::Cache cache = given_cache(problem, tensors);
   if (!skips_pages(problem)) return cache;
+  cache.pages.skips = false;
   cache.seqlens = tensors.cache.seqlens;
   cache.cu_seqlens_new = nullptr;
   cache.seqlen_new = 0;
   cache.index = nullptr;
   return cache;
+}
+/// Whether pages that are not skipped must be listed before the kernel runs.
+TESSERA_HD bool lists_pages(const PlanData& plan) {
+  return skips_pages(plan.problem) && !core::hides_pages(plan.kernel);
+}
+/// As a plan's kernel walks over it.
+TESSERA_HD core::Cache cache_of(const PlanData& plan, const Tensors& tensors) {
+  return lists_pages(plan) ? cache_of(plan.problem, tensors) : given_cache(plan.problem, tensors);
 }
 TESSERA_HD core::Sequence sequence_of(const Problem& problem, const Tensors& tensors, int batch) {
   core::Sequence sequence = sequences_of(problem, tensors).at(batch);

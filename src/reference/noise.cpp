@@ -36,6 +36,12 @@
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
 // product. With qv a GPU rounds v and its scale to fp16, u_v, for both products.
 //
+// Beside qv of bf16 scores are made by 8-bit tensor cores: qv is a sum of two e4m3 to 2^-17 of its
+// greatest element, and what accumulators cut off (emulation.h) is a unit of each of 32 terms at
+// most, half of one in the mean, towards zero. So terms of one sign add up. A unit is 2^-12 of the
+// greatest of the terms and the sum, as parts of qv may have the next exponent; there are two
+// parts.
+//
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
 // Verdict: the smaller of the worst case and 8 standard deviations (sums of bounded independent
@@ -195,7 +201,10 @@ class Noise {
         lost_(exact.o.size()) {
     if (p_.dtype == Dtype::bf16 || p_.dtype == Dtype::f16) u_ = unit_roundoff(p_.dtype);
     if (p_.scaled()) scalings_ = 2.0;
-    if (p_.qv && is_scaled(p_.stored_v())) u_v_ = 2.0 * unit_roundoff(Dtype::f16);
+    if (p_.qv && is_scaled(p_.stored_v())) {
+      u_v_ = 2.0 * unit_roundoff(Dtype::f16);
+      pairs_ = p_.dtype == Dtype::bf16;
+    }
     if (is_scaled(p_.dtype)) {
       if (weights != Dtype::f32) {
         u_ = unit_roundoff(weights);
@@ -263,6 +272,39 @@ class Noise {
     const double* q = in_.q(at.row, at.h);
     const double* k = in_.k(at.s.first_k + j, at.hk);
     for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) error.add(u_v_ * q[c] * k[c]);
+    if (!pairs_) return;
+    double most = 0.0;
+    for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) {
+      most = std::max(most, std::fabs(q[c]));
+    }
+    constexpr std::int64_t kGroup = 128;  // columns that accumulators have sums of
+    for (std::int64_t c = p_.head_dim; c < p_.score_dim(); c += kGroup) {
+      const std::int64_t n = std::min(kGroup, p_.score_dim() - c);
+      for (std::int64_t i = 0; i < n; ++i) error.add(0x1p-17 * most * k[c + i]);
+      add_cut_terms(q + c, k + c, n, error);
+    }
+  }
+  /// What accumulators of 8-bit tensor cores cut off of so many terms.
+  static void add_cut_terms(const double* q, const double* k, std::int64_t n, Error& error) {
+    constexpr std::int64_t kAtOnce = 32;
+    constexpr int kParts = 2;
+    double sum = 0.0;
+    for (std::int64_t begin = 0; begin < n; begin += kAtOnce) {
+      const std::int64_t end = std::min(begin + kAtOnce, n);
+      double greatest = std::fabs(sum), signs = 0.0;
+      for (std::int64_t c = begin; c < end; ++c) {
+        const double term = q[c] * k[c];
+        greatest = std::max(greatest, std::fabs(term));
+        signs += term > 0.0 ? 1.0 : term < 0.0 ? -1.0 : 0.0;
+        sum += term;
+      }
+      greatest = std::max(greatest, std::fabs(sum));
+      if (greatest == 0.0) continue;
+      const double unit = 0x1p-12 * std::ldexp(1.0, std::ilogb(greatest));
+      error.add(kParts * unit * (std::fabs(signs) / 2.0 + 1.0));
+      error.variance += kParts * static_cast<double>(end - begin) * square(unit) / 12.0;
+      error.worst += kParts * static_cast<double>(end - begin) * unit;
+    }
   }
 
   /// `shifted`: size of score - shift.
@@ -561,6 +603,7 @@ class Noise {
   double u_ = 0.0;         ///< 0 for fp32: nothing is stored on the way
   double u_o_ = 0.0;       ///< of o; 0 for fp32
   double u_v_ = 0.0;       ///< of v of 8 bits as it is multiplied; 0: widened exactly
+  bool pairs_ = false;     ///< whether v of 8 bits is multiplied by 8-bit tensor cores
   double scalings_ = 0.0;  ///< of values of 8 bits: roundings of each before it is multiplied
   double exp2_ = kExp2;
   /// 1 - 2 / (1 + e^2x), where a GPU caps products of 8 bits, or decodes: errs by so much.

@@ -16,6 +16,9 @@ struct __attribute__((may_alias)) float2 {
 struct __attribute__((may_alias)) float4 {
   float x, y, z, w;
 };
+struct __attribute__((may_alias)) uint2 {
+  std::uint32_t x, y;
+};
 struct __attribute__((may_alias)) uint4 {
   std::uint32_t x, y, z, w;
 };

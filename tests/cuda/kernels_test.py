@@ -54,7 +54,7 @@ def read_kernels():
         symbol, target, *values = line.split()
         if not target.startswith("compute_"):
             facts = dict(zip(names, map(int, values)))
-            rows[f"{symbol}.{target}"] = facts and {**facts, "e4m3": "_e4m3_" in symbol}
+            rows[f"{symbol}.{target}"] = facts and {**facts, "e4m3": "_e4m3_" in symbol, "bf16": "_bf16_" in symbol}
     return header.split()[1], rows
 
 
@@ -96,13 +96,17 @@ def role_loops(row):
     sums, and multiplies its pieces of dQ, the keys the odd one. The values alone have exponentials; softcap needs two
     more instructions of the unit a score."""
     if row["qv"]:
-        # Of values of 8 bits (latent_scorer.h, latent_owner.h). A weight has an exponential. Where shifts are raised,
+        # Of values of 8 bits (latent_scorer.h, latent_owner.h). Queries of bf16 are sums of two e4m3, whose products
+        # lie side by side, or with 64 rows follow each other. A weight has an exponential. Where shifts are raised,
         # each sum that a thread has of them follows, and a row. There are two divisions by what weights lack; of more
-        # than 16 rows two by the greatest scales of a thread's keys, before products with queries and once more.
-        raised = (2 if row["block_m"] == 64 else row["block_m"] // 4) + 1
-        divisions = 2 if row["block_m"] == 16 else 6
-        return {"scorers": {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16,
-                            "MUFU": row["block_m"] // 2 + raised + divisions},
+        # than 16 rows two by the greatest scales of a thread's keys, of fp16 before products with queries, too.
+        rows, pairs = row["block_m"], row["bf16"]
+        raised = (2 if rows == 64 and not pairs else rows // 4) + 1
+        divisions = 2 if rows == 16 else 4 if pairs else 6
+        of_values = row["head_dim_v"] // 32 * (2 if rows == 64 else 1) if pairs else row["head_dim_v"] // 16
+        products = {"QGMMA": of_values, "HGMMA": row["head_dim"] // 16} if pairs else {
+            "QGMMA": 0, "HGMMA": row["head_dim"] // 16 + of_values}
+        return {"scorers": {**products, "MUFU": rows // 2 + raised + divisions},
                 "owners": {"HGMMA": row["head_dim_v"] // 128 * row["block_n"] // 16, "MUFU": 0}}
     if row["stages"]:
         return {role: mma_backward_loops(row)[role] for role in ("values", "keys")}

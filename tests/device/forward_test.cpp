@@ -219,6 +219,19 @@ TEST_P(LatentOnFibers, BitsDependOnNoOtherSequence_S9) {
   EXPECT_EQ(differ, 0) << "of " << outputs[0].size() << ", seed " << seed;
 }
 
+/// Pages of whole blocks of keys, a quarter of which are skipped: those take no products, and what
+/// is handed over goes on as if they did.
+std::string skipping_problem(const core::Kernel& row, std::mt19937& random) {
+  const int k = 130 + static_cast<int>(random() % 400), size = random() % 2 == 0 ? 64 : 128;
+  return std::string("fwd ") + to_string(core::dtype_of(row.operand)) +
+         (core::widens(row) ? " v=e4m3 scales=none/none/group:128" : "") +
+         " h=" + std::to_string(row.block_m) + "/1 q=1 k=" + std::to_string(k) +
+         " d=64/512 qv cache=after pages=" + std::to_string((k + size - 1) / size) + "x" +
+         std::to_string(size) + ":skip" + one_of(random, {"", " batch_invariant", " scale=1"});
+}
+
+TEST_P(LatentOnFibers, PassesOverSkippedBlocks_S13) { check_some(skipping_problem); }
+
 /// Rows with qv.
 std::vector<core::Kernel> latent_rows() {
   std::vector<core::Kernel> found(rows().begin(), rows().end());

@@ -20,17 +20,24 @@ template <core::Kernel K>
 using DecodeWeights =
     Weights<core::dtype_of(K.operand), kTileKeys, core::widens(K) ? kWidenedOffset : 0>;
 
-/// A power of two that takes numbers of up to `most` to less than 2^15, and one over it.
+/// A power of two that takes numbers of up to `most` to less than 2^(top + 1), and one over it.
+/// Numbers of up to `beside` stay finite.
 struct PowerOfTwo {
   float factor = 1.0F, inverse = 1.0F;
 
-  __device__ __forceinline__ static PowerOfTwo of(float most) {
-    constexpr int kBias = 127, kTop = 14, kMost = 100;
-    const int exponent = static_cast<int>(__float_as_uint(most) >> 23 & 0xFFU);
+  __device__ __forceinline__ static PowerOfTwo of(float most, int top, float beside = 0.0F) {
+    constexpr int kBias = 127, kMost = 100;
+    const int exponent = exponent_of(most);
     if (exponent == 0xFF || most == 0.0F) return {};
-    const int power = core::min(kTop - (exponent - kBias), kMost);
+    const int power =
+        core::min(core::min(top + kBias - exponent, kMost), 2 * kBias - exponent_of(beside));
     return {__uint_as_float(static_cast<std::uint32_t>(kBias + power) << 23),
             __uint_as_float(static_cast<std::uint32_t>(kBias - power) << 23)};
+  }
+
+ private:
+  __device__ __forceinline__ static int exponent_of(float x) {
+    return static_cast<int>(__float_as_uint(x) >> 23 & 0xFFU);
   }
 };
 
@@ -61,7 +68,8 @@ __device__ __forceinline__ float widen_queries(Dtype dtype, const Words& words) 
   for (int distance = 16; distance > 0; distance /= 2) {
     most = fmaxf(most, __shfl_xor_sync(~0U, most, distance));
   }
-  const PowerOfTwo power = PowerOfTwo::of(most);
+  constexpr int kTop = 14;  // of fp16, whose last is 15
+  const PowerOfTwo power = PowerOfTwo::of(most, kTop);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {

@@ -9,7 +9,7 @@ namespace tessera::cuda::mma {
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue) {
   Tensors read = tensors;
-  if (skips_pages(plan.problem)) {
+  if (lists_pages(plan)) {
     if (Status s = keep_pages(plan, read, workspace, queue); !s) return s;
   }
   if (plan.kernel.form == core::Form::decode) return run_decode(plan, read, workspace, queue);

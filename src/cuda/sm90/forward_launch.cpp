@@ -74,7 +74,7 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
 Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace,
                    const Queue& queue) {
   Tensors read = tensors;
-  if (skips_pages(plan.problem)) {
+  if (lists_pages(plan)) {
     if (Status s = keep_pages(plan, read, workspace, queue); !s) return s;
   }
   if (plan.kernel.form == core::Form::decode) {

@@ -26,7 +26,7 @@ template <core::Kernel K>
 class LatentConsumer : LatentScores<K> {
   using Scores = LatentScores<K>;
   using Scores::kKeys, Scores::kN, Scores::kRowsOfThread;
-  using Scores::p, Scores::shared_, Scores::piece_, Scores::warp, Scores::lane;
+  using Scores::p, Scores::shared_, Scores::piece, Scores::warp, Scores::lane;
   using Scores::s_, Scores::row_of, Scores::first_row;
   static constexpr Dtype kType = core::dtype_of(K.operand);
   static constexpr int kMine = K.head_dim_v / 128;  ///< chunks of 64 columns of O
@@ -42,35 +42,26 @@ class LatentConsumer : LatentScores<K> {
   __device__ __forceinline__ void run() {
     pieces() = 0;
 #pragma unroll 1
-    for (bool more = shared_.exists; agreed(more); more = walk_.advance(piece_)) {
+    for (bool more = shared_.exists; agreed(more); more = walk_.advance(piece())) {
       begin();
 #pragma unroll 1
-      for (int tile = piece_.tiles.begin; agreed(tile < piece_.tiles.end); ++tile) {
+      for (int tile = piece().tiles.begin; agreed(tile < piece().tiles.end); ++tile) {
         rings().keys.wait_full(item_);
+        if (p.cache.pages.skips && is_skipped(shared_, item_)) {
+          release();
+          continue;
+        }
         // What the producer's threads have copied, wgmma sees after this.
         ptx::fence_proxy_async();
-        // Counted in the piece: so sums do not depend on what lies before it (S9).
-        if (agreed(static_cast<std::uint32_t>(tile - piece_.tiles.begin) % 2 == group_)) {
-          own(tile);
-        } else {
-          ptx::barrier_arrive(kWeightsFree, 256);
-          ptx::barrier_sync(kWeightsReady, 256);
-          if (agreed(told().raised != 0)) {
-            const float* const factors = told().factor + first_row();
-#pragma unroll
-            for (int i = 0; i < kRowsOfThread; ++i) rescale(i, factors[row_of(i)]);
-          }
-        }
-        multiply_values();
-        if (lane() == 0) rings().keys.release(item_);
-        ++item_;
+        multiply(tile);
+        release();
       }
-      if (!piece_.tiles.empty()) {
+      if (!piece().tiles.empty()) {
         __syncwarp();
         if (lane() == 0) rings().queries.release(pieces()++);
         __syncwarp();
       }
-      LatentResults<K> results(p, walk_, piece_, shared_, o_);
+      LatentResults<K> results(p, walk_, piece(), shared_, o_);
       results.end_rows(sum_);
       results.finish();
     }
@@ -101,13 +92,45 @@ class LatentConsumer : LatentScores<K> {
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
       // Both warpgroups write the same, before the first block's owner does more.
-      shared_.shift[first_row() + row_of(i)] = -core::kInfinity;
+      shared_.shift.set(first_row() + row_of(i), -core::kInfinity);
       sum_[i] = 0.0F;
     }
-    if (piece_.tiles.empty()) return;
+    if (piece().tiles.empty()) return;
     plain() = this->common_tiles();
     rings().queries.wait_full(pieces());
     ptx::fence_proxy_async();
+  }
+
+  /// Where they lie, of all lanes, as the compiler can see.
+  /// @{
+  __device__ __forceinline__ std::uint32_t keys_of_block() const {
+    return __shfl_sync(~0U, rings().keys.buffer(item_), 0);
+  }
+  __device__ __forceinline__ std::uint32_t queries_of_piece() const {
+    if constexpr (K.q_stages == 1) return rings().queries.buffer(0);
+    return __shfl_sync(~0U, rings().queries.buffer(pieces()), 0);
+  }
+  /// @}
+  /// The block is not needed any more.
+  __device__ __forceinline__ void release() {
+    if (lane() == 0) rings().keys.release(item_);
+    ++item_;
+  }
+  /// A block, of which the two make weights in turn.
+  __device__ __forceinline__ void multiply(int tile) {
+    // Counted in the piece: so sums do not depend on what lies before it (S9).
+    if (agreed(static_cast<std::uint32_t>(tile - piece().tiles.begin) % 2 == group_)) {
+      own(tile);
+    } else {
+      ptx::barrier_arrive(kWeightsFree, 256);
+      ptx::barrier_sync(kWeightsReady, 256);
+      if (agreed(told().raised != 0)) {
+        const float* const factors = told().factor + first_row();
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread; ++i) rescale(i, factors[row_of(i)]);
+      }
+    }
+    multiply_values();
   }
 
   // ---- weights of a block ----
@@ -115,11 +138,12 @@ class LatentConsumer : LatentScores<K> {
   /// This warpgroup's block: its weights go to shared memory.
   __device__ __forceinline__ void own(int tile) {
     multiply_along<Wgmma, kKeys, kN, latent_chunks(K) * 64>(
-        s_, ptx::descriptor_along(rings().keys.buffer(item_)),
-        ptx::descriptor_along(rings().queries.buffer(pieces())));
+        s_, ptx::descriptor_along(keys_of_block()), ptx::descriptor_along(queries_of_piece()));
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(s_);
-    if (agreed(tile < plain().begin || tile >= plain().end)) this->hide(piece_.keys.from(tile));
+    if (agreed(tile < plain().begin || tile >= plain().end)) {
+      this->hide(piece().keys.from(tile), item_);
+    }
     const bool raises = ptx::barrier_any(kOwners + group_, 128, this->shift());
     ptx::barrier_sync(kWeightsFree, 256);
     if (agreed(raises)) raise();
@@ -146,7 +170,7 @@ class LatentConsumer : LatentScores<K> {
     const int row = static_cast<int>(threadIdx.x) % 128;
     if (row < kN) {
       const auto shift = this->raised(tops, row);
-      shared_.shift[row] = shift.after;
+      shared_.shift.set(row, shift.after);
       told().factor[row] = shift.factor();
     }
     ptx::barrier_sync(kOwners + group_, 128);
@@ -165,6 +189,8 @@ class LatentConsumer : LatentScores<K> {
   __device__ __forceinline__ void store() {
     const std::uint32_t key = static_cast<std::uint32_t>(warp() * 16 + lane() % 16);
     const std::uint32_t to = ptx::shared_address(shared_.weights) + key * 128;
+    // Else places are known before the first block, and take registers.
+    const std::uint32_t line = ptx::opaque(key % 8);
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
       std::uint32_t words[4];  // pairs of neighbouring rows: 8 rows of two keys, and the next 8
@@ -176,7 +202,7 @@ class LatentConsumer : LatentScores<K> {
         words[n] = ptx::pack<kType>(low, high);
       }
       const std::uint32_t unit = 2 * i + lane() / 16;
-      ptx::store_matrices(to + (unit ^ key % 8) * 16, words);
+      ptx::store_matrices(to + (unit ^ line) * 16, words);
     }
   }
 
@@ -185,7 +211,7 @@ class LatentConsumer : LatentScores<K> {
   /// O^T += V^T P^T, this warpgroup's columns.
   __device__ __forceinline__ void multiply_values() {
     constexpr std::uint32_t kChunk = kKeys * 128 / 16, kStep = 16 * 128 / 16;
-    const std::uint32_t values = ptx::descriptor_across(rings().keys.buffer(item_), kKeys * 128) +
+    const std::uint32_t values = ptx::descriptor_across(keys_of_block(), kKeys * 128) +
                                  (K.head_dim / 64 + group_ * kMine) * kChunk;
     const std::uint32_t weights =
         ptx::descriptor_across(ptx::shared_address(shared_.weights), kKeys * 128);
@@ -245,11 +271,11 @@ __device__ __forceinline__ void latent(const mma::DecodeParams& p, char* memory)
   static_assert(sizeof(LatentShared<K>) + 1024 <= latent_bytes(K));
   auto& shared = *reinterpret_cast<LatentShared<K>*>(
       memory + (1024 - ptx::shared_address(memory) % 1024) % 1024);
-  if (threadIdx.x == 0) LatentRings<K>(shared).initialise();
+  if (threadIdx.x == 0) LatentRings<K>(shared).initialise(p.cache.pages.skips);
   // Roles go on from shared memory: what both had in registers would lack in one of them.
   {
     mma::DecodeWalk<K> walk(p, shared.search);
-    mma::DecodePiece<K>& piece = shared.pieces[threadIdx.x / 32];
+    mma::DecodePiece<K>& piece = shared.pieces[ptx::opaque(threadIdx.x) / 32];
     bool exists;
     if constexpr (K.block_m == 16) {
       exists = walk.next(piece, piece, [&](const mma::DecodePiece<K>& of) {

@@ -11,8 +11,30 @@
 #include "cuda/ptx/mma.h"
 #include "cuda/sm90/latent_shape.h"
 #include "cuda/sm90/ring.h"
+#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
+
+/// What rows' weights are powers of two of, as it was last raised; -inf: of a row that has seen no
+/// key. Where weights have makers of their own they find there what they subtract, 0 for -inf, and
+/// whether there may be such a row.
+template <core::Kernel K, bool kWidens = core::widens(K)>
+struct LatentShifts {
+  float of[K.block_m];
+
+  __device__ __forceinline__ void set(int row, float shift) { of[row] = shift; }
+};
+template <core::Kernel K>
+struct LatentShifts<K, true> {
+  float of[K.block_m], applied[K.block_m];
+  bool lacks;
+
+  __device__ __forceinline__ void set(int row, float shift) {
+    of[row] = shift;
+    applied[row] = core::shift_of(shift);
+    if (shift == -core::kInfinity) lacks = true;
+  }
+};
 
 /// What the maker of a block's weights tells who multiplies values by them.
 template <core::Kernel K, bool kWidens = core::widens(K)>
@@ -28,7 +50,15 @@ struct LatentTold<K, true> {
       16) std::uint32_t shares[latent_weights(K) > 1 ? 1 : latent_groups(K)][4][K.block_n / 16][2];
   float factor[K.block_m];
   float of_outputs;  ///< what becomes of outputs besides: their power of two has changed
-  int raised;
+  bool changes;      ///< a shift was raised, or
+  bool skipped;      ///< nobody sees the block
+};
+
+/// What a warp that makes nothing but weights remembers, as it has few registers.
+struct LatentMemory {
+  core::Range plain;         ///< tiles of the piece whose keys all rows see
+  std::uint32_t pieces = 0;  ///< that had keys, before this one
+  std::uint32_t ends = 0;    ///< of pieces
 };
 
 /// Where weights have makers of their own: what these share, and tell owners of outputs at the end
@@ -37,7 +67,9 @@ template <core::Kernel K, bool kWidens = core::widens(K)>
 struct LatentRoles {};
 template <core::Kernel K>
 struct LatentRoles<K, true> {
-  alignas(16) float query_factors[K.block_m];  ///< for products of queries of fp16
+  /// For products of rows' queries, which were multiplied by powers of two; of pairs with what all
+  /// products are multiplied by.
+  alignas(16) float query_factors[K.block_m];
   float top;  ///< a power of two: what weights times values' scales lack
   struct {
     float shift[K.block_m];
@@ -45,6 +77,7 @@ struct LatentRoles<K, true> {
     float lacks;                                         ///< what outputs do
   } end;
   float rows[2 + core::PartTree::kOthers][K.block_m];  ///< see LatentResults
+  LatentMemory scorers[4 * core::decode_scorers(K)];
 };
 
 /// Shared memory of a block of threads, from its first multiple of 1024 bytes.
@@ -55,15 +88,18 @@ struct LatentShared {
   /// Of a block [keys][rows], 128 bytes a key. Between pieces, of 16 bits: what becomes of rows.
   char weights[latent_weight_stages(K)][latent_weight_bytes(K)];
 
-  std::uint64_t barriers[2 * (K.q_stages + latent_stages(K) + latent_weight_stages(K) + 1)];
+  std::uint64_t barriers[2 * latent_buffers(K)];
   mma::DecodePiece<K> pieces[core::decode_warps(K)];
   /// What a consuming warp remembers where it has no registers.
   struct {
     core::Range plain;     ///< tiles of the piece whose keys all rows see
     std::uint32_t pieces;  ///< that had keys, before this one
   } warps[8];
-  float shift[K.block_m];  ///< of rows, where it was last raised
+  LatentShifts<K> shift;
   LatentTold<K> told[latent_weight_stages(K)];
+  /// Where pages may be skipped: of the blocks in the ring, by warps that have fetched them, a bit
+  /// a key that nobody sees.
+  alignas(8) std::uint16_t skipped[latent_stages(K)][kLatentLoaders];
   bool exists;      ///< whether there is a first piece
   int span_length;  ///< of core::Spans
   mma::DecodeSearch<K> search;
@@ -79,6 +115,7 @@ struct LatentRings {
   Ring<K.q_stages> queries;
   Ring<kWeightStages> weights;  ///< where they have makers of their own
   Ring<1> ends;                 ///< of pieces, the same
+  Ring<kWeightStages> scored;   ///< blocks whose keys have been multiplied, the same
 
   static constexpr int kThreads = kLatentLoaders * 32;  ///< that arrive at a full buffer
   static constexpr int kOwners = 8;                     ///< warps
@@ -95,20 +132,35 @@ struct LatentRings {
                barriers + 8 * kWeightStages};
     barriers += 16 * kWeightStages;
     ends = {0, 0, barriers, barriers + 8};
+    barriers += 16;
+    scored = {0, 0, barriers, barriers + 8 * kWeightStages};
   }
-  __device__ __forceinline__ void initialise() const {
+  /// tells: warps arrive once more, after what they say of keys whose pages are skipped.
+  __device__ __forceinline__ void initialise(bool tells) const {
+    const int arrivals = kThreads + (tells ? kLatentLoaders : 0);
     if constexpr (kScorers == 0) {
-      keys.initialise(kThreads, kOwners);
+      keys.initialise(arrivals, kOwners);
       queries.initialise(kThreads, kOwners);
     } else {
-      keys.initialise(kThreads, kOwners + 4);
+      keys.initialise(arrivals, kOwners + 4);
       queries.initialise(kThreads, 4 * kScorers);
       weights.initialise(4, kOwners);
       ends.initialise(4 * kScorers, kOwners);
+      scored.initialise(4, kOwners);
     }
     ptx::fence_mbarrier_init();
   }
 };
+
+/// Whether nobody sees any key of a block in the ring, as all pages are skipped: it takes no
+/// products.
+template <core::Kernel K>
+__device__ __forceinline__ bool is_skipped(const LatentShared<K>& shared, std::uint32_t item) {
+  std::uint64_t keys;
+  static_assert(sizeof keys == sizeof shared.skipped[0]);
+  memcpy(&keys, shared.skipped[item % latent_stages(K)], sizeof keys);
+  return agreed(keys == ~std::uint64_t{0});
+}
 
 /// The warpgroup that copies.
 template <core::Kernel K>
@@ -116,34 +168,31 @@ class LatentLoads {
   static constexpr int kWarps = kLatentLoaders;
   static constexpr int kWarpKeys = K.block_n / kWarps;  ///< of a block, that a warp fetches
   static constexpr int kAtOnce = 4;                     ///< rows: 8 lanes have 128 bytes of one
-  static constexpr int kChunksV = K.head_dim_v / 64;    ///< of a query, and of values of 16 bits
+  static constexpr int kChunksQ = K.head_dim_v / 64;    ///< of a query that meets values
   static constexpr std::uint32_t kChunk = K.block_n * 128;
   static_assert(K.head_dim == 64 && kWarpKeys == 16);
 
  public:
   __device__ __forceinline__ LatentLoads(const mma::DecodeParams& params, LatentShared<K>& shared)
-      : p(params),
-        shared_(shared),
-        piece_(shared.pieces[threadIdx.x / 32]),
-        one_row_(core::widens(K) && lies_in_one_row(params)) {}
+      : p(params), shared_(shared), one_row_(!latent_chunked(K) && lies_in_one_row(params)) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (bool more = shared_.exists; more; more = walk().advance(piece_)) {
-      PlaceOfKey place = look_up(piece_.tiles.begin, lane() % kWarpKeys);
+    for (bool more = shared_.exists; more; more = walk().advance(piece())) {
+      PlaceOfKey place = look_up(piece().tiles.begin, lane() % kWarpKeys);
 #pragma unroll 1
-      for (int tile = piece_.tiles.begin; tile < piece_.tiles.end; ++tile) {
+      for (int tile = piece().tiles.begin; tile < piece().tiles.end; ++tile) {
         rings().keys.claim(item_);
-        if constexpr (core::widens(K)) {
-          load_narrow(place);
+        if constexpr (latent_chunked(K)) {
+          load_chunks(place);
         } else {
-          load(place);
-          ptx::copy_arrive(rings().keys.full_barrier(item_));
+          load_rows(place);
         }
+        if (p.cache.pages.skips) tell_skipped(place);
         ++item_;
-        if (tile == piece_.tiles.begin) load_queries(piece_);
+        if (tile == piece().tiles.begin) load_queries(piece());
         // Page numbers come while the next buffer is waited for.
-        if (tile + 1 < piece_.tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
+        if (tile + 1 < piece().tiles.end) place = look_up(tile + 1, lane() % kWarpKeys);
       }
     }
     ptx::copy_wait<0>();
@@ -206,6 +255,9 @@ class LatentLoads {
   __device__ __forceinline__ static int lane() {
     return static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
   }
+  __device__ __forceinline__ mma::DecodePiece<K>& piece() const {
+    return shared_.pieces[(core::widens(K) ? ptx::opaque(threadIdx.x) : threadIdx.x) / 32];
+  }
 
   /// Where a lane's key lies.
   struct PlaceOfKey {
@@ -217,20 +269,29 @@ class LatentLoads {
   /// Of the row-th of the warp's keys. A page's number is not looked at, so that nobody waits for
   /// it here.
   __device__ __forceinline__ PlaceOfKey look_up(int tile, int row) const {
-    const core::Range keys = piece_.keys.from(tile);
+    const core::Range keys = piece().keys.from(tile);
     const int key = keys.begin + warp() * kWarpKeys + row;
-    PlaceOfKey place = {piece_.sequence.entry_k, piece_.sequence.first_k + key, key < keys.end};
+    PlaceOfKey place = {piece().sequence.entry_k, piece().sequence.first_k + key, key < keys.end};
     const core::Pages& pages = p.cache.pages;
     if (pages.table == nullptr || !place.exists) return place;
     const core::Pages::Place in_page = pages.place(place.slot, p.page_size);
     place.slot = in_page.slot;
-    place.entry = pages.at(piece_.sequence.entry_k, in_page.column);
+    place.entry = pages.at(piece().sequence.entry_k, in_page.column);
     return place;
   }
   /// Whether a key that was looked up is one, whose page exists.
   __device__ __forceinline__ bool exists(const PlaceOfKey& place) const {
     const core::Pages& pages = p.cache.pages;
     return place.exists && (pages.table == nullptr || pages.exists(place.entry));
+  }
+  /// Which of the warp's keys no query sees, for who multiplies the block.
+  __device__ __forceinline__ void tell_skipped(const PlaceOfKey& place) const {
+    const std::uint32_t skipped = __ballot_sync(~0U, !place.exists || place.entry < 0);
+    if (lane() == 0) {
+      shared_.skipped[item_ % latent_stages(K)][warp()] = static_cast<std::uint16_t>(skipped);
+      rings().keys.arrive_full(item_);
+    }
+    __syncwarp();
   }
   /// The first element of the lane's key, or its value, of so many bytes; 0: it does not exist.
   template <int kBytes>
@@ -275,36 +336,45 @@ class LatentLoads {
                                static_cast<std::uint32_t>(unit ^ row % 8) * 16;
       copy(to, q, unit * 16, p.head_dim * 2);
 #pragma unroll
-      for (int c = 0; c < kChunksV; ++c) {
+      for (int c = 0; c < kChunksQ; ++c) {
         copy(to + (1 + c) * K.block_m * 128, qv, c * 128 + unit * 16, p.head_dim_v * 2);
       }
     }
     ptx::copy_arrive(rings().queries.full_barrier(pieces_++));
   }
 
-  /// Keys and values of a block; what does not exist becomes 0.
-  __device__ __forceinline__ void load(const PlaceOfKey& place) const {
-    const std::uint64_t key = row_of<2>(p.k, piece_.head, place),
-                        value = row_of<2>(p.v, piece_.head, place);
+  /// Keys and values of a block in chunks of 128 bytes; what does not exist becomes 0. Keys are the
+  /// first chunk, or the last beside values of 8 bits.
+  __device__ __forceinline__ void load_chunks(const PlaceOfKey& place) const {
+    constexpr int kValues = K.head_dim_v * kValueBytes / 128;
+    constexpr int kKeysAt = core::widens(K) ? kValues : 0, kValuesAt = core::widens(K) ? 0 : 1;
+    if constexpr (core::widens(K)) {
+      load_scales(rings().keys.buffer(item_) + latent_scales_at(K) +
+                      (warp() * kWarpKeys + lane() % kWarpKeys) * (4 * latent_groups(K)),
+                  place);
+    }
+    const std::uint64_t key = row_of<2>(p.k, piece().head, place),
+                        value = row_of<kValueBytes>(p.v, piece().head, place);
     const int unit = lane() % 8, line = lane() / 8;
     std::uint32_t to = first_row() + line * 128 + static_cast<std::uint32_t>(unit ^ line) * 16;
 #pragma unroll 1
     for (int row = line; row < kWarpKeys; row += kAtOnce) {
       const std::uint64_t k = __shfl_sync(~0U, key, row), v = __shfl_sync(~0U, value, row);
-      copy(to, k, unit * 16, p.head_dim * 2);
+      copy(to + kKeysAt * kChunk, k, unit * 16, p.head_dim * 2);
 #pragma unroll
-      for (int c = 0; c < kChunksV; ++c) {
-        copy(to + (1 + c) * kChunk, v, c * 128 + unit * 16, p.head_dim_v * 2);
+      for (int c = 0; c < kValues; ++c) {
+        copy(to + (kValuesAt + c) * kChunk, v, c * 128 + unit * 16, p.head_dim_v * kValueBytes);
       }
       // The swizzle: four rows on, a unit lies 4 units further or back in its line.
       to = (to ^ 64) + kAtOnce * 128;
     }
+    ptx::copy_arrive(rings().keys.full_barrier(item_));
   }
 
-  /// The same where values are of 8 bits: value, scales and key of a row lie one after another.
-  __device__ __forceinline__ void load_narrow(const PlaceOfKey& place) const {
+  /// The same in no chunks: value, scales and key of a row lie one after another.
+  __device__ __forceinline__ void load_rows(const PlaceOfKey& place) const {
     if (one_row_ && !__any_sync(~0U, !exists(place))) {
-      copy_rows(row_of<1>(p.v, piece_.head, place));
+      copy_rows(row_of<1>(p.v, piece().head, place));
     } else {
       load_apart(place);
       ptx::copy_arrive(rings().keys.full_barrier(item_));
@@ -330,9 +400,9 @@ class LatentLoads {
   /// Rows of any other layout, and those that do not exist.
   __device__ __forceinline__ void load_apart(const PlaceOfKey& place) const {
     static_assert(!core::widens(K) || K.head_dim_v == 32 * 16);
-    load_scales(place);
-    const std::uint64_t key = row_of<2>(p.k, piece_.head, place),
-                        value = row_of<1>(p.v, piece_.head, place);
+    load_scales(own_rows() + lane() % kWarpKeys * latent_row_bytes(K) + latent_scales_at(K), place);
+    const std::uint64_t key = row_of<2>(p.k, piece().head, place),
+                        value = row_of<1>(p.v, piece().head, place);
     const int unit = lane() % 8, line = lane() / 8;
 #pragma unroll 1
     for (int row = line; row < kWarpKeys; row += kAtOnce) {
@@ -346,18 +416,16 @@ class LatentLoads {
     }
   }
   /// A lane has those of its key, of groups lane / 16 and 2 further on.
-  __device__ __forceinline__ void load_scales(const PlaceOfKey& place) const {
+  __device__ __forceinline__ void load_scales(std::uint32_t to, const PlaceOfKey& place) const {
     constexpr int kGroups = latent_groups(K);
     const core::Scales& scale = p.v_scale;
     const float* from = scale.data;
     if (scale.of_slots()) {
       from += place.entry * scale.stride_batch + place.slot * scale.stride_seqlen;
     }
-    if (scale.by == Scaling::head) from += piece_.sequence.batch * scale.stride_batch;
-    if (scale.by != Scaling::tensor) from += piece_.head * scale.stride_head;
+    if (scale.by == Scaling::head) from += piece().sequence.batch * scale.stride_batch;
+    if (scale.by != Scaling::tensor) from += piece().head * scale.stride_head;
     const bool key_exists = exists(place), grouped = scale.by == Scaling::group;
-    const std::uint32_t to =
-        own_rows() + lane() % kWarpKeys * latent_row_bytes(K) + latent_scales_at(K);
 #pragma unroll
     for (int i = 0; i < kGroups; i += 2) {
       const int group = i + lane() / kWarpKeys;
@@ -373,7 +441,7 @@ class LatentLoads {
                *scales = reinterpret_cast<const char*>(scale.data);
     const core::Strides of_k = p.k.strides, of_v = p.v.strides, of_scales = scale.strides();
     return scale.by == Scaling::group && p.value_groups.value() == 1 && p.head_dim == K.head_dim &&
-           p.head_dim_v == K.head_dim_v && scales == v + latent_scales_at(K) &&
+           p.head_dim_v == K.head_dim_v && scales == v + K.head_dim_v &&
            k == v + latent_key_at(K) && of_k.batch * 2 == of_v.batch &&
            of_scales.batch * 4 == of_v.batch && of_k.seqlen * 2 == of_v.seqlen &&
            of_scales.seqlen * 4 == of_v.seqlen && of_k.head * 2 == of_v.head &&
@@ -391,7 +459,6 @@ class LatentLoads {
 
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
-  mma::DecodePiece<K>& piece_;
   const bool one_row_;
   std::uint32_t item_ = 0, pieces_ = 0;  ///< next in the rings
 };

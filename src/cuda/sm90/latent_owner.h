@@ -15,39 +15,49 @@ class LatentOwner {
   static constexpr int kMine = K.head_dim_v / 128;  ///< chunks of 64 columns of O
   static constexpr int kChunks = kMine / 2;         ///< and of values, a group of columns each
   static constexpr int kSteps = kKeys / 16;
-  static constexpr int kWeights = latent_weights(K);
+  /// Bytes from one row of values to the next, and from one group of columns.
+  static constexpr std::uint32_t kRow = latent_chunked(K) ? 128 : latent_row_bytes(K);
+  static constexpr std::uint32_t kChunk = latent_chunked(K) ? kKeys * 128 : 128;
+  static constexpr int kWeights = latent_weights(K), kScorers = core::decode_scorers(K);
   /// So many chunks of 16 keys become operands while those before are multiplied.
   static constexpr int kAtOnce = 1;
   using Wgmma = ptx::Wgmma<Dtype::f16, kN>;
 
  public:
   __device__ __forceinline__ LatentOwner(const mma::DecodeParams& params, LatentShared<K>& shared)
-      : p(params), shared_(shared), piece_(shared.pieces[threadIdx.x / 32]) {}
+      : p(params), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     std::uint32_t pieces = 0;
 #pragma unroll 1
-    for (bool more = shared_.exists; agreed(more); more = walk().advance(piece_)) {
+    for (bool more = shared_.exists; agreed(more); more = walk().advance(piece())) {
 #pragma unroll
       for (auto& chunk : o_) {
 #pragma unroll
         for (float& x : chunk) x = 0.0F;
       }
 #pragma unroll 1
-      for (int tile = piece_.tiles.begin; agreed(tile < piece_.tiles.end); ++tile) {
+      for (int tile = piece().tiles.begin; agreed(tile < piece().tiles.end); ++tile) {
         rings().keys.wait_full(item_);
         rings().weights.wait_full(item_);
-        if (agreed(told().raised != 0)) rescale();
-        multiply_values();
-        if (lane() == 0) {
-          rings().keys.release(item_);
-          rings().weights.release(item_);
+        const LatentTold<K>& told = this->told();
+        if (agreed(told.changes)) {
+          if (agreed(told.skipped)) {
+            release();
+            continue;
+          }
+          rescale();
         }
-        ++item_;
+        // The maker of weights multiplies first: what it makes is waited for.
+        if (kScorers == 1 && agreed(tile + 1 < piece().tiles.end)) {
+          rings().scored.wait_full(item_ + 1);
+        }
+        multiply_values();
+        release();
       }
       rings().ends.wait_full(pieces);
       const mma::DecodeWalk<K> walk = this->walk();
-      LatentResults<K> results(p, walk, piece_, shared_, o_);
+      LatentResults<K> results(p, walk, piece(), shared_, o_);
       results.end_rows();
       if (lane() == 0) rings().ends.release(pieces);
       ++pieces;
@@ -71,8 +81,19 @@ class LatentOwner {
     return static_cast<int>(ptx::opaque(threadIdx.x));
   }
   __device__ __forceinline__ static int lane() { return thread() % 32; }
+  __device__ __forceinline__ mma::DecodePiece<K>& piece() const {
+    return shared_.pieces[thread() / 32];
+  }
   /// @}
 
+  /// The block has been multiplied.
+  __device__ __forceinline__ void release() {
+    if (lane() == 0) {
+      rings().keys.release(item_);
+      rings().weights.release(item_);
+    }
+    ++item_;
+  }
   /// Shifts of rows have been raised, or the greatest scale.
   __device__ __forceinline__ void rescale() {
     const float of_outputs = told().of_outputs;
@@ -93,8 +114,10 @@ class LatentOwner {
     constexpr std::uint32_t kStep = 16 * 128;
     const int lane = this->lane(), first = thread() / 128 * kChunks;
     // Of the warp's columns, as ldmatrix takes them.
-    const std::uint32_t values = rings().keys.buffer(item_) + lane % 16 * latent_row_bytes(K) +
-                                 first * 128 + (lane / 16 * 4 + thread() / 32 % 4) * 16;
+    const int unit = lane / 16 * 4 + thread() / 32 % 4;
+    const std::uint32_t values =
+        rings().keys.buffer(item_) + lane % 16 * kRow + first * kChunk +
+        static_cast<std::uint32_t>(latent_chunked(K) ? unit ^ lane % 8 : unit) * 16;
     const std::uint32_t weights =
         __shfl_sync(~0U, ptx::descriptor_across(rings().weights.buffer(item_), kKeys * 128), 0);
     const int first_weights = kWeights == 1 ? 0 : __shfl_sync(~0U, first, 0);
@@ -144,14 +167,12 @@ class LatentOwner {
     const int step = batch * kAtOnce / kChunks, begin = batch * kAtOnce % kChunks;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      ptx::load_matrices_across(words[i],
-                                values + step * 16 * latent_row_bytes(K) + (begin + i) * 128);
+      ptx::load_matrices_across(words[i], values + step * 16 * kRow + (begin + i) * kChunk);
     }
   }
 
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
-  mma::DecodePiece<K>& piece_;
   std::uint32_t item_ = 0;
   float o_[kMine][kN / 2];
 };

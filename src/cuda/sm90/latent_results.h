@@ -59,7 +59,7 @@ class LatentResults {
       }
     }
     ptx::barrier_sync(kRowsReady, 256);
-    end_rows<8>(shared_.shift, sums);
+    end_rows<8>(shared_.shift.of, sums);
   }
   /// The same of what makers of weights have told.
   __device__ __forceinline__ void end_rows() const {

@@ -1,22 +1,16 @@
-// Who makes the weights of the latent kernel (latent.h) where values are of 8 bits beside keys of
-// 16 (S14), as in FlashMLA's rows of 656 bytes: 512 values of e4m3, a scale for each 128 of them,
-// 64 columns of keys. One warpgroup, or two that take blocks of keys in turn: each makes a block's
-// scores by itself, and what rows' weights are powers of two of goes from one to the other.
+// Who makes the weights of the latent kernel (latent.h) where values are of 8 bits: one warpgroup,
+// or two that take blocks of keys in turn. Each makes a block's scores by itself
+// (latent_products.h), and what rows' weights are powers of two of goes from one to the other.
 //
-// Values become fp16, which holds them exactly, on their way from shared memory to registers, from
-// where wgmma takes its first operand. So do queries that meet them, times a power of two of their
-// row. A key's scales by groups of columns are multiplied with the sums of each group and with
-// weights, which each group has of its own (16 rows). Where there are too many rows for that,
-// elements are multiplied by the scale of their group over the greatest of their key, and what is
-// made of the key, scores or weights, by that one. Weights of fp16 lack a power of two, which is at
-// least the greatest scale so far.
+// A key's scales by groups of columns are multiplied with weights, which each group has of its own
+// (16 rows). Where there are too many rows for that, weights are multiplied by the greatest scale
+// of their key, and owners of outputs are told each group's share of it. Weights of fp16 lack a
+// power of two, which is at least the greatest scale so far.
 #pragma once
 
-#include "cuda/mma/decode_widened.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/ptx/mma.h"
-#include "cuda/ptx/wgmma.h"
-#include "cuda/sm90/latent_scores.h"
+#include "cuda/sm90/latent_products.h"
 
 namespace tessera::cuda::sm90 {
 
@@ -24,39 +18,33 @@ namespace tessera::cuda::sm90 {
 inline constexpr float kLatentOffset = 0x1p7F;
 
 template <core::Kernel K>
-class LatentScorer : LatentScores<K> {
+class LatentScorer : LatentKeyProducts<K> {
   using Scores = LatentScores<K>;
   using Scores::kKeys, Scores::kN, Scores::kRowsOfThread;
-  using Scores::p, Scores::shared_, Scores::piece_, Scores::warp, Scores::lane;
+  using Scores::p, Scores::shared_, Scores::piece, Scores::warp, Scores::lane;
   using Scores::s_, Scores::row_of, Scores::first_row;
-  static constexpr Dtype kType = core::dtype_of(K.operand);
+  using Products = LatentKeyProducts<K>;
+  using Products::scale_at, Products::scales_of, Products::greatest, Products::inverse;
   static constexpr int kScorers = core::decode_scorers(K), kThreads = kScorers * 128;
-  static constexpr int kGroups = latent_groups(K);
-  static constexpr std::uint32_t kQueryChunk = kN * 128;  ///< bytes of a chunk of queries
-  using Wgmma = ptx::Wgmma<Dtype::f16, kN>;
-  static constexpr int kUnits = 8;  ///< of 16 columns of 8 bits, in a chunk
-  /// So many times 16 columns of keys become operands while those before are multiplied.
-  static constexpr int kAtOnce = kN == 32 ? 8 : 2;
   static constexpr int kWeights = latent_weights(K);
-  /// Whether groups of columns have sums of their own, which scales are multiplied with: where
-  /// registers suffice. Else elements are.
-  static constexpr bool kApart = kN == 16;
+  static constexpr int kAtOnce = Products::kPreparedAtOnce;
   /// Sums of weights that a thread has: of all its rows, or where they are many of two of them,
   /// over all keys of the warp.
-  static constexpr bool kGathers = kN == 64;
+  static constexpr bool kGathers = kN == 64 && !latent_chunked(K);
   static constexpr int kSums = kGathers ? 2 : kRowsOfThread;
-  static_assert(core::kScaledColumns == kUnits * 16);
 
  public:
   __device__ __forceinline__ LatentScorer(const mma::DecodeParams& params, LatentShared<K>& shared)
-      : Scores(params, shared), scorer_(__shfl_sync(~0U, threadIdx.x / 128 - 2, 0)) {}
+      : Products(params, shared), scorer_(__shfl_sync(~0U, threadIdx.x / 128 - 2, 0)) {}
 
   __device__ __forceinline__ void run() {
+    if (lane() == 0) memory() = {};
+    __syncwarp();
 #pragma unroll 1
-    for (bool more = shared_.exists; agreed(more); more = walk().advance(piece_)) {
+    for (bool more = shared_.exists; agreed(more); more = walk().advance(piece())) {
       begin();
 #pragma unroll 1
-      for (int tile = piece_.tiles.begin; agreed(tile < piece_.tiles.end); ++tile) {
+      for (int tile = piece().tiles.begin; agreed(tile < piece().tiles.end); ++tile) {
         if (agreed(makes(tile))) make(tile);
         ++item_;
       }
@@ -72,6 +60,9 @@ class LatentScorer : LatentScores<K> {
 
   // Made anew each time: there are few registers.
 
+  __device__ __forceinline__ LatentMemory& memory() const {
+    return shared_.roles.scorers[thread() / 32];
+  }
   __device__ __forceinline__ mma::DecodeWalk<K> walk() const {
     return {p, shared_.search, shared_.span_length};
   }
@@ -82,33 +73,27 @@ class LatentScorer : LatentScores<K> {
   /// Whether the block is this warpgroup's. Counted in the piece: so sums do not depend on what
   /// lies before it (S9).
   __device__ __forceinline__ bool makes(int tile) const {
-    return static_cast<std::uint32_t>(tile - piece_.tiles.begin) % kScorers == scorer_;
+    return static_cast<std::uint32_t>(tile - piece().tiles.begin) % kScorers == scorer_;
   }
   /// Of all who make weights.
   __device__ __forceinline__ static int thread() { return Scores::thread() - 256; }
 
   // ---- pieces ----
 
-  /// Queries that meet values become fp16: each warp makes some rows.
+  /// Queries become what is multiplied: each warp makes some rows.
   __device__ __forceinline__ void begin() {
 #pragma unroll
     for (float& sum : sum_) sum = 0.0F;
-    if (thread() < kN) shared_.shift[thread()] = -core::kInfinity;
+    if (thread() < kN) shared_.shift.set(thread(), -core::kInfinity);
     constexpr std::uint32_t kLeast = 27U << 23;  // 2^-100
     if (thread() == 0) shared_.roles.top = __uint_as_float(kLeast);
-    if (piece_.tiles.empty()) return;
-    plain_ = this->common_tiles();
-    rings().queries.wait_full(pieces_);
-    char* const chunks = shared_.queries[pieces_ % K.q_stages] + kQueryChunk;
+    if (piece().tiles.empty()) return;
+    if (lane() == 0) memory().plain = this->common_tiles();
+    rings().queries.wait_full(memory().pieces);
+    char* const chunks = shared_.queries[memory().pieces % K.q_stages];
 #pragma unroll 1
-    for (int row = thread() / 32; row < kN; row += 4 * kScorers) {
-      const float factor = mma::widen_queries<K.head_dim_v>(p.dtype, [&](int word) {
-        // Else places of all words are known before the first piece, and take registers.
-        const std::uint32_t at = ptx::opaque(static_cast<std::uint32_t>(word));
-        char* const line = chunks + at / 32 * kQueryChunk + row * 128;
-        return reinterpret_cast<std::uint32_t*>(line + (at / 4 % 8 ^ row % 8) * 16) + at % 4;
-      });
-      if (lane() == 0) shared_.roles.query_factors[row] = factor;
+    for (int row = thread() / 32 * kAtOnce; row < kN; row += 4 * kScorers * kAtOnce) {
+      this->prepare_queries(chunks, row);
     }
     ptx::fence_proxy_async();
     ptx::barrier_sync(kMeet, kThreads);
@@ -116,17 +101,16 @@ class LatentScorer : LatentScores<K> {
   /// What owners of outputs need to know of rows.
   __device__ __forceinline__ void end() {
     auto& end = shared_.roles.end;
-    if (!piece_.tiles.empty()) {
+    if (!piece().tiles.empty()) {
       // All blocks have their weights.
       ptx::barrier_sync(kMeet, kThreads);
       if (kScorers > 1) {
-        if (agreed(!makes(piece_.tiles.end - 1))) follow_other(item_);
+        if (agreed(!makes(piece().tiles.end - 1))) follow_other(item_);
       }
       __syncwarp();
-      if (lane() == 0) rings().queries.release(pieces_++);
-      pieces_ = __shfl_sync(~0U, pieces_, 0);
+      if (lane() == 0) rings().queries.release(memory().pieces++);
     }
-    rings().ends.claim(ends_);
+    rings().ends.claim(memory().ends);
     const int lane = this->lane();
     float* const sums = end.sums[thread() / 32] + first_sum();
 #pragma unroll
@@ -138,27 +122,33 @@ class LatentScorer : LatentScores<K> {
       }
       if (kGathers || lane < 4) sums[row_of(i)] = all;
     }
-    if (thread() < kN) end.shift[thread()] = shared_.shift[thread()];
+    if (thread() < kN) end.shift[thread()] = shared_.shift.of[thread()];
     if (thread() == 0) end.lacks = shared_.roles.top / kLatentOffset;
     __syncwarp();
-    if (lane == 0) rings().ends.arrive_full(ends_);
-    ++ends_;
+    if (lane == 0) rings().ends.arrive_full(memory().ends++);
+    __syncwarp();
   }
 
   // ---- weights ----
 
   /// Those of a block.
   __device__ __forceinline__ void make(int tile) {
-    const std::uint32_t keys = rings().keys.buffer(item_);
+    // Of all lanes, as the compiler can see.
+    const std::uint32_t keys = __shfl_sync(~0U, rings().keys.buffer(item_), 0);
+    std::uint32_t queries = rings().queries.buffer(memory().pieces);
+    if constexpr (K.q_stages > 1) queries = __shfl_sync(~0U, queries, 0);
     rings().keys.wait_full(item_);
-    multiply_keys(keys, rings().queries.buffer(pieces_));
-    if (agreed(tile < plain_.begin || tile >= plain_.end)) this->hide(piece_.keys.from(tile));
-    rings().weights.claim(item_);
-    const bool first = agreed(tile == piece_.tiles.begin);
-    if (kScorers > 1 && !first) {
-      ptx::barrier_sync(kTurn + scorer_, kThreads);
-      follow_other(item_);
+    // What threads have copied, wgmma sees after this.
+    if constexpr (latent_chunked(K)) ptx::fence_proxy_async();
+    if (p.cache.pages.skips && is_skipped(shared_, item_)) return pass(tile);
+    this->multiply_keys(keys, queries);
+    if (kScorers == 1 && lane() == 0) rings().scored.arrive_full(item_);
+    const core::Range plain = memory().plain;
+    if (agreed(tile < plain.begin || tile >= plain.end)) {
+      this->hide(piece().keys.from(tile), item_);
     }
+    rings().weights.claim(item_);
+    take_turn(tile);
     float value_scales[2];  // the greatest of the lane's keys, lane / 4 and 8 further on
 #pragma unroll
     for (int half = 0; half < 2; ++half) value_scales[half] = greatest(scales_of(keys, half));
@@ -166,24 +156,54 @@ class LatentScorer : LatentScores<K> {
         this->shift() | (fmaxf(value_scales[0], value_scales[1]) > shared_.roles.top);
     const bool raises = ptx::barrier_any(kOwn + scorer_, 128, fresh);
     if (agreed(raises)) raise(value_scales);
-    if (thread() % 128 == 0) told(item_).raised = raises ? 1 : 0;
+    tell(raises, false);
     const float lacks = kLatentOffset / shared_.roles.top;
-    if (kScorers > 1 && agreed(tile + 1 < piece_.tiles.end)) {
-      ptx::barrier_arrive(kTurn + 1 - scorer_, kThreads);
-    }
+    give_turn(tile);
     store(keys, value_scales, lacks);
     ptx::fence_proxy_async();
+    hand_over();
+  }
+  /// A block whose keys nobody sees.
+  __device__ __forceinline__ void pass(int tile) {
+    if (kScorers == 1 && lane() == 0) rings().scored.arrive_full(item_);
+    rings().weights.claim(item_);
+    take_turn(tile);
+    tell(true, true);
+    give_turn(tile);
+    hand_over();
+  }
+  __device__ __forceinline__ void tell(bool changes, bool skipped) const {
+    if (thread() % 128 != 0) return;
+    told(item_).changes = changes;
+    told(item_).skipped = skipped;
+  }
+  /// To owners of outputs.
+  __device__ __forceinline__ void hand_over() const {
     __syncwarp();
     if (lane() == 0) {
       rings().weights.arrive_full(item_);
       rings().keys.release(item_);
     }
   }
+  /// From the warpgroup that makes the block before to the one that makes the next.
+  /// @{
+  __device__ __forceinline__ void take_turn(int tile) {
+    if (kScorers > 1 && agreed(tile > piece().tiles.begin)) {
+      ptx::barrier_sync(kTurn + scorer_, kThreads);
+      follow_other(item_);
+    }
+  }
+  __device__ __forceinline__ void give_turn(int tile) const {
+    if (kScorers > 1 && agreed(tile + 1 < piece().tiles.end)) {
+      ptx::barrier_arrive(kTurn + 1 - scorer_, kThreads);
+    }
+  }
+  /// @}
 
   /// Where the other warpgroup has raised shifts for its block, the one before, sums follow.
   __device__ __forceinline__ void follow_other(std::uint32_t item) {
     const LatentTold<K>& told = this->told(item - 1);
-    if (agreed(told.raised == 0)) return;
+    if (agreed(!told.changes || told.skipped)) return;
     const float* const factors = told.factor + first_sum();
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sum_[i] *= factors[row_of(i)];
@@ -206,12 +226,13 @@ class LatentScorer : LatentScores<K> {
     for (int i = 0; i < kSums; ++i) {
       sum_[i] *= this->raised(tops, first_sum + row_of(i)).factor();
     }
+    const int row = thread() % 128;
+    if (row == 0) shared_.shift.lacks = false;
     // Everybody has read the shifts; then that they have changed, and maxima.
     ptx::barrier_sync(kOwn + scorer_, 128);
-    const int row = thread() % 128;
     if (row < kN) {
       const auto shift = this->raised(tops, row);
-      shared_.shift[row] = shift.after;
+      shared_.shift.set(row, shift.after);
       told(item_).factor[row] = shift.factor();
     }
     if (row == 0) {
@@ -317,151 +338,8 @@ class LatentScorer : LatentScores<K> {
     }
   }
 
-  // ---- scores ----
-
-  /// S^T of a block.
-  __device__ __forceinline__ void multiply_keys(std::uint32_t keys, std::uint32_t queries) {
-    float most[2] = {1.0F, 1.0F};
-    std::uint32_t shares[kGroups][2];
-    if constexpr (kApart) {
-      multiply_rotated(keys, queries, 0);
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float4 scales = scales_of(keys, half);
-        most[half] = greatest(scales);
-        const float over = inverse(most[half]);
-        const float of[kGroups] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          shares[g][half] = ptx::pack<Dtype::f16>(of[g] * over, of[g] * over);
-        }
-      }
-    }
-    // Of all lanes, as the compiler can see.
-    const std::uint32_t to = __shfl_sync(~0U, ptx::descriptor_along(queries + kQueryChunk), 0);
-    constexpr int kBatches = kGroups * kUnits / kAtOnce, kOfGroup = kUnits / kAtOnce;
-    std::uint32_t words[2][kAtOnce / 2][4], a[2][4 * kAtOnce];
-    // Of a group and of the one before, and of all groups; not used where they are not apart.
-    float sums[2][kN / 2], all[kN / 2];
-    load_values(words[0], keys, 0);
-#pragma unroll
-    for (int batch = 0; batch < kBatches; ++batch) {
-      std::uint32_t* const now = a[batch % 2];
-      const int group = batch / kOfGroup;
-      if (batch >= 2) ptx::wgmma_wait<1>();
-      // Of batches before the last one all is done.
-      if (kApart && batch >= 2 && (batch - 2) % kOfGroup == kOfGroup - 1) {
-        add_group((batch - 2) / kOfGroup, all, sums[(batch - 2) / kOfGroup % 2], keys);
-      }
-      if (batch + 1 < kBatches) load_values(words[(batch + 1) % 2], keys, (batch + 1) * kAtOnce);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const std::uint32_t* const from = words[batch % 2][i / 2] + i % 2 * 2;
-        std::uint32_t* const x = now + 4 * i;
-        ptx::widen_four<K.cached>(from[0], x[0], x[2]);
-        ptx::widen_four<K.cached>(from[1], x[1], x[3]);
-        if constexpr (!kApart) {
-#pragma unroll
-          for (int n = 0; n < 4; ++n) x[n] = ptx::multiply_pairs(x[n], shares[group][n % 2]);
-        }
-      }
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int step = batch * kAtOnce + i;
-        Wgmma::registers(kApart ? sums[group % 2] : s_, now + 4 * i,
-                         ptx::descriptor(to + (step / 4 * kQueryChunk + step % 4 * 32) / 16),
-                         (kApart ? step % kUnits : step) != 0);
-      }
-      ptx::wgmma_commit();
-    }
-    ptx::wgmma_wait<0>();
-    if constexpr (kApart) {
-      if constexpr (kOfGroup == 1) add_group(kGroups - 2, all, sums[(kGroups - 2) % 2], keys);
-      add_group(kGroups - 1, all, sums[(kGroups - 1) % 2], keys);
-      ptx::wgmma_results(s_);
-      const float* const factors = query_factors(0);
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] = fmaf(all[i], factors[i / 4 * 8 + i % 2], s_[i]);
-    } else {
-      ptx::wgmma_results(s_);
-#pragma unroll
-      for (int i = 0; i < kN / 2; ++i) s_[i] *= most[i / 2 % 2] * query_factors(i / 4)[i % 2];
-      multiply_rotated(keys, queries, 1);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_results(s_);
-    }
-  }
-  /// Values of the warp's 16 keys, of units of 16 columns from one on.
-  __device__ __forceinline__ void load_values(std::uint32_t (&words)[kAtOnce / 2][4],
-                                              std::uint32_t keys, int unit) const {
-#pragma unroll
-    for (int i = 0; i < kAtOnce / 2; ++i) {
-      ptx::load_matrices(words[i], own_rows(keys) + (unit + 2 * i) * 16);
-    }
-  }
-  /// The first 16 bytes of a row, or those beside them, as ldmatrix takes them.
-  __device__ __forceinline__ static std::uint32_t own_rows(std::uint32_t keys) {
-    const int lane = Scores::lane();
-    return keys + (Scores::warp() * 16 + lane % 16) * latent_row_bytes(K) + lane / 16 * 16;
-  }
-  /// Begins S^T = or += K Q^T, of columns of 16 bits.
-  __device__ __forceinline__ void multiply_rotated(std::uint32_t keys, std::uint32_t queries,
-                                                   int add) {
-    const std::uint32_t b = __shfl_sync(~0U, ptx::descriptor_along(queries), 0);
-    constexpr int kSteps = K.head_dim / 16;
-    std::uint32_t a[kSteps][4];
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      ptx::load_matrices(a[i], own_rows(keys) + latent_key_at(K) + i * 32);
-    }
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      ptx::Wgmma<kType, kN>::registers(s_, a[i], ptx::descriptor(b + i * 2), i == 0 ? add : 1);
-    }
-    ptx::wgmma_commit();
-  }
-  /// Sums of a group of columns, times its scales, to those of all.
-  __device__ __forceinline__ void add_group(int group, float (&all)[kN / 2], float (&sums)[kN / 2],
-                                            std::uint32_t keys) const {
-    ptx::wgmma_results(sums);
-    const float scales[2] = {scale_at(keys, 0)[group], scale_at(keys, 1)[group]};
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      const float scale = scales[i / 2 % 2];
-      all[i] = group == 0 ? sums[i] * scale : fmaf(sums[i], scale, all[i]);
-    }
-  }
-  /// Of the thread's two rows of eight.
-  __device__ __forceinline__ const float* query_factors(int eight) const {
-    return shared_.roles.query_factors + 8 * eight + lane() % 4 * 2;
-  }
-
-  // ---- scales ----
-
-  /// Of a block's keys, the lane's half-th.
-  __device__ __forceinline__ const float* scale_at(std::uint32_t keys, int half) const {
-    const char* const rows = shared_.ring[0] + (keys - ptx::shared_address(shared_.ring));
-    const int row = warp() * 16 + lane() / 4 + 8 * half;
-    return reinterpret_cast<const float*>(rows + row * latent_row_bytes(K) + latent_scales_at(K));
-  }
-  __device__ __forceinline__ float4 scales_of(std::uint32_t keys, int half) const {
-    static_assert(kGroups == 4);
-    return *reinterpret_cast<const float4*>(scale_at(keys, half));
-  }
-  __device__ __forceinline__ static float greatest(const float4& x) {
-    return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-  }
-  /// Of scales that are all 0 or NaN, which stay that: 1.
-  __device__ __forceinline__ static float inverse(float most) {
-    return most > 0.0F ? 1.0F / most : 1.0F;
-  }
-
   const std::uint32_t scorer_;
-  core::Range plain_;  ///< tiles of the piece whose keys all rows see
-  std::uint32_t item_ = 0, pieces_ = 0, ends_ = 0;
+  std::uint32_t item_ = 0;
   float sum_[kSums];
 };
 

@@ -29,10 +29,13 @@ class LatentScores {
   }
   __device__ __forceinline__ static int warp() { return thread() / 32 % 4; }
   __device__ __forceinline__ static int lane() { return thread() % 32; }
+  __device__ __forceinline__ mma::DecodePiece<K>& piece() const {
+    return core::widens(K) ? shared_.pieces[thread() / 32] : piece_;
+  }
   /// @}
 
   __device__ __forceinline__ core::SequenceMask mask() const {
-    return p.mask.of(p.sequences, piece_.sequence);
+    return p.mask.of(p.sequences, piece().sequence);
   }
   /// The thread's i-th row, and of its first: from there.
   /// @{
@@ -40,51 +43,76 @@ class LatentScores {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 * 8 + i % 2; }
   /// @}
   __device__ __forceinline__ int query_of(int row) const {
-    return mma::row_of<K>(piece_, p.group, core::min(row, core::max(piece_.rows - 1, 0))).query;
+    return mma::row_of<K>(piece(), p.group, core::min(row, core::max(piece().rows - 1, 0))).query;
   }
-  /// Tiles of the piece whose keys all rows see.
+  /// Tiles of the piece whose keys all rows see; none where pages may be skipped.
   __device__ __forceinline__ core::Range common_tiles() const {
-    return piece_.keys.inside(mask().common_keys({query_of(0), query_of(piece_.rows - 1) + 1}));
+    if (p.cache.pages.skips) return {0, 0};
+    return piece().keys.inside(mask().common_keys({query_of(0), query_of(piece().rows - 1) + 1}));
   }
   /// Of the thread's i-th row and its half-th key.
   __device__ __forceinline__ float& score(int i, int half) {
     return s_[i / 2 * 4 + i % 2 + 2 * half];
   }
 
-  /// Products of keys that a row does not see become -inf.
-  __device__ __forceinline__ void hide(const core::Range& keys) {
-    const core::SequenceMask mask = this->mask();
-    const int first = keys.begin + warp() * 16 + lane() / 4;
-    const int first_row = this->first_row();
+  /// Products of keys that a row does not see become -inf. keys: of a block, whose item it is.
+  __device__ __forceinline__ void hide(const core::Range& keys, std::uint32_t item) {
+    static_assert(kN / 2 <= 32);
     std::uint32_t hidden = 0;
+    if (p.cache.pages.skips) {  // keys have no positions, and are seen by all or by nobody
+      const std::uint32_t skipped = shared_.skipped[item % latent_stages(K)][warp()] >> lane() / 4;
+      hidden = (skipped & 1) * 0x33333333U | (skipped >> 8 & 1) * 0xCCCCCCCCU;
+    } else {
+      const core::SequenceMask mask = this->mask();
+      const int first = keys.begin + warp() * 16 + lane() / 4;
+      const int first_row = this->first_row();
 #pragma unroll 1
-    for (int i = 0; i < kRowsOfThread; ++i) {
-      const core::QueryMask seen = mask.of(query_of(first_row + row_of(i)));
-      for (int half = 0; half < 2; ++half) {
-        const int key = first + 8 * half;
-        if (key >= keys.end || !seen.visible(key)) hidden |= 1U << (i / 2 * 4 + i % 2 + 2 * half);
+      for (int i = 0; i < kRowsOfThread; ++i) {
+        const core::QueryMask seen = mask.of(query_of(first_row + row_of(i)));
+        for (int half = 0; half < 2; ++half) {
+          const int key = first + 8 * half;
+          if (key >= keys.end || !seen.visible(key)) {
+            hidden |= 1U << (i / 2 * 4 + i % 2 + 2 * half);
+          }
+        }
       }
     }
+    if (!__any_sync(~0U, hidden != 0)) return;
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       if ((hidden >> i & 1) != 0) s_[i] = -core::kInfinity;
     }
   }
 
+  /// What products of the thread's i-th row are multiplied by.
+  __device__ __forceinline__ float pre(int i) const {
+    if constexpr (latent_pairs(K)) return shared_.roles.query_factors[first_row() + row_of(i)];
+    return p.score.pre;
+  }
   /// Products become what weights are powers of two of. Whether a shift must be raised: a weight
   /// would be large, or a row has seen no key before. NaN raises none.
   __device__ __forceinline__ bool shift() {
     bool fresh = false;
     float top = -core::kInfinity;
-    const float* const shifts = shared_.shift + first_row();
+    const float* shifts;
+    if constexpr (core::widens(K)) {
+      fresh = shared_.shift.lacks;
+      shifts = shared_.shift.applied + first_row();
+    } else {
+      shifts = shared_.shift.of + first_row();
+    }
 #pragma unroll
     for (int i = 0; i < kRowsOfThread; ++i) {
-      const float shift = shifts[row_of(i)];
-      fresh = fresh || shift == -core::kInfinity;
+      float shift = shifts[row_of(i)];
+      if constexpr (!core::widens(K)) {
+        fresh = fresh || shift == -core::kInfinity;
+        shift = core::shift_of(shift);
+      }
+      const float pre = this->pre(i);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& x = score(i, half);
-        x = fmaf(x, p.score.pre, -core::shift_of(shift));
+        x = fmaf(x, pre, -shift);
         top = fmaxf(top, x);
       }
     }
@@ -118,7 +146,7 @@ class LatentScores {
   __device__ __forceinline__ Raised raised(const float* tops, int row) const {
     const float most =
         fmaxf(fmaxf(tops[row], tops[kN + row]), fmaxf(tops[2 * kN + row], tops[3 * kN + row]));
-    const float before = shared_.shift[row];
+    const float before = shared_.shift.of[row];
     return {before, fmaxf(before, most + core::shift_of(before))};
   }
   /// The thread's i-th row goes by it.
@@ -130,8 +158,10 @@ class LatentScores {
 
   const mma::DecodeParams& p;
   LatentShared<K>& shared_;
-  mma::DecodePiece<K>& piece_;
   float s_[kN / 2];
+
+ private:
+  mma::DecodePiece<K>& piece_;
 };
 
 }  // namespace tessera::cuda::sm90

@@ -21,16 +21,29 @@ TESSERA_HD constexpr int latent_stages(const core::Kernel& row) {
 TESSERA_HD constexpr int latent_groups(const core::Kernel& row) {
   return core::ceil_div(row.head_dim_v, core::kScaledColumns);
 }
+/// Whether queries that meet values of 8 bits become pairs of e4m3 (latent_products.h).
+TESSERA_HD constexpr bool latent_pairs(const core::Kernel& row) {
+  return core::widens(row) && core::dtype_of(row.operand) == Dtype::bf16;
+}
+/// Whether values of 8 bits and their keys lie in chunks of columns, as those of 16 bits do, so
+/// that products take both operands from shared memory: where so many rows have them that registers
+/// do not suffice for operands.
+TESSERA_HD constexpr bool latent_chunked(const core::Kernel& row) {
+  return !core::widens(row) || (latent_pairs(row) && row.block_m > 32);
+}
 /// Chunks of 128 bytes that a query has with the one that meets values; and a key with its value,
 /// where that is of 16 bits.
 TESSERA_HD constexpr int latent_chunks(const core::Kernel& row) {
   return (row.head_dim + row.head_dim_v) * 2 / 128;
 }
-/// A key beside values of 8 bits: they lie one after another, as in FlashMLA's rows of 656 bytes,
-/// value, scales, key. These bytes, 16 more than a multiple of 128, take eight rows to different
-/// banks.
+/// A key beside values of 8 bits that are in no chunks: they lie one after another, as in
+/// FlashMLA's rows of 656 bytes, value, scales, key. These bytes, 16 more than a multiple of 128,
+/// take eight rows to different banks. In chunks, which are as many bytes, keys are the last, and
+/// then come scales.
 /// @{
-TESSERA_HD constexpr int latent_scales_at(const core::Kernel& row) { return row.head_dim_v; }
+TESSERA_HD constexpr int latent_scales_at(const core::Kernel& row) {
+  return latent_chunked(row) ? row.block_n * (row.head_dim_v + row.head_dim * 2) : row.head_dim_v;
+}
 TESSERA_HD constexpr int latent_key_at(const core::Kernel& row) {
   return row.head_dim_v + latent_groups(row) * 4;
 }
@@ -61,6 +74,11 @@ TESSERA_HD constexpr int latent_weight_stages(const core::Kernel& row) {
   return core::widens(row) ? 2 : 1;
 }
 /// @}
+/// Buffers of all rings (LatentRings).
+TESSERA_HD constexpr int latent_buffers(const core::Kernel& row) {
+  const int weights = core::widens(row) ? 2 * latent_weight_stages(row) + 1 : 0;
+  return row.q_stages + latent_stages(row) + weights;
+}
 /// Where the warps' pieces, states of rows and barriers lie.
 TESSERA_HD constexpr int latent_other_bytes(const core::Kernel& row) {
   return core::widens(row) ? 9728 : 2048;
