@@ -183,6 +183,32 @@ Outputs emulate(const Inputs& inputs, const EightBitKernel& kernel) {
   return Emulator(inputs, kernel).run();
 }
 
+// Of each of 32 terms a unit is cut off at most, half of one in the mean, towards zero; so terms of
+// one sign add up. A unit is that of the greatest of the terms and sums, or of the exponent above,
+// which parts of `a` may have.
+CutTerms cut_terms(std::span<const double> a, std::span<const double> b, int parts) {
+  CutTerms cut;
+  double sum = 0.0;
+  for (std::size_t begin = 0; begin < a.size(); begin += kStep) {
+    const std::size_t end = std::min(begin + kStep, a.size());
+    double greatest = std::fabs(sum), signs = 0.0;
+    for (std::size_t i = begin; i < end; ++i) {
+      const double term = a[i] * b[i];
+      greatest = std::max(greatest, std::fabs(term));
+      signs += term > 0.0 ? 1.0 : term < 0.0 ? -1.0 : 0.0;
+      sum += term;
+    }
+    greatest = std::max(greatest, std::fabs(sum));
+    if (greatest == 0.0 || !std::isfinite(greatest)) continue;
+    const double unit = std::ldexp(1.0, std::ilogb(greatest) + 1 - kFractionBits);
+    const double alike = parts * unit * (std::fabs(signs) / 2.0 + 1.0);
+    const double terms = parts * static_cast<double>(end - begin);
+    cut.variance += (alike * alike + terms * unit * unit / 4.0) / 3.0;
+    cut.worst += alike + terms * unit;
+  }
+  return cut;
+}
+
 std::vector<WeightRounding> weight_rounding(const Inputs& inputs) {
   // The mean square of a rounding of numbers whose logarithms are as likely as any other's.
   constexpr double kSquare = 0x1p-8 / 3.0 * 0.375 * kLog2e;

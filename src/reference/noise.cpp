@@ -35,12 +35,8 @@
 // Values of 8 bits (S14): q is multiplied by one more rounded factor, k and v are rounded when they
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
 // product. With qv a GPU rounds v and its scale to fp16, u_v, for both products.
-//
-// Beside qv of bf16 scores are made by 8-bit tensor cores: qv is a sum of two e4m3 to 2^-17 of its
-// greatest element, and what accumulators cut off (emulation.h) is a unit of each of 32 terms at
-// most, half of one in the mean, towards zero. So terms of one sign add up. A unit is 2^-12 of the
-// greatest of the terms and the sum, as parts of qv may have the next exponent; there are two
-// parts.
+// Beside qv of bf16 it makes scores by 8-bit tensor cores: qv is a sum of two e4m3 to 2^-17 of its
+// greatest element, and accumulators cut terms off (emulation.h).
 //
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
@@ -54,6 +50,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "reference/emulation.h"
 #include "reference/storage.h"
 
 namespace tessera::reference {
@@ -267,7 +264,7 @@ class Noise {
     return x;
   }
 
-  /// What the terms of qv . v err by as v is rounded.
+  /// What the terms of qv . v err by as they are multiplied.
   void add_rounded_values(const Place& at, std::int64_t j, Error& error) const {
     const double* q = in_.q(at.row, at.h);
     const double* k = in_.k(at.s.first_k + j, at.hk);
@@ -281,29 +278,10 @@ class Noise {
     for (std::int64_t c = p_.head_dim; c < p_.score_dim(); c += kGroup) {
       const std::int64_t n = std::min(kGroup, p_.score_dim() - c);
       for (std::int64_t i = 0; i < n; ++i) error.add(0x1p-17 * most * k[c + i]);
-      add_cut_terms(q + c, k + c, n, error);
-    }
-  }
-  /// What accumulators of 8-bit tensor cores cut off of so many terms.
-  static void add_cut_terms(const double* q, const double* k, std::int64_t n, Error& error) {
-    constexpr std::int64_t kAtOnce = 32;
-    constexpr int kParts = 2;
-    double sum = 0.0;
-    for (std::int64_t begin = 0; begin < n; begin += kAtOnce) {
-      const std::int64_t end = std::min(begin + kAtOnce, n);
-      double greatest = std::fabs(sum), signs = 0.0;
-      for (std::int64_t c = begin; c < end; ++c) {
-        const double term = q[c] * k[c];
-        greatest = std::max(greatest, std::fabs(term));
-        signs += term > 0.0 ? 1.0 : term < 0.0 ? -1.0 : 0.0;
-        sum += term;
-      }
-      greatest = std::max(greatest, std::fabs(sum));
-      if (greatest == 0.0) continue;
-      const double unit = 0x1p-12 * std::ldexp(1.0, std::ilogb(greatest));
-      error.add(kParts * unit * (std::fabs(signs) / 2.0 + 1.0));
-      error.variance += kParts * static_cast<double>(end - begin) * square(unit) / 12.0;
-      error.worst += kParts * static_cast<double>(end - begin) * unit;
+      constexpr int kParts = 2;
+      const CutTerms cut = cut_terms({q + c, size(n)}, {k + c, size(n)}, kParts);
+      error.variance += cut.variance;
+      error.worst += cut.worst;
     }
   }
 

@@ -2,6 +2,8 @@
 // which problems these are.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -223,6 +225,34 @@ TEST(Decoding, PrefixesAreReadOnceWhereARowCan_S13) {
       problem_of("fwd bf16 b=4 h=32/8 q=512 k=8448 d=128 pages=9000x16 causal prefixes=1"), gpu());
   ASSERT_TRUE(prefill.ok()) << prefill.status().text;
   EXPECT_EQ(prefill->kernel().find("decode"), std::string::npos) << prefill->kernel();
+}
+
+/// Before most kernels the pages that are not skipped are listed in the workspace, and they know
+/// nothing of the others; rows with qv are given the table as it is.
+TEST(Decoding, SkippedPagesAreNotThereOrHidden_S13) {
+  const std::int32_t table = 0, kept = 0;
+  for (const Device& device : {gpu(), device_of(Arch::portable)}) {
+    for (const bool qv : {false, true}) {
+      const Problem problem = problem_of(std::string("fwd bf16 h=16/1 k=900 cache=full ") +
+                                         (qv ? "d=64/512 qv " : "d=64 ") + "pages=900x1:skip");
+      const Result<Plan> planned = plan(problem, device);
+      ASSERT_TRUE(planned.ok()) << planned.status().text;
+      const PlanData& data = planned->data();
+      const bool hides = qv && device.arch == Arch::sm90;
+      EXPECT_EQ(std::any_of(data.regions.begin(), data.regions.end(),
+                            [](const WorkspaceRegion& region) {
+                              return std::string(region.name) == "kept_pages";
+                            }),
+                !hides)
+          << planned->kernel();
+      Tensors tensors;
+      tensors.cache.page_table = &table;
+      tensors.cache.seqlens = &kept;
+      const core::Cache cache = cache_of(data, tensors);
+      EXPECT_EQ(cache.pages.skips, hides);
+      EXPECT_EQ(cache.seqlens, hides ? nullptr : &kept);  // those of the pages that are left
+    }
+  }
 }
 
 TEST(Decoding, ACacheIsDecodedOrTiled_S13) {
