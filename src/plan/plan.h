@@ -65,8 +65,9 @@ TESSERA_HD core::Cache given_cache(const Problem& problem, const Tensors& tensor
     if (problem.packed) cache.cu_seqlens_new = t.cu_seqlens_new;
   }
   if (shape.page_size > 0) {
-    cache.pages = {t.page_table, t.stride_page_table, shape.num_pages,
-                   static_cast<int>(shape.page_size), shape.page_ids, shape.skips};
+    cache.pages = {t.page_table,    t.stride_page_table,
+                   shape.num_pages, static_cast<int>(shape.page_size),
+                   shape.page_ids,  shape.skips};
   }
   return cache;
 }
