@@ -58,7 +58,7 @@ struct Kernel {
                             ///< alignment and head dim. Such a row has the extras, too
   Dtype cached = Dtype::f32;  ///< GPU decode: of k and v, where they are of 8 bits and widened to
                               ///< the operand, exactly; else f32. With qv: of v alone, which
-                              ///< becomes fp16
+                              ///< becomes fp16 where it meets weights
   bool qv = false;            ///< GPU decode: scores are q . k + qv . v, as nowhere else
   bool prefixes = false;      ///< GPU decode: what neighbours share is read once (core/prefixes.h)
   int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp;

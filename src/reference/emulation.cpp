@@ -185,8 +185,9 @@ Outputs emulate(const Inputs& inputs, const EightBitKernel& kernel) {
 
 // Of each of 32 terms a unit is cut off at most, half of one in the mean, towards zero; so terms of
 // one sign add up. A unit is that of the greatest of the terms and sums, or of the exponent above,
-// which parts of `a` may have.
-CutTerms cut_terms(std::span<const double> a, std::span<const double> b, int parts) {
+// which parts of `a` may have; a subnormal b has the exponent of the least normal one.
+CutTerms cut_terms(std::span<const double> a, std::span<const double> b, double scale, int parts) {
+  const double least = std::ldexp(scale, kLeastExponent);
   CutTerms cut;
   double sum = 0.0;
   for (std::size_t begin = 0; begin < a.size(); begin += kStep) {
@@ -194,7 +195,7 @@ CutTerms cut_terms(std::span<const double> a, std::span<const double> b, int par
     double greatest = std::fabs(sum), signs = 0.0;
     for (std::size_t i = begin; i < end; ++i) {
       const double term = a[i] * b[i];
-      greatest = std::max(greatest, std::fabs(term));
+      greatest = std::max({greatest, std::fabs(term), std::fabs(a[i]) * least});
       signs += term > 0.0 ? 1.0 : term < 0.0 ? -1.0 : 0.0;
       sum += term;
     }

@@ -16,13 +16,13 @@ namespace tessera::reference {
 /// model is MMA-Sim's (arXiv 2511.10909), which its authors compared with the hardware bit by bit.
 double accumulate(double accumulator, std::span<const double> a, std::span<const double> b);
 
-/// How far the sum of a's products with b may be off for that, where b is of e4m3 and a the sum of
-/// so many `parts` of e4m3, the second less than the first by 2^-4: the variance of what is likely,
-/// and the worst case.
+/// How far the sum of a's products with b may be off for that, where b are elements of e4m3 times
+/// a scale, and a the sum of so many `parts` of e4m3, each less than the first: the variance of
+/// what is likely, and the worst case.
 struct CutTerms {
   double variance = 0.0, worst = 0.0;
 };
-CutTerms cut_terms(std::span<const double> a, std::span<const double> b, int parts);
+CutTerms cut_terms(std::span<const double> a, std::span<const double> b, double scale, int parts);
 
 /// How a kernel for operands of 8 bits goes about it.
 struct EightBitKernel {

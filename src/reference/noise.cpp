@@ -34,9 +34,9 @@
 //
 // Values of 8 bits (S14): q is multiplied by one more rounded factor, k and v are rounded when they
 // are scaled, v once more when it is shifted. A shift of scores is one more term of the dot
-// product. With qv a GPU rounds v and its scale to fp16, u_v, for both products.
-// Beside qv of bf16 it makes scores by 8-bit tensor cores: qv is a sum of two e4m3 to 2^-17 of its
-// greatest element, and accumulators cut terms off (emulation.h).
+// product. With qv a GPU rounds v and its scale to fp16, u_v, for both products. But beside qv of
+// bf16 it makes scores by 8-bit tensor cores: qv is a sum of two e4m3 to 2^-17 of its greatest
+// element, and accumulators cut terms off (emulation.h).
 //
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
 //
@@ -268,8 +268,10 @@ class Noise {
   void add_rounded_values(const Place& at, std::int64_t j, Error& error) const {
     const double* q = in_.q(at.row, at.h);
     const double* k = in_.k(at.s.first_k + j, at.hk);
-    for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) error.add(u_v_ * q[c] * k[c]);
-    if (!pairs_) return;
+    if (!pairs_) {
+      for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) error.add(u_v_ * q[c] * k[c]);
+      return;
+    }
     double most = 0.0;
     for (std::int64_t c = p_.head_dim; c < p_.score_dim(); ++c) {
       most = std::max(most, std::fabs(q[c]));
@@ -279,7 +281,8 @@ class Noise {
       const std::int64_t n = std::min(kGroup, p_.score_dim() - c);
       for (std::int64_t i = 0; i < n; ++i) error.add(0x1p-17 * most * k[c + i]);
       constexpr int kParts = 2;
-      const CutTerms cut = cut_terms({q + c, size(n)}, {k + c, size(n)}, kParts);
+      const double scale = std::fabs(in_.v_scale(at.b, at.hk, j, c - p_.head_dim));
+      const CutTerms cut = cut_terms({q + c, size(n)}, {k + c, size(n)}, scale, kParts);
       error.variance += cut.variance;
       error.worst += cut.worst;
     }

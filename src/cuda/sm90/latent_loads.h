@@ -1,8 +1,8 @@
 // What the producing warps of the latent kernel (latent.h) ask memory for: blocks of 64 keys, each
 // with its value, from wherever they lie, and the queries of a piece. Copies of 16 bytes take any
 // page and stride; the producer walks by itself and is ahead in the next piece, too. Beside values
-// of 8 bits a row of the ring is value, scales, key: where it is so in memory, too, the copy engine
-// brings it.
+// of 8 bits that are in no chunks a row of the ring is value, scales, key: where it is so in
+// memory, too, the copy engine brings it.
 #pragma once
 
 #include "cuda/mma/decode_walk.h"
@@ -115,7 +115,8 @@ struct LatentRings {
   Ring<K.q_stages> queries;
   Ring<kWeightStages> weights;  ///< where they have makers of their own
   Ring<1> ends;                 ///< of pieces, the same
-  Ring<kWeightStages> scored;   ///< blocks whose keys have been multiplied, the same
+  Ring<kWeightStages> scored;   ///< blocks whose keys have been multiplied, the same; nobody waits
+                                ///< for empty ones, as weights are no further ahead
 
   static constexpr int kThreads = kLatentLoaders * 32;  ///< that arrive at a full buffer
   static constexpr int kOwners = 8;                     ///< warps

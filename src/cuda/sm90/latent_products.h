@@ -1,7 +1,7 @@
 // Products of keys and queries of the latent kernel (latent.h) where values are of 8 bits beside
 // keys of 16 (S14), as in FlashMLA's rows of 656 bytes: 512 values of e4m3, a scale for each 128 of
-// them, 64 columns of keys. A warpgroup makes those of a block of keys by itself. Keys come from
-// shared memory to registers, from where wgmma takes its first operand.
+// them, 64 columns of keys. A warpgroup makes those of a block of keys by itself. Keys are wgmma's
+// first operand, which comes from registers, or from shared memory where they lie in chunks.
 //
 // Queries of bf16 that meet values become sums of two e4m3 each, times a power of two of their row,
 // as each of these has 4 of their 8 bits; so values are multiplied as they lie. Queries of fp16
@@ -135,12 +135,14 @@ class LatentKeyProducts<K, Dtype::bf16> : protected LatentProducts<K> {
     }
     const mma::PowerOfTwo power =
         mma::PowerOfTwo::of(__uint_as_float(most), kTop, __uint_as_float(most_of_keys));
-    scale_keys(at(0, unit * 16), power.factor);
+    // e4m3 has no infinity: what has one becomes NaN.
+    const float factor = most == kInfinityBits ? __uint_as_float(kNanBits) : power.factor;
+    scale_keys(at(0, unit * 16), factor);
 #pragma unroll 1
     for (int chunk = 1; chunk <= 2 * kGroups; chunk += 2) {
       uint2 parts[2][2];
-      split(at(chunk, unit * 16), power.factor, parts[0]);
-      split(at(chunk + 1, unit * 16), power.factor, parts[1]);
+      split(at(chunk, unit * 16), factor, parts[0]);
+      split(at(chunk + 1, unit * 16), factor, parts[1]);
       __syncwarp();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -150,10 +152,7 @@ class LatentKeyProducts<K, Dtype::bf16> : protected LatentProducts<K> {
         }
       }
     }
-    // e4m3 has no infinity.
-    constexpr std::uint32_t kInfinity = 0x7F800000U;
-    const float inverse = most == kInfinity ? __uint_as_float(most) : power.inverse;
-    if (unit == 0) this->shared_.roles.query_factors[row] = inverse * this->p.score.pre;
+    if (unit == 0) this->shared_.roles.query_factors[row] = power.inverse * this->p.score.pre;
   }
 
   /// S^T of a block.
@@ -183,6 +182,7 @@ class LatentKeyProducts<K, Dtype::bf16> : protected LatentProducts<K> {
 
  private:
   static constexpr int kTop = 7;  ///< a row's greatest query is less than 2^8
+  static constexpr std::uint32_t kInfinityBits = 0x7F800000U, kNanBits = 0x7FC00000U;
 
   /// Of 8 elements the bits of the greatest size, which are ordered as integers; a NaN is greater
   /// than all.
