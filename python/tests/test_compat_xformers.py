@@ -479,7 +479,9 @@ OF_BACKWARD = [
 def test_backward(name: str, form: str, device: str) -> None:
     """The gradients outside autograd are autograd's, in the forms of the operands."""
     case = CASES[name](device)
-    q, k, v = operands(case, torch.bfloat16, device, heads=4)
+    # A GPU takes 16 bits, and o that is rounded to them moves what two ways make of it.
+    dtype, bound = (torch.float32, 1e-4) if device == "cpu" else (torch.bfloat16, 6e-2)
+    q, k, v = operands(case, dtype, device, heads=4)
     if form == "one":
         q, k, v = q[:, :, 0], k[:, :, 0], v[:, :, 0]
     if form == "shared":
@@ -496,7 +498,7 @@ def test_backward(name: str, form: str, device: str) -> None:
     right = torch.autograd.grad(fmha.memory_efficient_attention(*plain, case.bias), plain, dout)
     for a, b in zip(mine, right, strict=True):
         assert a.shape == b.shape
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(a, b, rtol=bound, atol=bound)
 
 
 # ---- dropout
