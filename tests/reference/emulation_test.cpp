@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "reference/storage.h"
@@ -23,6 +24,44 @@ TEST(Accumulator, CutsWhatIsTooSmallForItsSum) {
   EXPECT_EQ(reference::accumulate(-0x1p22, weights, ones), -0x1p22);
   EXPECT_EQ(reference::accumulate(0.0, weights, none), 0.0);
   EXPECT_EQ(reference::accumulate(3.0, weights, none), 3.0);
+}
+
+/// What is cut off 128 products of elements, subnormal ones too, and of a sum of two elements stays
+/// in the bounds: 8 deviations, and the worst case.
+TEST(Accumulator, CutsNoMoreThanItsBound) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  const auto element = [](double x) {
+    return static_cast<double>(reference::round_to(Dtype::e4m3, static_cast<float>(x)));
+  };
+  for (int trial = 0; trial < 2000; ++trial) {
+    // Of one sign, or of both; of b some are so small that they are subnormal.
+    const bool one_sign = trial % 2 == 0;
+    const double size_of_b = std::ldexp(1.0, -static_cast<int>(random() % 9)), scale = 0.37;
+    std::vector<double> whole(128), parts[2], b(128), scaled(128);
+    double exact = 0.0, sum = 0.0;
+    for (auto& part : parts) part.resize(128);
+    for (std::size_t i = 0; i < 128; ++i) {
+      const double x = 16.0 * normal(random), y = size_of_b * normal(random);
+      parts[0][i] = element(one_sign ? std::fabs(x) : x);
+      parts[1][i] = element((one_sign ? std::fabs(x) : x) - parts[0][i]);
+      b[i] = element(one_sign ? std::fabs(y) : y);
+      whole[i] = parts[0][i] + parts[1][i];
+      scaled[i] = b[i] * scale;
+      exact += whole[i] * scaled[i];
+    }
+    for (std::size_t i = 0; i < 128; i += 32) {
+      for (const auto& part : parts) {
+        sum = reference::accumulate(sum, {&part[i], 32}, {&b[i], 32});
+      }
+    }
+    const reference::CutTerms cut = reference::cut_terms(whole, scaled, scale, 2);
+    const double off = std::fabs(sum * scale - exact);
+    EXPECT_LE(off, cut.worst) << trial;
+    EXPECT_LE(off, 8.0 * std::sqrt(cut.variance)) << trial;
+  }
 }
 
 TEST(Accumulator, CutsTowardsZero) {
