@@ -42,7 +42,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarm about the "undefined" operand inside g++ 12's own intrinsics (GCC bug 105593).
   list(APPEND isa_flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
-set(isa_flags_avx512_bf16 ${isa_flags_avx512} -mavx512bf16)
+set(isa_flags_avx512_bf16 ${isa_flags_avx512} -mavx512bf16 -mavx512vbmi)
 
 # Compiles the sources into an object library per instruction set, <prefix>_<set>, and returns their
 # objects.

@@ -65,7 +65,7 @@ enum class Arch : std::uint8_t {
   portable,     ///< plain C++ vectors: SSE2 on x86-64, NEON on aarch64
   avx2,         ///< AVX2, FMA, F16C
   avx512,       ///< AVX-512 F, BW, DQ, VL
-  avx512_bf16,  ///< and VDPBF16PS
+  avx512_bf16,  ///< and VDPBF16PS, VBMI: Zen 4, Sapphire Rapids, and newer
   sm75,         ///< NVIDIA Turing: mma.sync in fp16, no cp.async
   sm80,         ///< NVIDIA Ampere and newer: mma.sync and cp.async, which all of them have
   sm90,         ///< NVIDIA Hopper

@@ -8,14 +8,13 @@
 //   weights one row at a time, keys in lanes: score transform, mask, online softmax, dropout
 //   values  rows of V added to a few columns of a few fp32 outputs in registers, a block at a time
 // Scores and their softmax are fp32. Weights are rounded to bf16 where bf16 is multiplied (S7).
-// Keys and values of 8 bits are widened exactly. A scale by tensor or head is a factor of queries
-// or of results, one by token a factor of scores or of weights (S14).
+// Keys and values of 8 bits are widened exactly. A scale by tensor or head is a factor of queries,
+// of scores where these are made of bf16, or of results; one by token of scores or weights (S14).
 //
 // What a row does not see has weight 0; a NaN or infinite value that another row of the item sees
 // reaches it too (0 * NaN). Keys that no row sees are not read, nor is anything past a row's end.
 #pragma once
 
-#include <optional>
 #include <type_traits>
 
 #include "core/philox.h"
@@ -34,8 +33,8 @@ namespace tessera::cpu::TESSERA_ISA {
 
 template <core::Kernel K>
 class DecodeItem {
-  static_assert(K.lanes == kLanes && K.block_n % kKeyBlock == 0 && kKeyBlock % kLanes == 0 &&
-                kKeyBlock <= kDecodeWidenedKeys && K.block_m % kRowTile == 0);
+  static_assert(K.lanes == kLanes && K.block_m % kRowTile == 0 && K.block_n % kMostBlockKeys == 0 &&
+                keys_of_tile(1) <= kMostTileKeys);
 
  public:
   /// Split `split` of `heads` key/value heads from `head_k` on.
@@ -52,11 +51,15 @@ class DecodeItem {
         v_scales_(v_scales_of(problem_, tensors_)),
         score_(call.plan.score),
         dropout_(
-            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)) {
+            core::make_dropout(problem_.dropout_p, tensors_.philox_seed, tensors_.philox_offset)),
+        query_stride_(decode_query_stride(plan_)),
+        output_stride_(decode_row_stride(plan_, problem_.head_dim_v)) {
     Workspace workspace(call.scratch(worker));
     scratch_ = layout_decode_scratch(workspace, plan_);
     // fp32 queries are scaled while they are copied, bf16 ones would be rounded again.
     if (!kPairs) score_.pre = 1.0F;
+    with_cached_storage<K.operand>(
+        problem_.stored_k(), [&](auto storage) { unit_ = kUnit<decltype(storage), K.operand>; });
   }
 
   void run() {
@@ -73,12 +76,10 @@ class DecodeItem {
         rows_[r].keys = {map_.mask.begin_of(row.query), map_.mask.end_of(row.query)};
       }
     }
-    with_widened_storage<K>(problem_.stored_k(),
-                            [&](auto storage) { unit_ = kUnit<decltype(storage)>; });
     with_tensor_storage<K>(problem_.dtype,
                            [&](auto storage) { load_queries<decltype(storage)>(); });
-    with_widened_storage<K>(problem_.stored_k(),
-                            [&](auto storage) { attend<decltype(storage)>(); });
+    with_cached_storage<K.operand>(problem_.stored_k(),
+                                   [&](auto storage) { attend<decltype(storage)>(); });
     with_storage(problem_.stored_o(), [&](auto storage) { write<decltype(storage)>(); });
   }
 
@@ -87,7 +88,16 @@ class DecodeItem {
   using Operand = std::conditional_t<kPairs, U32, F32>;
   using Query = std::conditional_t<kPairs, Bf16, float>;
   using Weight = Query;  ///< rounded to V's type for the second product if that takes it
-  static constexpr int kStep = kPairs ? 2 * kLanes : kLanes;  ///< head dims of a multiply-add
+
+  /// Keys of a block, from a cache of T. Of pairs twice as many are faster with qv, and slower
+  /// without it.
+  template <class T>
+  int block_keys() const {
+    constexpr int kKeys = kKeyBlock<T, Operand>, kWithSecond = kPairs ? 2 * kKeys : kKeys;
+    static_assert(kKeys % keys_of_tile(1) == 0 && kKeys <= kMostBlockKeys);
+    return problem_.qv ? core::min(kWithSecond, kMostBlockKeys) : kKeys;
+  }
+  static_assert(!kThroughF16<E4m3, K.operand> || kKeyBlock<E4m3, Operand> <= kDecodeWidenedKeys);
 
   struct RowState {
     int query = 0;
@@ -107,12 +117,12 @@ class DecodeItem {
 
   // ---- scratch; rows end with zeros up to a whole step ----
 
-  std::int64_t query_stride() const { return decode_query_stride(problem_); }
-  std::int64_t output_stride() const { return decode_row_stride(problem_.head_dim_v); }
-  Query* query(int r) const { return reinterpret_cast<Query*>(scratch_.q) + r * query_stride(); }
+  Query* query(int r) const { return reinterpret_cast<Query*>(scratch_.q) + r * query_stride_; }
   /// A row of qv.
-  Query* second_query(int r) const { return query(r) + decode_row_stride(problem_.head_dim); }
-  float* output(int r) const { return scratch_.o + r * output_stride(); }
+  Query* second_query(int r) const {
+    return query(r) + decode_row_stride(plan_, problem_.head_dim);
+  }
+  float* output(int r) const { return scratch_.o + r * output_stride_; }
   float* scores(int r) const { return scratch_.scores + r * K.block_n; }
   /// The weights of a row replace its scores.
   Weight* weights(int r) const { return reinterpret_cast<Weight*>(scores(r)); }
@@ -122,7 +132,7 @@ class DecodeItem {
     for (int r = 0; r < num_rows(); ++r) {
       load_columns<T>(tensors_.q, problem_.head_dim, r, query(r));
       if (problem_.qv) load_columns<T>(tensors_.qv, problem_.head_dim_v, r, second_query(r));
-      for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(output(r) + i, F32{});
+      for (std::int64_t i = 0; i < output_stride_; i += kLanes) store(output(r) + i, F32{});
     }
   }
 
@@ -131,9 +141,16 @@ class DecodeItem {
     const T* q =
         static_cast<const T*>(tensor.data) + map_.offset(tensor, rows_[r].query, rows_[r].head);
     const F32 factor(plan_.score.pre * factor_of(k_scales_, r));
-    for (std::int64_t i = 0; i < decode_row_stride(n); i += kLanes) {
+    const std::int64_t stride = decode_row_stride(plan_, n);
+    for (std::int64_t i = 0; i < stride; i += kLanes) {
       const F32 x = load_n(q + i, lanes_of(n - i));
       store(out + i, kPairs ? x : x * factor);
+    }
+    if constexpr (kPairs) {
+      if (!problem_.scaled()) return;
+      constexpr int kStep = kStepColumns<E4m3, Operand>;
+      static_assert(kStep == kDecodeStepOfBytes && kStep == kStepColumns<I8, Operand>);
+      for (std::int64_t i = 0; i < stride; i += kStep) order_query(out + i);
     }
   }
 
@@ -148,7 +165,7 @@ class DecodeItem {
     const int side_by_side = chunk_side_by_side(k, v);
     Reach reach = reach_on(plan_.device, side_by_side > 0);
     // With qv values are used beside their keys, and are near when their weights follow.
-    const int most = problem_.qv ? kKeyBlock : K.block_n;
+    const int most = problem_.qv ? block_keys<T>() : K.block_n;
     const int chunk = side_by_side > 0 ? side_by_side : most;
     KeyRows<T> asked_k = k, asked_v = v;
     if (side_by_side > 0) {
@@ -166,6 +183,13 @@ class DecodeItem {
     for (chunk_ = keys_.first(chunk); !chunk_.empty(); chunk_ = keys_.after(chunk_, chunk)) {
       if (places_.paged()) find_slots(k, v);
       for (int h = 0; h < num_heads_; ++h) attend_chunk(k.head(h), v.head(h), h, requests);
+    }
+    if constexpr (kPairs) {
+      for (int r = 0; r < num_rows(); ++r) {
+        for (std::int64_t i = 0; i < output_stride_; i += kStepColumns<T, Operand>) {
+          order_columns(T{}, output(r) + i);
+        }
+      }
     }
   }
 
@@ -202,17 +226,23 @@ class DecodeItem {
     if (v_scales_.of_slots()) {
       load_scales(v_scales_, places_, chunk_, map_.head_k + h, scratch_.v_scales);
     }
-    for_each_block([&](core::Range keys) {
+    for_each_block<T>([&](core::Range keys) {
       requests.used(keys.size() * (k.lines() + (problem_.qv ? v.lines() : 0)));
       const auto block = block_of(k, keys);
-      std::optional<std::remove_cv_t<decltype(block)>> second;
-      if (problem_.qv) second.emplace(block_of(v, keys));
-      for_each_tile(first, last, [&](auto rows, int r) {
-        multiply_keys<rows(), T>(block, second ? &*second : nullptr, keys, r, requests);
-      });
+      const auto multiply = [&](const decltype(block)* second) {
+        for_each_tile(first, last, [&](auto rows, int r) {
+          multiply_keys<rows(), T>(block, second, keys, r, requests);
+        });
+      };
+      if (problem_.qv) {
+        const auto second = block_of(v, keys);
+        multiply(&second);
+      } else {
+        multiply(nullptr);
+      }
     });
     weigh(first, last, requests);
-    for_each_block([&](core::Range keys) {
+    for_each_block<T>([&](core::Range keys) {
       if (!problem_.qv) requests.used(keys.size() * v.lines());
       const auto block = block_of(v, keys);
       for_each_tile(first, last, [&](auto rows, int r) {
@@ -224,7 +254,7 @@ class DecodeItem {
   /// The rows of a block as they are multiplied.
   template <class T>
   TESSERA_INLINE auto block_of(const KeyRows<T>& rows, core::Range keys) const {
-    if constexpr (kThroughF16<T>) {
+    if constexpr (kThroughF16<T, K.operand>) {
       return copy_as_f16(rows, keys, reinterpret_cast<F16*>(scratch_.widened),
                          decode_widened_stride(problem_));
     } else {
@@ -233,10 +263,11 @@ class DecodeItem {
   }
 
   /// Calls body(block of the chunk's keys).
-  template <class Body>
+  template <class T, class Body>
   TESSERA_INLINE void for_each_block(const Body& body) const {
-    for (int key = chunk_.begin; key < chunk_.end; key += kKeyBlock) {
-      body(core::Range{key, core::min(key + kKeyBlock, chunk_.end)});
+    const int size = block_keys<T>();
+    for (int key = chunk_.begin; key < chunk_.end; key += size) {
+      body(core::Range{key, core::min(key + size, chunk_.end)});
     }
   }
 
@@ -256,9 +287,9 @@ class DecodeItem {
   template <int NR, class Stored, class T>
   [[gnu::noinline]] void multiply_keys(const KeyBlock<T>& k, const KeyBlock<T>* v, core::Range keys,
                                        int first, Requests& all_requests) const {
-    const std::int64_t stride = query_stride();
+    const std::int64_t stride = query_stride_;
     Requests::Here requests(all_requests);
-    for (int key = keys.begin; key < keys.end; key += width_of_tile(NR)) {
+    for (int key = keys.begin; key < keys.end; key += keys_of_tile(NR)) {
       const int at = key - keys.begin;
       F32 sums[kLanes];
 #pragma GCC unroll 16
@@ -275,7 +306,7 @@ class DecodeItem {
   /// Lane r * kKeys + j is the score of row r and key j.
   template <int NR>
   TESSERA_INLINE static void store_scores(F32 tile, float* out) {
-    constexpr int kKeys = width_of_tile(NR);
+    constexpr int kKeys = keys_of_tile(NR);
     float lanes[kLanes];
     store(lanes, tile);
 #pragma GCC unroll 4
@@ -314,21 +345,31 @@ class DecodeItem {
       }
     };
     const float* scales = k_scales_.of_slots() ? scratch_.k_scales : nullptr;
+    core::Score score = score_;
+    if (kPairs) score.pre *= factor_of(k_scales_, r);
     if (are_scores(row)) {
-      if (scales == nullptr) {
-        finish([](int, const float* p) { return load(p); });
-      } else {
+      const F32 factor(score.pre);
+      if (scales != nullptr) {
         finish([&](int key, float* p) {
-          const F32 x = load(p) * load(scales + (key - chunk_.begin));
+          F32 x = load(p) * load(scales + (key - chunk_.begin));
+          if (kPairs) x *= factor;
           store(p, x);
           return x;
         });
+      } else if (kPairs) {
+        finish([&](int, float* p) {
+          const F32 x = load(p) * factor;
+          store(p, x);
+          return x;
+        });
+      } else {
+        finish([](int, const float* p) { return load(p); });
       }
     } else {
       finish([&](int key, float* p) {
         F32 x = load(p);
         if (scales != nullptr) x *= load(scales + (key - chunk_.begin));
-        x = finish_scores(row, key, x);
+        x = finish_scores(row, score, key, x);
         store(p, x);
         return x;
       });
@@ -354,22 +395,23 @@ class DecodeItem {
   void rescale(int r, F32 factor) {
     rows_[r].softmax.sum *= lane(factor, 0);
     float* o = output(r);
-    for (std::int64_t i = 0; i < output_stride(); i += kLanes) store(o + i, load(o + i) * factor);
+    for (std::int64_t i = 0; i < output_stride_; i += kLanes) store(o + i, load(o + i) * factor);
   }
 
-  /// Whether products of scaled queries are the row's scores already, of a chunk of whole vectors
-  /// all of which it sees.
+  /// Whether products are the row's scores but for their factors, of a chunk of whole vectors all
+  /// of which it sees.
   TESSERA_INLINE bool are_scores(const RowState& row) const {
     const core::SequenceMask& mask = map_.mask;
-    return !kPairs && !score_.capped && !problem_.bias && problem_.alibi == PerHead::none &&
+    return !score_.capped && !problem_.bias && problem_.alibi == PerHead::none &&
            row.keys.begin <= chunk_.begin && chunk_.end <= row.keys.end &&
            chunk_.size() % kLanes == 0 &&
            (mask.tree == nullptr || chunk_.end <= mask.first_of_tree());
   }
 
-  /// S1 for kLanes keys: products of scaled queries become base-2 scores.
-  TESSERA_INLINE F32 finish_scores(const RowState& row, int key, F32 x) const {
-    if (kPairs || score_.capped) x = core::score2(score_, x);
+  /// S1 for kLanes keys: products become base-2 scores.
+  TESSERA_INLINE F32 finish_scores(const RowState& row, const core::Score& score, int key,
+                                   F32 x) const {
+    if (kPairs || score.capped) x = core::score2(score, x);
     const bool alibi = problem_.alibi != PerHead::none;
     if (problem_.bias || alibi) {
       const F32 bias = problem_.bias ? bias_of(row, key) : F32{};
@@ -426,7 +468,7 @@ class DecodeItem {
   template <int NR, class Stored, class T>
   [[gnu::noinline]] void multiply_values(const KeyBlock<T>& v, core::Range keys, int first,
                                          Requests& all_requests) const {
-    constexpr int kColumns = width_of_tile(NR);
+    constexpr int kColumns = columns_of_tile(NR), kStep = kStepColumns<T, Operand>;
     constexpr std::int64_t strip = kColumns * kLanes;
     Requests::Here requests(all_requests);
     std::int64_t i = 0;
@@ -447,7 +489,7 @@ class DecodeItem {
                                  Requests::Here& requests, const Load& load_value) const {
     constexpr int kKeys = kPairs ? 2 : 1;  // of a multiply-add
     const Weight* weight = weights(first) + (keys.begin - chunk_.begin);
-    const std::int64_t stride = output_stride();
+    const std::int64_t stride = output_stride_;
     float* o = output(first) + i;
     F32 sums[NR][NC];
 #pragma GCC unroll 4
@@ -513,16 +555,8 @@ class DecodeItem {
       const bool with_sink = whole && problem_.sink;
       const core::FinishedRow<float> end =
           core::finish(row.softmax, with_sink, with_sink ? tensors_.sink[row.head] : 0.0F);
-      float* o = output(r);
+      const float* o = output(r);
       const float factor = end.factor * factor_of(v_scales_, r);
-      if constexpr (kPairs) {
-        for (std::int64_t i = 0; i < output_stride(); i += kStep) {
-          F32 x = load(o + i), y = load(o + i + kLanes);
-          order_columns(Operand{}, x, y);
-          store(o + i, x);
-          store(o + i + kLanes, y);
-        }
-      }
       if (!whole) {
         const std::int64_t at = part + map_.split_row(row.query, row.head);
         splits_.lse[at] = core::lse_of(end.state);
@@ -555,9 +589,10 @@ class DecodeItem {
   const KeyPlaces places_;
   const core::Scales k_scales_, v_scales_;
   float unit_ = 1.0F;  ///< of the elements that are multiplied
-  core::Score score_;  ///< for products of already scaled queries
+  core::Score score_;  ///< for products; fp32 queries are already scaled
   const core::Dropout dropout_;
   DecodeScratch scratch_;
+  const std::int64_t query_stride_, output_stride_;  ///< elements between rows of it
 
   core::KeyRuns keys_;  ///< of the item
   core::Range chunk_;   ///< of those, at work

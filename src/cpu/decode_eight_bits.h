@@ -1,19 +1,36 @@
-// What decoding over caches of 8 bits has besides (S14): blocks of e4m3 that become fp16 before
-// they are multiplied, and scales.
+// What decoding over caches of 8 bits has besides (S14): the types that rows take, blocks of e4m3
+// that become fp16 before they are multiplied as fp32, and scales. Where bf16 is multiplied, bytes
+// become bf16 in registers (decode_tile.h).
 #pragma once
 
 #include "core/scales.h"
+#include "cpu/copy.h"
 #include "cpu/decode_requests.h"
 
 namespace tessera::cpu::TESSERA_ISA {
 
-/// Whether rows of T are copied as fp16 first, of which a vector is widened by one instruction. Of
-/// e4m3 that takes several, and each row of K is read for every tile of query rows.
-template <class T>
-inline constexpr bool kThroughF16 = kHasF16 && std::is_same_v<T, E4m3>;
+/// Calls body(T{}) with the type of k and v, as rows with these operands take them.
+template <core::Operand kOperand, class Body>
+TESSERA_INLINE void with_cached_storage(Dtype dtype, const Body& body) {
+  if constexpr (kOperand == core::Operand::bf16) {
+    switch (dtype) {
+      case Dtype::e4m3: return body(E4m3{});
+      case Dtype::i8: return body(I8{});
+      default: return body(Bf16{});
+    }
+  } else {
+    with_any_storage(dtype, body);
+  }
+}
+
+/// Whether rows of T are copied as fp16 first, of which a vector is widened to fp32 by one
+/// instruction. Of e4m3 that takes several, and each row of K is read for every tile of query rows.
+template <class T, core::Operand kOperand>
+inline constexpr bool kThroughF16 =
+    kHasF16 && kOperand == core::Operand::f32 && std::is_same_v<T, E4m3>;
 /// What the elements of such copies are to be multiplied by.
-template <class T>
-inline constexpr float kUnit = kThroughF16<T> ? 256.0F : 1.0F;
+template <class T, core::Operand kOperand>
+inline constexpr float kUnit = kThroughF16<T, kOperand> ? 256.0F : 1.0F;
 
 #if TESSERA_ISA_CODE >= 1
 /// NaN among the rows that are copied to `out`.

@@ -76,19 +76,31 @@ struct KeyRows {
   }
 };
 
-/// Keys after which the next query rows take their turn: few enough that K and V come from the
-/// first-level cache then, and that the requests for coming keys hardly pause.
-inline constexpr int kKeyBlock = 16;
+/// Whether rows of T are bytes that meet pairs of bf16.
+template <class T, class Operand>
+inline constexpr bool kBytesOfPairs = sizeof(T) == 1 && std::is_same_v<Operand, U32>;
+/// Keys multiplied together, at most (keys_of_tile).
+inline constexpr int kMostTileKeys = kLanes;
 
-/// Where the rows of a block of keys are. The last one stands for those that it lacks.
+/// Keys after which the next query rows take their turn: few enough that K and V come from the
+/// first-level cache then, and that the requests for coming keys hardly pause. Of bytes that pairs
+/// of bf16 meet more, as each begin costs as much as a few keys.
+/// @{
+template <class T, class Operand>
+inline constexpr int kKeyBlock = kBytesOfPairs<T, Operand> ? 64 : 16;
+inline constexpr int kMostBlockKeys = 64;
+/// @}
+
+/// Where the rows of a block of keys are. The last one stands for those that a tile lacks.
 template <class T>
 struct KeyBlock {
-  const T* row[kKeyBlock];
+  const T* row[kMostBlockKeys];
   std::int64_t n;  ///< elements of a row
 
   TESSERA_INLINE KeyBlock(const KeyRows<T>& rows, core::Range keys) : n(rows.n) {
+    const int end = core::round_up(keys.size(), kMostTileKeys);
     for (int i = 0; i < keys.size(); ++i) row[i] = rows[keys.begin + i];
-    for (int i = keys.size(); i < kKeyBlock; ++i) row[i] = row[keys.size() - 1];
+    for (int i = keys.size(); i < end; ++i) row[i] = row[keys.size() - 1];
   }
 };
 
@@ -238,6 +250,11 @@ class Requests {
   int part_rows_ = 0;
   Cursor at_;
 };
+
+/// Columns that a step of multiply-adds takes. A vector of bytes becomes two operands.
+template <class T, class Operand>
+inline constexpr int kStepColumns =
+    kLanes * (std::is_same_v<Operand, U32> ? 2 : 1) * (kBytesOfPairs<T, Operand> ? 2 : 1);
 
 /// Cache lines in `vectors` vectors of operands; and of how many times as many comes a whole one.
 /// @{

@@ -98,7 +98,8 @@ Arch machine_arch() {
       !has(__builtin_cpu_supports("avx512dq")) || !has(__builtin_cpu_supports("avx512vl"))) {
     return Arch::avx2;
   }
-  return has(__builtin_cpu_supports("avx512bf16")) ? Arch::avx512_bf16 : Arch::avx512;
+  const bool bf16 = has(__builtin_cpu_supports("avx512bf16"));
+  return bf16 && has(__builtin_cpu_supports("avx512vbmi")) ? Arch::avx512_bf16 : Arch::avx512;
 #else
   return Arch::portable;
 #endif

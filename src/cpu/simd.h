@@ -6,8 +6,10 @@
 // the rest.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "core/hd.h"
@@ -56,6 +58,8 @@ inline constexpr int kTile = kNV * kLanes;
 inline constexpr bool kHasF16 = TESSERA_ISA_CODE >= 1;
 /// Is there an instruction for sums of bf16 products? If not, kernels widen bf16 to f32 first.
 inline constexpr bool kHasBf16Dot = TESSERA_ISA_CODE == 3;
+template <class T>
+class WidenBytes;  // of the last set alone
 
 inline constexpr int kVectorBytes = 4 * kLanes;
 template <class T>
@@ -179,6 +183,7 @@ TESSERA_INLINE void prefetch(const void* p) {
 //   pair_bf16(a, b)               the same from two F32, rounded
 //   split_exp2 / join_exp2        the range reduction of exp2 (math.h)
 //   dot_bf16(c, a, b)             kHasBf16Dot only: c + a.low*b.low + a.high*b.high
+//   WidenBytes<E4m3 or I8>        kHasBf16Dot only: makes bf16 of vectors of bytes, exactly
 #if TESSERA_ISA_CODE >= 2
 #include "cpu/simd_avx512.h"
 #elif TESSERA_ISA_CODE == 1

@@ -1,5 +1,5 @@
-// The SIMD vocabulary (simd.h) for AVX-512 F, BW, DQ, VL, and for the bf16 dot product on top of
-// it. Included by simd.h only.
+// The SIMD vocabulary (simd.h) for AVX-512 F, BW, DQ, VL, and on top of it for the bf16 dot product
+// and VBMI. Included by simd.h only.
 #pragma once
 
 namespace tessera::cpu::TESSERA_ISA {
@@ -308,12 +308,99 @@ TESSERA_INLINE void pair_rows_of_values(U32 a, U32 b, U32 (&pairs)[2]) {
   pairs[1] = u32(_mm512_unpackhi_epi16(native(a), native(b)));
 }
 /// Puts sums over such pairs into the order of the columns.
-TESSERA_INLINE void order_columns(U32, F32& x, F32& y) {
-  const __m512 low = x.v, high = y.v;
-  x = F32(_mm512_shuffle_f32x4(low, high, 0x44));
-  y = F32(_mm512_shuffle_f32x4(low, high, 0xEE));
-  x = F32(_mm512_shuffle_f32x4(x.v, x.v, 0xD8));
-  y = F32(_mm512_shuffle_f32x4(y.v, y.v, 0xD8));
+TESSERA_INLINE void order_columns(Bf16, float* o) {
+  const __m512 a = _mm512_loadu_ps(o), b = _mm512_loadu_ps(o + kLanes);
+  const __m512 low = _mm512_shuffle_f32x4(a, b, 0x44), high = _mm512_shuffle_f32x4(a, b, 0xEE);
+  _mm512_storeu_ps(o, _mm512_shuffle_f32x4(low, low, 0xD8));
+  _mm512_storeu_ps(o + kLanes, _mm512_shuffle_f32x4(high, high, 0xD8));
+}
+
+// The same of bytes: 64 are a vector of 32-bit lanes until they are widened, exactly.
+template <class T>
+  requires(sizeof(T) == 1)
+TESSERA_INLINE U32 load_operand(U32, const T* p) {
+  return u32(_mm512_loadu_si512(p));
+}
+template <class T>
+  requires(sizeof(T) == 1)
+TESSERA_INLINE U32 load_operand_n(U32, const T* p, std::int64_t n) {
+  return u32(_mm512_maskz_loadu_epi8(n >= 64 ? ~0ULL : (1ULL << n) - 1ULL, p));
+}
+
+/// The high and low bytes of the bf16 of what 7 bits say: magnitudes of e4m3, or of i8.
+struct BytesOfBf16 {
+  alignas(kVectorBytes) std::uint8_t high[128], low[128];
+};
+template <class T>
+constexpr BytesOfBf16 make_bytes_of_bf16() {
+  BytesOfBf16 bytes = {};
+  for (int i = 0; i < 128; ++i) {
+    float x = static_cast<float>(i);
+    if (std::is_same_v<T, E4m3>) {
+      const int fraction = i % 8, exponent = i / 8;
+      x = static_cast<float>(exponent > 0 ? 8 + fraction : fraction) * 0x1p-9F;
+      for (int e = 1; e < exponent; ++e) x *= 2.0F;
+    }
+    const bool nan = std::is_same_v<T, E4m3> && i == 127;
+    const std::uint32_t bf16 = nan ? 0x7FC0U : std::bit_cast<std::uint32_t>(x) >> 16;
+    bytes.high[i] = static_cast<std::uint8_t>(bf16 >> 8);
+    bytes.low[i] = static_cast<std::uint8_t>(bf16);
+  }
+  return bytes;
+}
+template <class T>
+inline constexpr BytesOfBf16 kBytesOfBf16 = make_bytes_of_bf16<T>();
+
+/// Makes bf16 of 64 bytes: of each 16 the first 8 into one vector, the others into another.
+template <class T>
+class WidenBytes {
+ public:
+  TESSERA_INLINE void operator()(U32 x, U32& first, U32& second) const {
+    const __m512i bytes = native(x), top = _mm512_set1_epi8(-128);
+    const __m512i size = std::is_same_v<T, I8> ? _mm512_abs_epi8(bytes) : bytes;
+    __m512i high = _mm512_permutex2var_epi8(high_[0], size, high_[1]);
+    const __m512i low = _mm512_permutex2var_epi8(low_[0], size, low_[1]);
+    if (std::is_same_v<T, I8>) {
+      // Of 128 the tables see 0. Its bf16 is 0x4300: the low byte is that of 0.
+      high = _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(bytes, top), _mm512_set1_epi8(0x43));
+    }
+    high = _mm512_ternarylogic_epi32(high, bytes, top, 0xF8);  // with the sign
+    first = u32(_mm512_unpacklo_epi8(low, high));
+    second = u32(_mm512_unpackhi_epi8(low, high));
+  }
+  /// Pairs (a, b) of the bytes of two rows. Column 16 l + 4 i + c is in lane 4 l + c of pairs[i].
+  TESSERA_INLINE void pair(U32 a, U32 b, U32 (&pairs)[4]) const {
+    (*this)(u32(_mm512_unpacklo_epi8(native(a), native(b))), pairs[0], pairs[1]);
+    (*this)(u32(_mm512_unpackhi_epi8(native(a), native(b))), pairs[2], pairs[3]);
+  }
+
+ private:
+  const __m512i high_[2] = {_mm512_load_si512(kBytesOfBf16<T>.high),
+                            _mm512_load_si512(kBytesOfBf16<T>.high + kVectorBytes)};
+  const __m512i low_[2] = {_mm512_load_si512(kBytesOfBf16<T>.low),
+                           _mm512_load_si512(kBytesOfBf16<T>.low + kVectorBytes)};
+};
+/// Puts 64 columns of a query into that order: the first 8 of each 16, then the others.
+TESSERA_INLINE void order_query(Bf16* q) {
+  const __m512i a = _mm512_loadu_si512(q), b = _mm512_loadu_si512(q + 2 * kLanes);
+  const __m512i even = _mm512_set_epi64(13, 12, 9, 8, 5, 4, 1, 0);
+  const __m512i odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
+  _mm512_storeu_si512(q, _mm512_permutex2var_epi64(a, even, b));
+  _mm512_storeu_si512(q + 2 * kLanes, _mm512_permutex2var_epi64(a, odd, b));
+}
+template <class T>
+  requires(sizeof(T) == 1)
+TESSERA_INLINE void order_columns(T, float* o) {
+  __m512 x[4];
+  for (int i = 0; i < 4; ++i) x[i] = _mm512_loadu_ps(o + i * kLanes);
+  const __m512 a = _mm512_shuffle_f32x4(x[0], x[1], 0x44),
+               b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+  const __m512 c = _mm512_shuffle_f32x4(x[0], x[1], 0xEE),
+               d = _mm512_shuffle_f32x4(x[2], x[3], 0xEE);
+  _mm512_storeu_ps(o, _mm512_shuffle_f32x4(a, b, 0x88));
+  _mm512_storeu_ps(o + kLanes, _mm512_shuffle_f32x4(a, b, 0xDD));
+  _mm512_storeu_ps(o + 2 * kLanes, _mm512_shuffle_f32x4(c, d, 0x88));
+  _mm512_storeu_ps(o + 3 * kLanes, _mm512_shuffle_f32x4(c, d, 0xDD));
 }
 #endif
 

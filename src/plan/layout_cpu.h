@@ -95,15 +95,19 @@ TESSERA_HD ForwardScratch layout_forward_scratch(Workspace& workspace, const Pla
   return s;
 }
 
-/// Elements between rows of decode scratch: whole steps of the widest multiply-add.
-TESSERA_HD std::int64_t decode_row_stride(std::int64_t n) {
-  return core::round_up<std::int64_t>(n, 32);
+/// Columns of a step where bf16 meets bytes.
+inline constexpr int kDecodeStepOfBytes = 64;
+/// Elements between rows of n in decode scratch: whole steps of the widest multiply-add.
+TESSERA_HD std::int64_t decode_row_stride(const PlanData& plan, std::int64_t n) {
+  const bool bytes = plan.kernel.operand == core::Operand::bf16 && plan.problem.scaled();
+  return bytes ? core::round_up<std::int64_t>(n, kDecodeStepOfBytes)
+               : core::round_up<std::int64_t>(n, 32);
 }
 
 /// Elements between the queries of decode scratch: q's columns, then qv's.
-TESSERA_HD std::int64_t decode_query_stride(const Problem& problem) {
-  return decode_row_stride(problem.head_dim) +
-         (problem.qv ? decode_row_stride(problem.head_dim_v) : 0);
+TESSERA_HD std::int64_t decode_query_stride(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  return decode_row_stride(plan, p.head_dim) + (p.qv ? decode_row_stride(plan, p.head_dim_v) : 0);
 }
 
 /// Keys or values of e4m3 that decoding widens at a time, and elements between their rows.
@@ -139,14 +143,15 @@ struct DecodeScratch {
   std::int64_t* slots = nullptr;  ///< [2][block_n] where keys and values lie in pages, in elements
   float* k_scales = nullptr;      ///< [block_n + 16] by token: of the keys at work
   float* v_scales = nullptr;      ///< [block_n + 16]
-  std::uint16_t* widened = nullptr;  ///< [kDecodeWidenedKeys][decode_widened_stride] of e4m3: fp16
+  std::uint16_t* widened = nullptr;  ///< [kDecodeWidenedKeys][decode_widened_stride] of e4m3: fp16,
+                                     ///< for fp32 operands
 };
 
 TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanData& plan) {
   const std::int64_t rows = decode_rows(plan.kernel);
   DecodeScratch s;
-  s.q = workspace.take<float>("q", rows * decode_query_stride(plan.problem));
-  s.o = workspace.take<float>("o", rows * decode_row_stride(plan.problem.head_dim_v));
+  s.q = workspace.take<float>("q", rows * decode_query_stride(plan));
+  s.o = workspace.take<float>("o", rows * decode_row_stride(plan, plan.problem.head_dim_v));
   s.scores = workspace.take<float>("scores", rows * plan.kernel.block_n);
   const bool paged = plan.problem.cache && plan.problem.cache->page_size > 0;
   s.slots = workspace.take<std::int64_t>("slots", paged ? 2 * plan.kernel.block_n : 0);
@@ -155,7 +160,8 @@ TESSERA_HD DecodeScratch layout_decode_scratch(Workspace& workspace, const PlanD
   };
   s.k_scales = scales("k_scales", plan.problem.scales.k);
   s.v_scales = scales("v_scales", plan.problem.scales.v);
-  const bool widens = plan.problem.stored_k() == Dtype::e4m3;
+  const bool widens =
+      plan.kernel.operand == core::Operand::f32 && plan.problem.stored_k() == Dtype::e4m3;
   s.widened = workspace.take<std::uint16_t>(
       "widened", widens ? kDecodeWidenedKeys * decode_widened_stride(plan.problem) : 0);
   return s;

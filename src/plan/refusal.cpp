@@ -117,8 +117,12 @@ std::string takes(const std::string& wanted, const std::string& given) {
   return "takes " + wanted + "; " + given;
 }
 
-/// What a decoding row asks of the scales of a cache of 8 bits.
+/// Of a row that finds values as it finds keys.
+constexpr const char* kNoTiles = "takes rows of v; they lie in tiles";
+
+/// What a decoding row asks of a cache of 8 bits and of its scales.
 std::string refused_cache_scales(const Problem& problem) {
+  if (problem.v_tiles) return kNoTiles;
   const ScaleShape& s = problem.scales;
   for (const Scaling by : {s.k, s.v}) {
     if (by == Scaling::tensor || by == Scaling::head || by == Scaling::token) continue;
@@ -143,6 +147,7 @@ std::string refused_cached(const core::Kernel& row, const Problem& problem) {
 
 /// The same of a row with qv, which widens v alone.
 std::string refused_latent_values(const core::Kernel& row, const Problem& problem) {
+  if (problem.v_tiles) return kNoTiles;
   if (is_scaled(problem.stored_k()) || problem.stored_v() != row.cached) {
     return takes(std::string("k of q's type and v of ") + to_string(row.cached),
                  std::string("they are ") + to_string(problem.stored_k()) + " and " +
@@ -336,8 +341,10 @@ std::string refusal(const core::Kernel& row, const Problem& problem, const Devic
     return other.empty() ? gpu_refusal(row, problem) : other;
   }
   if (row.operand == core::Operand::bf16) {
+    // Bytes of a cache are bf16 as exactly as they are fp32.
+    const bool widens = row.form == core::Form::decode && problem.dtype == Dtype::bf16;
     for (const Dtype of : {problem.dtype, problem.stored_k(), problem.stored_v()}) {
-      if (of == Dtype::bf16) continue;
+      if (of == Dtype::bf16 || (widens && is_scaled(of))) continue;
       return std::string("multiplies bf16; q, k and v are ") + to_string(problem.dtype) + ", " +
              to_string(problem.stored_k()) + " and " + to_string(problem.stored_v());
     }

@@ -74,6 +74,21 @@ bool probe_nan_of_e4m3(const std::uint8_t* x, std::int64_t n) {
 constexpr decltype(SimdProbe::e4m3_to_f16) probe_e4m3_to_f16 = nullptr;
 constexpr decltype(SimdProbe::nan_of_e4m3) probe_nan_of_e4m3 = nullptr;
 #endif
+#if TESSERA_ISA_CODE == 3
+void probe_bytes_to_bf16(bool e4m3, const std::uint8_t* x, std::uint16_t* y) {
+  const U32 bytes = load(reinterpret_cast<const std::uint32_t*>(x));
+  U32 first, second;
+  if (e4m3) {
+    WidenBytes<E4m3>()(bytes, first, second);
+  } else {
+    WidenBytes<I8>()(bytes, first, second);
+  }
+  store(reinterpret_cast<std::uint32_t*>(y), first);
+  store(reinterpret_cast<std::uint32_t*>(y) + kLanes, second);
+}
+#else
+constexpr decltype(SimdProbe::bytes_to_bf16) probe_bytes_to_bf16 = nullptr;
+#endif
 void probe_round_to_int(const float* x, std::int32_t* y, std::int64_t n) {
   map(x, y, n, [](F32 v) { return round_to_i32(v); });
 }
@@ -219,6 +234,7 @@ SimdProbe simd_probe() {
       .widen_i8 = probe_widen_i8,
       .e4m3_to_f16 = probe_e4m3_to_f16,
       .nan_of_e4m3 = probe_nan_of_e4m3,
+      .bytes_to_bf16 = probe_bytes_to_bf16,
       .round_to_int = probe_round_to_int,
       .pair_bf16 = probe_pair_bf16,
       .load_pairs = probe_load_pairs,

@@ -28,6 +28,8 @@ struct SimdProbe {
   void (*e4m3_to_f16)(const std::uint8_t* x, std::uint16_t* y);
   /// Whether n elements, a multiple of 4 * lanes, have a NaN. Null as before.
   bool (*nan_of_e4m3)(const std::uint8_t* x, std::int64_t n);
+  /// 64 bytes to bf16, in the order of WidenBytes: e4m3, or i8. Null without has_bf16_dot.
+  void (*bytes_to_bf16)(bool e4m3, const std::uint8_t* x, std::uint16_t* y);
   void (*round_to_int)(const float* x, std::int32_t* y, std::int64_t n);
   void (*pair_bf16)(const float* low, const float* high, std::uint32_t* pair, std::int64_t n);
   void (*load_pairs)(const std::uint16_t* low, const std::uint16_t* high, std::uint32_t* pair,

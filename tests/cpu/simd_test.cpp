@@ -212,6 +212,35 @@ TEST_P(Simd, WidensEightBits) {
   }
 }
 
+/// Every number of 8 bits as bf16, which holds all of them.
+TEST_P(Simd, BytesBecomeBf16) {
+  if (simd().bytes_to_bf16 == nullptr) GTEST_SKIP() << "no bf16 dot product";
+  std::vector<std::uint8_t> x(256);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<std::uint8_t>(i);
+  std::vector<float> exact(x.size());
+  for (const bool e4m3 : {true, false}) {
+    if (e4m3) {
+      simd().widen_e4m3(x.data(), exact.data(), 256);
+    } else {
+      simd().widen_i8(reinterpret_cast<const std::int8_t*>(x.data()), exact.data(), 256);
+    }
+    for (std::size_t part = 0; part < x.size(); part += 64) {
+      std::uint16_t y[64];
+      simd().bytes_to_bf16(e4m3, x.data() + part, y);
+      for (std::size_t i = 0; i < 64; ++i) {
+        // Of each 16 bytes the first 8 are in the first vector.
+        const std::size_t at = i % 16 / 8 * 32 + i / 16 * 8 + i % 8;
+        const float found = from_bits(std::uint32_t{y[at]} << 16);
+        if (std::isnan(exact[part + i])) {
+          EXPECT_TRUE(std::isnan(found)) << part + i;
+        } else {
+          EXPECT_EQ(to_bits(found), to_bits(exact[part + i])) << part + i;
+        }
+      }
+    }
+  }
+}
+
 /// e4m3 by way of fp16: every number exactly, NaN as 1.875, and found anywhere among others.
 TEST_P(Simd, E4m3BecomesFp16) {
   if (simd().e4m3_to_f16 == nullptr) GTEST_SKIP() << "no instruction widens fp16";

@@ -48,6 +48,29 @@ TEST(Select, TheRichestInstructionSetTheDeviceHas) {
             "cpu.avx512_bf16.backward.tile.bf16");
 }
 
+/// Decoding reads rows of values. Before it said so it took tiles for rows.
+TEST(Select, ValuesInTilesAreNotDecoded) {
+  const char* const few = "fwd bf16 h=2 q=1 k=100 d=64 scales=none/head/head kv=e4m3 v_tiles";
+  EXPECT_EQ(chosen(few, Arch::avx512_bf16), "cpu.avx512.forward.tile.f32");
+  EXPECT_EQ(chosen(few, Arch::portable), "cpu.portable.forward.tile.f32");
+  const Result<Plan> planned = plan(problem_of(few), device_of(Arch::sm90));
+  EXPECT_EQ(planned.status().code, Code::unsupported);
+  EXPECT_NE(planned.status().text.find("takes rows of v; they lie in tiles"), std::string::npos);
+}
+
+/// Bytes are bf16 as exactly as fp32; queries of fp16 are not (S14).
+TEST(Select, BytesOfACacheMeetBf16) {
+  const std::string tail = " h=32/8 q=1 k=8192 d=128 scales=none/head/token kv=";
+  for (const char* const cached : {"e4m3", "i8"}) {
+    EXPECT_EQ(chosen(("fwd bf16" + tail + cached).c_str(), Arch::avx512_bf16),
+              "cpu.avx512_bf16.forward.decode.bf16");
+    for (const char* const q : {"fwd f16", "fwd f32"}) {
+      EXPECT_EQ(chosen((q + tail + cached).c_str(), Arch::avx512_bf16),
+                "cpu.avx512.forward.decode.f32");
+    }
+  }
+}
+
 // The same type by its own name is none of its own.
 TEST(Select, AnOutputTypeOfItsOwnIsForCpuForwards) {
   for (const core::Kernel& row : kCatalog) {
