@@ -382,25 +382,27 @@ class WidenBytes {
 };
 /// Puts 64 columns of a query into that order: the first 8 of each 16, then the others.
 TESSERA_INLINE void order_query(Bf16* q) {
-  const __m512i a = _mm512_loadu_si512(q), b = _mm512_loadu_si512(q + 2 * kLanes);
+  constexpr std::int64_t kHalf = 2 * kLanes;
+  const __m512i a = _mm512_loadu_si512(q), b = _mm512_loadu_si512(q + kHalf);
   const __m512i even = _mm512_set_epi64(13, 12, 9, 8, 5, 4, 1, 0);
   const __m512i odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
   _mm512_storeu_si512(q, _mm512_permutex2var_epi64(a, even, b));
-  _mm512_storeu_si512(q + 2 * kLanes, _mm512_permutex2var_epi64(a, odd, b));
+  _mm512_storeu_si512(q + kHalf, _mm512_permutex2var_epi64(a, odd, b));
 }
 template <class T>
   requires(sizeof(T) == 1)
 TESSERA_INLINE void order_columns(T, float* o) {
+  constexpr std::int64_t kVector = kLanes;
   __m512 x[4];
-  for (int i = 0; i < 4; ++i) x[i] = _mm512_loadu_ps(o + i * kLanes);
+  for (int i = 0; i < 4; ++i) x[i] = _mm512_loadu_ps(o + i * kVector);
   const __m512 a = _mm512_shuffle_f32x4(x[0], x[1], 0x44),
                b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
   const __m512 c = _mm512_shuffle_f32x4(x[0], x[1], 0xEE),
                d = _mm512_shuffle_f32x4(x[2], x[3], 0xEE);
   _mm512_storeu_ps(o, _mm512_shuffle_f32x4(a, b, 0x88));
-  _mm512_storeu_ps(o + kLanes, _mm512_shuffle_f32x4(a, b, 0xDD));
-  _mm512_storeu_ps(o + 2 * kLanes, _mm512_shuffle_f32x4(c, d, 0x88));
-  _mm512_storeu_ps(o + 3 * kLanes, _mm512_shuffle_f32x4(c, d, 0xDD));
+  _mm512_storeu_ps(o + kVector, _mm512_shuffle_f32x4(a, b, 0xDD));
+  _mm512_storeu_ps(o + 2 * kVector, _mm512_shuffle_f32x4(c, d, 0x88));
+  _mm512_storeu_ps(o + 3 * kVector, _mm512_shuffle_f32x4(c, d, 0xDD));
 }
 #endif
 
