@@ -271,14 +271,6 @@ class DecodeItem {
     }
   }
 
-  /// Calls body(number of rows, first row).
-  template <class Body>
-  TESSERA_INLINE static void for_each_tile(int first, int last, const Body& body) {
-    for (int r = first; r < last; r += kRowTile) {
-      with_rows(last - r, [&](auto rows) { body(rows, r); });
-    }
-  }
-
   // ---- scores ----
 
   /// Scores of rows [first, first + NR) against a block of keys, which the cache has as Stored, and
@@ -299,19 +291,7 @@ class DecodeItem {
         add_products<NR, Stored, Operand>(sums, v->row + at, v->n, second_query(first), stride,
                                           requests);
       }
-      store_scores<NR>(sum_rows(sums), scores(first) + (key - chunk_.begin));
-    }
-  }
-
-  /// Lane r * kKeys + j is the score of row r and key j.
-  template <int NR>
-  TESSERA_INLINE static void store_scores(F32 tile, float* out) {
-    constexpr int kKeys = keys_of_tile(NR);
-    float lanes[kLanes];
-    store(lanes, tile);
-#pragma GCC unroll 4
-    for (int r = 0; r < NR; ++r) {
-      __builtin_memcpy(out + r * K.block_n, lanes + r * kKeys, kKeys * sizeof(float));
+      store_scores<NR, K.block_n>(sum_rows(sums), scores(first) + (key - chunk_.begin));
     }
   }
 

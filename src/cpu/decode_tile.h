@@ -141,6 +141,26 @@ TESSERA_INLINE void with_rows(int n, const Body& body) {
   body(std::integral_constant<int, NR>{});
 }
 
+/// Calls body(number of rows, first row) for the tiles of some rows.
+template <class Body>
+TESSERA_INLINE void for_each_tile(int first, int last, const Body& body) {
+  for (int r = first; r < last; r += kRowTile) {
+    with_rows(last - r, [&](auto rows) { body(rows, r); });
+  }
+}
+
+/// Lane r * kKeys + j is the score of row r and key j. out: rows of them, kStride apart.
+template <int NR, int kStride>
+TESSERA_INLINE void store_scores(F32 tile, float* out) {
+  constexpr int kKeys = keys_of_tile(NR);
+  float lanes[kLanes];
+  store(lanes, tile);
+#pragma GCC unroll 4
+  for (int r = 0; r < NR; ++r) {
+    __builtin_memcpy(out + r * kStride, lanes + r * kKeys, kKeys * sizeof(float));
+  }
+}
+
 /// Which of kLanes keys a word of the tree shows, where bit 0 is `number` keys back.
 [[gnu::noinline]] inline Mask in_tree(std::uint64_t word, int number) {
   float lanes[kLanes];

@@ -585,6 +585,11 @@ std::vector<SimdProbe> probes() {
 
 std::string name_of(const testing::TestParamInfo<SimdProbe>& info) { return info.param.name; }
 
+/// Else tests of the richer sets would be missing without a word.
+TEST(SimdProbes, ReachTheBestSetOfTheMachine) {
+  EXPECT_EQ(probes().back().name, std::string(to_string(best_arch())));
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, Simd, testing::ValuesIn(probes()), name_of);
 INSTANTIATE_TEST_SUITE_P(Isa, Product, testing::ValuesIn(probes()), name_of);
 
