@@ -382,7 +382,7 @@ class WidenBytes {
 };
 /// Puts 64 columns of a query into that order: the first 8 of each 16, then the others.
 TESSERA_INLINE void order_query(Bf16* q) {
-  constexpr std::int64_t kHalf = 2 * kLanes;
+  constexpr std::int64_t kHalf = std::int64_t{2} * kLanes;
   const __m512i a = _mm512_loadu_si512(q), b = _mm512_loadu_si512(q + kHalf);
   const __m512i even = _mm512_set_epi64(13, 12, 9, 8, 5, 4, 1, 0);
   const __m512i odd = _mm512_set_epi64(15, 14, 11, 10, 7, 6, 3, 2);
