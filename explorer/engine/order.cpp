@@ -144,9 +144,9 @@ class Schedule {
   }
 
   void deal_gpu_backward() {
-    const bool in_order = adds_in_order(plan_.problem);
+    const bool in_order = adds_in_order(plan_);
     deal_by_counter(plan_.work.count(), [&](std::int64_t index) {
-      core::Work work = plan_.work.at(index);
+      core::Work work = plan_.work.backward_at(index);
       work.block = plan_.work.key_block(work, in_order);
       return step_of(index, pieces_.piece(work));
     });

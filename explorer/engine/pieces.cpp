@@ -179,13 +179,18 @@ void Pieces::visit_rows(const Piece& piece, const Visit& visit) const {
   });
 }
 
-/// A GPU's backward: tiles of rows of one query head.
+/// A GPU's backward: tiles of rows of the group's first query head. Of pieces that share the keys
+/// each has its own of them, and of the other heads'.
 void Pieces::visit_query_blocks(const Piece& piece, const Visit& visit) const {
   const int block_m = plan_.kernel.block_m, block_n = plan_.kernel.block_n;
   const int first = piece.work.block * block_n;
   const core::QueryBlocks blocks =
       core::query_blocks(piece.head.mask.band, {first, first + block_n}, block_m);
-  for (int m = blocks.seen.begin; m < blocks.seen.end; ++m) {
+  const core::RowSteps steps =
+      core::row_steps(blocks.seen, piece.head.rows.group, piece.work.split, plan_.work.splits);
+  for (int i = 0; i < steps.count; ++i) {
+    const auto [member, m] = steps.at(i);
+    if (member > 0) break;
     const bool full = blocks.full.begin <= m && m < blocks.full.end;
     const int begin = m * block_m;
     const RowRange rows = {begin, core::min(begin + block_m, piece.head.sequence.seqlen_q)};
@@ -220,8 +225,9 @@ double Pieces::cycles(const Piece& piece) const {
   const int steps =
       forward()
           ? core::key_blocks(band, queries_of(piece.head, piece.rows), row.block_n).seen.size()
-          : core::query_blocks(band, piece.keys.keys, row.block_m).seen.size() *
-                piece.head.rows.group;
+          : core::row_steps(core::query_blocks(band, piece.keys.keys, row.block_m).seen,
+                            piece.head.rows.group, piece.work.split, plan_.work.splits)
+                .count;
   return gpu_piece_cost(plan_, facts_of(row.arch).costs, steps);
 }
 

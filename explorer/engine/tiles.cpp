@@ -126,11 +126,14 @@ class TileWriter {
     const auto skip_to = [&](std::int64_t row) {
       if (done < row) add({{done, row}, piece.keys.keys, core::Cover::none});
     };
-    pieces_.visit(piece, [&](const Tile& tile) {
-      skip_to(tile.rows.begin);
-      done = tile.rows.end;
-      return add(tile);
-    });
+    Piece part = piece;
+    for (part.work.split = 0; part.work.split < pieces_.plan().work.splits; ++part.work.split) {
+      pieces_.visit(part, [&](const Tile& tile) {
+        skip_to(tile.rows.begin);
+        done = tile.rows.end;
+        return add(tile);
+      });
+    }
     skip_to(pieces_.rows(piece.head));
   }
 
@@ -233,8 +236,10 @@ Status answer_tiles(const Request& request, Json& json) {
   const Pieces pieces(data, inputs->tensors());
   const int head = place->head / data.row_heads;
   const Head of = pieces.head(place->batch);
-  // The pieces of the head by number, in rising order of rows or keys.
-  const std::int64_t count = std::int64_t{data.work.blocks} * data.work.splits;
+  // The pieces of the head by number, in rising order of rows or keys. Those of a backward that
+  // share keys are one here.
+  const int splits = pieces.forward() ? data.work.splits : 1;
+  const std::int64_t count = std::int64_t{data.work.blocks} * splits;
   const Result<std::int64_t> first =
       request.number("first", 0, 0, core::max<std::int64_t>(count - 1, 0));
   if (!first) return first.status();
@@ -250,8 +255,8 @@ Status answer_tiles(const Request& request, Json& json) {
   TileWriter writer(pieces, json);
   std::int64_t number = *first;
   for (; number < count; ++number) {
-    const core::Work work = {place->batch, head, static_cast<int>(number / data.work.splits),
-                             static_cast<int>(number % data.work.splits)};
+    const core::Work work = {place->batch, head, static_cast<int>(number / splits),
+                             static_cast<int>(number % splits)};
     const Piece piece = pieces.piece(work);
     const bool surplus = pieces.forward() ? piece.rows.size() == 0 : piece.keys.empty();
     if (!surplus && !writer.write(piece)) break;

@@ -79,6 +79,12 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
          (keys * (row.head_dim + row.head_dim_v) > 16 * 256 || row.extra == Extra::all);
 }
 
+/// GPU, backward: whether several blocks of threads may share the keys of a tile, each with some of
+/// the rows that see them (RowSteps).
+TESSERA_HD constexpr bool shares_keys(const Kernel& row) {
+  return row.pass == Pass::backward && row.lanes == 0 && row.stages == 0;
+}
+
 /// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).
 TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 

@@ -49,7 +49,8 @@ struct Work {
   int batch = 0;
   int head = 0;   ///< of WorkOrder::heads
   int block = 0;  ///< forward: of rows, backward: of keys
-  int split = 0;  ///< keys [split * split_n, (split + 1) * split_n) of those the rows see
+  int split = 0;  ///< forward: keys [split * split_n, (split + 1) * split_n) of those the rows see;
+                  ///< backward: RowSteps of those that see the keys
 };
 
 /// All pieces of a pass and the order in which they are taken. Late blocks come first: under a
@@ -88,6 +89,19 @@ struct WorkOrder {
     const Index head = first + rest % width;
     return {static_cast<int>(head / heads), static_cast<int>(head % heads),
             blocks - 1 - static_cast<int>(rest / width), static_cast<int>(split)};
+  }
+
+  /// The same of a GPU's backward. Its splits of a head have rows of their own, so they take turns
+  /// as heads do, and a section is of so many of them.
+  template <class Index>
+  TESSERA_HD constexpr Work backward_at(Index index) const {
+    WorkOrder order = *this;
+    order.heads = heads * splits;
+    order.splits = 1;
+    Work work = order.at(index);
+    work.split = work.head % splits;
+    work.head /= splits;
+    return work;
   }
 
   /// The block of keys that a GPU's backward makes of a piece: in the order in which blocks add
@@ -206,6 +220,34 @@ TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int 
   const Range full = intersect(seen, {ceil_div(begin, block_m), end / block_m});
   if (keys.end > band.seqlen_k || full.empty()) return {seen, {seen.begin, seen.begin}};
   return {seen, full};
+}
+
+/// What a GPU's backward walks over for a block of keys: the blocks of rows that see them, of one
+/// query head of the group after another. Where pieces share the keys (WorkOrder::splits), each has
+/// its run of these.
+struct RowSteps {
+  Range seen;     ///< QueryBlocks::seen
+  int first = 0;  ///< of all heads' blocks
+  int count = 0;
+
+  struct Step {
+    int member = 0;  ///< query head of the group
+    int block = 0;   ///< of its rows
+  };
+  /// The i-th of the run, which is not empty.
+  TESSERA_HD constexpr Step at(int i) const {
+    const int step = first + i;
+    return {step / seen.size(), seen.begin + step % seen.size()};
+  }
+};
+
+TESSERA_HD constexpr RowSteps row_steps(Range seen, int group, int split, int splits) {
+  const int all = group * seen.size();
+  if (splits == 1) return {seen, 0, all};
+  const auto before = [&](int parts) {
+    return static_cast<int>(std::int64_t{all} * parts / splits);
+  };
+  return {seen, before(split), before(split + 1) - before(split)};
 }
 
 }  // namespace tessera::core

@@ -82,20 +82,27 @@ inline constexpr int kAuxiliaryThreads = 128;  ///< of a block of each
 constexpr std::size_t number_of(AuxiliaryKernel kernel) { return static_cast<std::size_t>(kernel); }
 
 /// Of an architecture's own kernels that make dQ of its sums: behind kAuxiliary. Where rows by
-/// mma.sync are but some of its rows, those of their sums come after.
+/// mma.sync are but some of its rows, those of their sums come after, and what makes dK and dV of
+/// theirs where blocks of threads share keys.
 /// @{
-enum class FinishKernel : std::uint8_t { bf16, f16, mma_bf16, mma_f16 };
+enum class FinishKernel : std::uint8_t { bf16, f16, mma_bf16, mma_f16, keys_bf16, keys_f16 };
 constexpr std::size_t number_of(FinishKernel kernel) {
   return kAuxiliary.size() + static_cast<std::size_t>(kernel);
 }
 template <std::size_t kCount>
 constexpr auto with_finish(const char* const (&calls)[kCount]) {
-  constexpr const char* kNames[] = {"finish_rows_bf16", "finish_rows_f16", "finish_mma_rows_bf16",
-                                    "finish_mma_rows_f16"};
+  constexpr const char* kNames[] = {"finish_rows_bf16",     "finish_rows_f16",
+                                    "finish_mma_rows_bf16", "finish_mma_rows_f16",
+                                    "finish_keys_bf16",     "finish_keys_f16"};
+  constexpr std::size_t kKeys = static_cast<std::size_t>(FinishKernel::keys_bf16);
   std::array<Auxiliary, kAuxiliary.size() + kCount> all{};
   for (std::size_t i = 0; i < kAuxiliary.size(); ++i) all[i] = kAuxiliary[i];
   for (std::size_t i = 0; i < kCount; ++i) {
-    all[kAuxiliary.size() + i] = {kNames[i], calls[i], "aux::BackwardRowParams"};
+    if (i < kKeys) {
+      all[kAuxiliary.size() + i] = {kNames[i], calls[i], "aux::BackwardRowParams"};
+    } else {
+      all[kAuxiliary.size() + i] = {kNames[i], calls[i], "sm90::FinishKeysParams", 4};
+    }
   }
   return all;
 }
@@ -105,6 +112,7 @@ struct FinishKernels {
 };
 inline constexpr FinishKernels kFinishRows = {FinishKernel::bf16, FinishKernel::f16};
 inline constexpr FinishKernels kFinishMmaRows = {FinishKernel::mma_bf16, FinishKernel::mma_f16};
+inline constexpr FinishKernels kFinishKeys = {FinishKernel::keys_bf16, FinishKernel::keys_f16};
 /// @}
 
 /// CUDA C++ of all these kernels, of which the first are kAuxiliary. includes: of the others.

@@ -68,7 +68,7 @@ aux::BackwardRowParams make_row_params(const PlanData& plan, const Tensors& t,
   params.softmax_scale = plan.score.scale;
   params.batch = static_cast<int>(p.batch);
   params.heads = static_cast<int>(p.num_heads);
-  params.first_stores = adds_in_order(p);
+  params.first_stores = adds_in_order(plan);
   params.head_dim = static_cast<int>(p.head_dim);
   params.head_dim_v = static_cast<int>(p.head_dim_v);
   params.aligned = !plan.kernel.any_layout;
@@ -91,12 +91,17 @@ Status launch(const Queue& queue, Dtype dtype, Kernel bf16, Kernel f16, std::int
 
 }  // namespace
 
+Status launch_finish(const Queue& queue, Dtype dtype, const FinishKernels& kernels,
+                     std::int64_t blocks, const void* params) {
+  return launch(queue, dtype, kernels.bf16, kernels.f16, blocks, params);
+}
+
 void set_backward(BackwardPass& params, const PlanData& plan, const Tensors& t,
                   const GpuBackwardLayout& layout) {
   const Problem& p = plan.problem;
   params.rows = row_memory_of(plan, layout);
   params.turns = layout.turns;
-  params.in_order = adds_in_order(p);
+  params.in_order = adds_in_order(plan);
   params.next_tile = layout.next_tile;
   params.dk = t.dk.data;
   params.dv = t.dv.data;
@@ -132,7 +137,7 @@ Status run_around(const PlanData& plan, const Tensors& tensors, const GpuBackwar
   if (status && wants_bias) status = launch_bias(AuxiliaryKernel::begin_bias);
   if (status && plan.work.count() > 0) status = launch_main();
   if (status && row_blocks > 0 && (finishes || plan.work.count() == 0)) {
-    status = launch(queue, p.dtype, finish.bf16, finish.f16, row_blocks, &rows);
+    status = launch_finish(queue, p.dtype, finish, row_blocks, &rows);
   }
   if (status && bias.sums != nullptr) status = launch_bias(AuxiliaryKernel::finish_bias);
   if (status && p.sink && tensors.dsink != nullptr) {

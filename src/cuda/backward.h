@@ -14,6 +14,10 @@ namespace tessera::cuda {
 void set_backward(BackwardPass& params, const PlanData& plan, const Tensors& tensors,
                   const GpuBackwardLayout& layout);
 
+/// Enqueues one of two kernels, that of the type, with so many blocks. Errors: device.
+Status launch_finish(const Queue& queue, Dtype dtype, const FinishKernels& kernels,
+                     std::int64_t blocks, const void* params);
+
 /// Enqueues the kernels around launch_main(), which comes where there is work. finishes: whether
 /// the main kernel leaves dQ as sums, of which `finish` makes dQ. Errors: device, and
 /// launch_main's.

@@ -16,6 +16,7 @@ struct GpuBackwardLayout {
   float* sink_parts = nullptr;        ///< [num_heads][batch][blocks of a sequence]
   float* dbias = nullptr;             ///< [stored dimensions] sums, where scores share an element
   std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
+  float* key_sums = nullptr;          ///< [work] of dV and dK, where pieces share keys
 };
 
 /// What a GPU's row that reads shared prefixes once knows of them (core/prefixes.h), and where it
@@ -90,8 +91,17 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
   return layout;
 }
 
-/// Whether the key blocks of a GPU's backward add their dQ in a fixed order (S9).
-TESSERA_HD bool adds_in_order(const Problem& p) { return p.deterministic || p.batch_invariant; }
+/// Whether the key blocks of a GPU's backward add their dQ in a fixed order: where they must (S9),
+/// and where it is faster. Of few rows under a causal mask hardly anyone waits, and who comes first
+/// stores, so nothing is made 0 before (docs/performance.md).
+TESSERA_HD bool adds_in_order(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const core::Kernel& row = plan.kernel;
+  if (p.deterministic || p.batch_invariant) return true;
+  if (row.stages > 0 || core::splits_roles(row) || plan.work.splits > 1) return false;
+  const bool causal = p.window_left < 0 && p.window_right == 0 && p.seqlen_q == p.seqlen_k;
+  return causal && p.seqlen_q <= (row.block_m == 128 ? 1024 : 512);
+}
 
 /// Elements of a bias tensor.
 TESSERA_HD std::int64_t bias_elements(const Problem& p) {
@@ -118,6 +128,10 @@ TESSERA_HD GpuBackwardLayout layout_gpu_backward(Workspace& workspace, const Pla
       "sink_parts", p.sink ? p.num_heads * p.batch * layout.blocks.per_sequence : 0);
   layout.dbias = workspace.take<float>("dbias", shares_bias(p) ? bias_elements(p) : 0);
   layout.next_tile = workspace.take<std::int32_t>("next_tile", 1);
+  layout.key_sums = workspace.take<float>(
+      "key_sums", plan.work.splits > 1
+                      ? plan.work.count() * kernel.block_n * (kernel.head_dim + kernel.head_dim_v)
+                      : 0);
   return layout;
 }
 

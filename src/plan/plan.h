@@ -23,7 +23,8 @@ struct PlanData {
   core::Kernel kernel;
   std::string kernel_name;
   core::Score score;     ///< softmax_scale and softcap, folded to base 2
-  core::WorkOrder work;  ///< its pieces; splits > 1: the parts are merged by combine
+  core::WorkOrder work;  ///< its pieces; splits > 1: parts of keys (a GPU's backward: of the rows
+                         ///< that see them), merged in their order
   int split_n = 0;       ///< keys per split, 0: not split
   core::Spans spans;     ///< a GPU's decoding row: of the items of `work`, one a block
   int unit_n = 0;        ///< the same: keys of an item's unit

@@ -117,34 +117,6 @@ int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const D
   return rows;
 }
 
-/// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is heads whose keys fit two
-/// thirds of the second-level cache, and whose tiles make whole pairs of rounds, the second of
-/// which evens out the first. All heads if there is no such number: where rounds do not end with
-/// sections, the imbalance costs more than the cache gives.
-std::int64_t section_of(const PlanData& plan) {
-  const Problem& p = plan.problem;
-  const std::int64_t heads =
-      core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads);
-  if (!is_gpu(plan.kernel.arch)) return heads;
-  if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
-  const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
-  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
-  // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
-  const std::int64_t dims = key_and_value_bytes(p);
-  const std::int64_t head_bytes = p.pass == Pass::forward
-                                      ? p.seqlen_k * dims / (p.group() / plan.row_heads)
-                                      : p.seqlen_q * (dims + p.head_dim * 4) * p.group();
-  const std::int64_t fitting =
-      plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
-  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
-  // longest tiles of as many heads as fill all multiprocessors had better begin together.
-  if (p.pass == Pass::backward) {
-    const std::int64_t filling = plan.device.threads / core::max(1, plan.work.blocks);
-    return core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1));
-  }
-  return fitting < least ? heads : core::min(heads, least);
-}
-
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
 /// queries leave most of a tile empty. What loads them then fetches boxes of group x queries.
 bool shares_rows(const core::Kernel& row, const Problem& p) {
@@ -162,6 +134,31 @@ bool shares_rows(const core::Kernel& row, const Problem& p) {
 }
 
 }  // namespace
+
+std::int64_t section_of(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const std::int64_t each = core::shares_keys(plan.kernel) ? plan.work.splits : 1;
+  const std::int64_t heads =
+      core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads * each);
+  if (!is_gpu(plan.kernel.arch)) return heads;
+  if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
+  const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
+  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
+  // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
+  const std::int64_t dims = key_and_value_bytes(p);
+  const std::int64_t head_bytes = p.pass == Pass::forward
+                                      ? p.seqlen_k * dims / (p.group() / plan.row_heads)
+                                      : p.seqlen_q * (dims + p.head_dim * 4) * p.group() / each;
+  const std::int64_t fitting =
+      plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
+  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
+  // longest tiles of as many heads as fill all multiprocessors had better begin together.
+  if (p.pass == Pass::backward) {
+    const std::int64_t filling = plan.device.threads / core::max(1, plan.work.blocks);
+    return core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1));
+  }
+  return fitting < least ? heads : core::min(heads, least);
+}
 
 PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device) {
   PlanData plan;
@@ -187,6 +184,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
       plan.split_n == 0
           ? 1
           : static_cast<int>(core::ceil_div<std::int64_t>(plan.longest_keys, plan.split_n));
+  if (core::shares_keys(row)) plan.work.splits = splits_of_rows(plan);
   plan.work.section = section_of(plan);
   if (is_gpu(row.arch) && row.form == core::Form::decode) set_spans(plan);
   Workspace counter(&plan.regions);

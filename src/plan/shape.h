@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "plan/plan.h"
 #include "tessera/device.hpp"
 #include "tessera/problem.hpp"
 
@@ -9,6 +10,17 @@ namespace tessera {
 
 /// Blocks of threads of a GPU's row that the device has at once.
 std::int64_t resident_blocks(const core::Kernel& row, const Device& device);
+
+/// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is heads whose keys fit two
+/// thirds of the second-level cache, and whose tiles make whole pairs of rounds, the second of
+/// which evens out the first. All heads if there is no such number: where rounds do not end with
+/// sections, the imbalance costs more than the cache gives.
+std::int64_t section_of(const PlanData& plan);
+
+/// How many pieces share a block of keys in a GPU's backward (core::RowSteps, shared_keys.cpp):
+/// more than one where there are few blocks of keys, and most multiprocessors would have none, or
+/// all would wait for the longest. Of a plan whose work has all else but its section.
+int splits_of_rows(const PlanData& plan);
 
 /// Query rows of one key/value head of the longest sequence, all heads of the group together.
 std::int64_t rows_per_head_k(const Problem& problem);

@@ -210,6 +210,52 @@ TEST(WorkOrder, EveryPieceOnceAndLongestFirstInASection) {
   }
 }
 
+/// Splits of rows are taken as so many more heads would be.
+TEST(WorkOrder, SplitsOfRowsTakeTurnsAsHeads) {
+  std::mt19937 random(std::random_device{}());
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto up_to = [&](int most) { return 1 + static_cast<int>(random() % most); };
+    const int batch = up_to(3), heads = up_to(4), blocks = up_to(5), splits = up_to(6);
+    const int section = up_to(batch * heads * splits);
+    const WorkOrder order{batch, heads, blocks, splits, 0, section};
+    const WorkOrder same{batch, heads * splits, blocks, 1, 0, section};
+    ASSERT_EQ(order.count(), same.count());
+    for (int index = 0; index < order.count<int>(); ++index) {
+      const Work work = order.backward_at(index), as = same.at(index);
+      ASSERT_EQ(work.batch, as.batch);
+      ASSERT_EQ(work.head * splits + work.split, as.head);
+      ASSERT_EQ(work.block, as.block);
+      ASSERT_LT(work.split, splits);
+    }
+  }
+}
+
+/// Each block of rows of each query head is one split's, in order, and no split has two more than
+/// another.
+TEST(RowSteps, SplitsShareOutAllBlocksOfAllHeads) {
+  std::mt19937 random(std::random_device{}());
+  for (int trial = 0; trial < 500; ++trial) {
+    const int begin = static_cast<int>(random() % 20), size = static_cast<int>(random() % 9);
+    const int group = 1 + static_cast<int>(random() % 5);
+    const int splits = 1 + static_cast<int>(random() % 7);
+    std::vector<std::pair<int, int>> taken, all;
+    for (int member = 0; member < group; ++member) {
+      for (int i = 0; i < size; ++i) all.emplace_back(member, begin + i);
+    }
+    int least = group * size, most = 0;
+    for (int split = 0; split < splits; ++split) {
+      const RowSteps steps = row_steps({begin, begin + size}, group, split, splits);
+      for (int i = 0; i < steps.count; ++i) {
+        taken.emplace_back(steps.at(i).member, steps.at(i).block);
+      }
+      least = std::min(least, steps.count);
+      most = std::max(most, steps.count);
+    }
+    ASSERT_EQ(taken, all);
+    ASSERT_LE(most, least + 1);
+  }
+}
+
 /// A CPU's plan may have more pieces than 32 bits count.
 TEST(WorkOrder, CountsBeyond32Bits) {
   const WorkOrder order{1 << 20, 1 << 10, 1 << 10, 2, 0, std::int64_t{1} << 30};

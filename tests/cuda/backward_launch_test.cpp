@@ -14,12 +14,17 @@ namespace tessera {
 namespace {
 
 // A block for every row block and head before; then one a block of keys and key/value head, at most
-// one a multiprocessor. These finish dQ themselves.
+// one a multiprocessor. These finish dQ themselves. Few blocks of keys are shared.
 TEST_F(Launches, ABackwardIsPrepared) {
-  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=128 causal"));
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=128 causal batch_invariant"));
   EXPECT_EQ(launched(),
             "prepare_rows_bf16 48\n"  // four blocks of 64 rows
             "tessera_sm90_backward_bf16_d128_64x128 18\n");
+  ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=128 causal"));
+  EXPECT_EQ(launched(),
+            "prepare_rows_bf16 48\n"
+            "tessera_sm90_backward_bf16_d128_64x128 72\n"  // four pieces each
+            "finish_keys_bf16 144\n");                     // eight of 64 keys x 64 columns each
   ASSERT_TRUE(enqueue("bwd f16 b=40 h=6/3 q=200 k=300 d=64"));
   EXPECT_EQ(launched(),
             "prepare_rows_f16 480\n"  // two of 128
@@ -34,12 +39,12 @@ TEST_F(Launches, ABackwardIsPrepared) {
 TEST_F(Launches, ABackwardInRolesIsFinished) {
   ASSERT_TRUE(enqueue("bwd f16 b=2 h=6/3 q=200 k=300 d=192/128"));
   EXPECT_EQ(launched(),
-            "prepare_rows_f16 48\ntessera_sm90_backward_f16_d192v128_64x64 30\n"
-            "finish_rows_f16 48\n");
+            "prepare_rows_f16 48\ntessera_sm90_backward_f16_d192v128_64x64 120\n"
+            "finish_keys_f16 150\nfinish_rows_f16 48\n");
   ASSERT_TRUE(enqueue("bwd bf16 b=2 h=6/3 q=200 k=300 d=64 softcap=30"));
   EXPECT_EQ(launched(),
-            "prepare_rows_bf16 48\ntessera_sm90_backward_bf16_d128_64x64_extra 30\n"
-            "finish_rows_bf16 48\n");
+            "prepare_rows_bf16 48\ntessera_sm90_backward_bf16_d128_64x64_extra 120\n"
+            "finish_keys_bf16 120\nfinish_rows_bf16 48\n");
 }
 
 // By mma.sync there are as many blocks as multiprocessors have at once, and dQ is finished always.
@@ -171,8 +176,8 @@ TEST_F(Launches, ABackwardKnowsWhereAScoresBiasGradientGoes) {
 // block stores, and it is said beforehand which rows have one.
 TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
   for (const std::string words :
-       {"bf16 h=4/2 q=200 k=300 d=64", "f16 h=2 q=64 k=64 d=128 causal", "bf16 h=2 q=64 k=64 d=256",
-        "bf16 h=2 q=64 k=64 d=20 softcap=30 window=5,7 align=tl",
+       {"bf16 h=4/2 q=200 k=300 d=64", "f16 h=2 q=640 k=640 d=128 causal",
+        "bf16 h=2 q=64 k=64 d=256", "bf16 h=2 q=64 k=64 d=20 softcap=30 window=5,7 align=tl",
         "f16 b=2 h=2 q=40 k=40 d=64 packed=60,70"}) {
     for (const std::string order : {"", " deterministic", " batch_invariant"}) {
       const Problem problem = problem_of(("bwd " + words + order).c_str());
@@ -196,6 +201,66 @@ TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
       EXPECT_EQ(seen.main.next_tile, address_of("next_tile")) << words << order;
       EXPECT_EQ(seen.prepare.next_tile, seen.main.next_tile) << words << order;
     }
+  }
+}
+
+// And where that is faster: of few rows under a causal mask, whose keys nobody shares.
+TEST_F(Launches, ABackwardOfFewCausalRowsTakesTurns) {
+  const auto in_order = [&](const char* words) {
+    const Problem problem = problem_of(words);
+    const BackwardLaunches seen = watch(problem, tensors_of(problem));
+    EXPECT_TRUE(seen.status) << seen.status.text;
+    EXPECT_EQ(seen.prepare.first_stores, seen.main.in_order) << words;
+    return seen.main.in_order;
+  };
+  EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=64 causal"));
+  EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=128 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=64"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=256 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=130 d=128 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=2/1 q=128 k=128 d=128 causal"));
+}
+
+// What pieces leave is what is summed, and where it goes is where the others write.
+TEST_F(Launches, SharedKeysAreSummed) {
+  for (const std::string words :
+       {"bf16 h=8/2 q=300 k=300 d=64", "f16 h=4/1 q=600 k=600 d=256 causal",
+        "bf16 b=2 h=4/2 q=300 k=300 d=128 packed=400,500 softcap=20"}) {
+    const Problem problem = problem_of(("bwd " + words).c_str());
+    Tensors tensors = tensors_of(problem);
+    tensors.dk.stride_head += 8;
+    tensors.dv.stride_seqlen += 80;
+    const Result<Plan> planned = plan(problem, gpu_);
+    ASSERT_TRUE(planned.ok()) << planned.status().text;
+    const BackwardLaunches seen = watch(problem, tensors);
+    ASSERT_TRUE(seen.status) << seen.status.text;
+    const cuda::sm90::KeySums& sums = seen.finish_keys.sums;
+    const PlanData& data = planned->data();
+    ASSERT_GT(data.work.splits, 1) << words;
+    ASSERT_NE(sums.data, nullptr) << words;
+    EXPECT_EQ(sums.data, seen.main.key_sums.data) << words;
+    EXPECT_EQ(sums.splits, data.work.splits) << words;
+    EXPECT_EQ(sums.heads, data.work.heads) << words;
+    EXPECT_EQ(sums.blocks, data.work.blocks) << words;
+    EXPECT_EQ(sums.pieces, seen.main.key_sums.pieces) << words;
+    EXPECT_EQ(sums.pieces_of_dv, seen.main.key_sums.pieces_of_dv) << words;
+    const auto& regions = data.regions;
+    const auto region = std::find_if(regions.begin(), regions.end(), [](const auto& r) {
+      return std::string(r.name) == "key_sums";
+    });
+    ASSERT_NE(region, regions.end()) << words;
+    const float* const end = sums.at(static_cast<int>(problem.batch) - 1, sums.heads - 1,
+                                     sums.blocks - 1, sums.splits - 1) +
+                             std::int64_t{sums.pieces} * cuda::sm90::kPieceFloats;
+    EXPECT_EQ(static_cast<std::uint64_t>(end - sums.data) * sizeof(float), region->bytes) << words;
+    EXPECT_EQ(seen.finish_keys.dk, tensors.dk.data) << words;
+    EXPECT_EQ(seen.finish_keys.dv, tensors.dv.data) << words;
+    EXPECT_EQ(seen.finish_keys.dk_strides.head, tensors.dk.stride_head) << words;
+    EXPECT_EQ(seen.finish_keys.dv_strides.seqlen, tensors.dv.stride_seqlen) << words;
+    EXPECT_EQ(seen.finish_keys.sequences, seen.main.sequences) << words;
+    EXPECT_EQ(seen.finish_keys.block_n, data.kernel.block_n) << words;
+    const Problem alone = problem_of(("bwd " + words + " batch_invariant").c_str());
+    EXPECT_EQ(watch(alone, tensors_of(alone)).main.key_sums.data, nullptr) << words;
   }
 }
 
@@ -304,7 +369,7 @@ TEST_F(Launches, EveryOtherBackwardHasARow) {
   const auto kernel_of = [&](const std::string& words) {
     EXPECT_TRUE(enqueue(("bwd bf16 h=2 q=512 k=512 " + words).c_str())) << words;
     const auto& all = fake::state().launches;
-    const std::string kernel = all.size() == 2 || all.size() == 3 ? all[1].kernel : launched();
+    const std::string kernel = all.size() >= 2 && all.size() <= 4 ? all[1].kernel : launched();
     fake::state().launches.clear();
     return kernel;
   };

@@ -4,8 +4,11 @@ Blocks of one producer (src/cuda/sm90/backward_producer.h), two warpgroups of tw
 each of these that has its pieces of dQ added to memory (PieceAdder), and a warp that makes dQ from its sums
 (PieceFinisher). One buffer each of K and V, three of Q, two of dO; two of dS, which both warpgroups write and both
 read; one for a warpgroup's piece; eight slots, which the producer fills before an item's Q, say where its pieces
-go; two for what comes back of a row, in four parts. A step issues dV and dK, dQ of the step before and S of the
-next one, in turns with the other warpgroup; a piece is handed over two steps late. Tiles are handed out as blocks
+go; two for what comes back of a row, in four parts. A step begins with its S and dP; in turns with the other
+warpgroup it issues dV and dQ of the step before, hands the latter over, and issues dK, S and dP of the next one. A
+tile's last step has none of these; it gives V back at once, and issues its own dQ after its turn. K is asked for after
+all else that a tile's first step needs, and given back before the last piece is handed over. From the second
+warpgroup a mask may hide a tile's first rows: it lets them pass by. Tiles are handed out as blocks
 get free; where sums are ordered, a piece waits for those of the key blocks that add before it, the first of which
 stores. What has been added is counted: at once, or, without an order, when the next piece has been handed over. A
 row is finished when all its pieces have been counted; every block takes its share of rows, and of what is left in
@@ -17,9 +20,9 @@ and what is said of a tile are read by each warp. One warp releases for its warp
 everybody waiting, nothing may be filled or written while somebody reads it, or read before it is there, every
 piece is added once, in its order if there is one, and every row is finished once, when all its pieces have been
 added. What each of FAULTS breaks must be seen, or the model would prove nothing. What is multiplied in vain, dQ
-before a tile's first step and S after its last, is left out.
+before a tile's first step, is left out.
 
-(dO released too early alone would go unseen, and V: the producer fills them after Q and K, which are kept.)
+(dO released too early alone would go unseen: the producer fills it after Q, which is kept.)
 """
 
 import collections
@@ -44,6 +47,8 @@ FAULTS = {  # what is broken, as the model may see it
     "a tile is released before its last warp": ("overwritten",),
     "V comes after all rows": ("wait for ever",),
     "a tile without rows is not released": ("wait for ever",),
+    "V is released before the last dP": ("overwritten",),
+    "who passes by takes no turn": ("wait for ever",),
     "a piece is not claimed": ("a piece is written while", "a piece is not whole"),
     "a piece is released before its copy has read": ("a piece is written while",),
     "two slots for pieces": ("a piece goes elsewhere",),
@@ -146,18 +151,20 @@ def produce(block):
     index = block.index if device.broken == "the first tile is its block's" else device.next()
     while index < len(device.tiles):
         rows = device.tiles[index]
-        yield from block.k.fill(tile, rows)
-        values_wait = True
-        for row in rows:
+        if not rows:
+            yield from block.k.fill(tile, rows)
+            yield from block.v.fill(tile)
+        for n, row in enumerate(rows):
             yield from block.q.claim(item)
             block.slots[block.slot(item)] = row
             yield from block.q.fill(item)
-            if values_wait and device.broken != "V comes after all rows":
+            if n == 0 and device.broken != "V comes after all rows":
                 yield from block.v.fill(tile)
-                values_wait = False
             yield from block.dout.fill(item)
+            if n == 0:
+                yield from block.k.fill(tile, rows)
             item += 1
-        if values_wait:
+        if rows and device.broken == "V comes after all rows":
             yield from block.v.fill(tile)
         tile += 1
         index = device.next()
@@ -317,6 +324,11 @@ def run_in(block, together, steps):
     block.device.ended += block.running == 0
 
 
+def hidden(rows):
+    """Whether the second warpgroup's keys see none of a tile's first rows: of half of those with more."""
+    return len(rows) > 1 and sum(map(ord, str(rows[0]))) % 2 == 0
+
+
 class Consumer:
     """A warp."""
 
@@ -345,73 +357,101 @@ class Consumer:
     def wait(self, name, tile, item):
         yield from self.block.wait(self.group, (name, item), self.products(tile, item)[name])
 
-    def step(self, tile, rows, n):
-        b, item, broken = self.block, self.item, self.broken
-        if n >= 2:
-            yield from self.hand_over(item - 2, rows[n - 2][0])
-        b.q.read(self.me, item)  # the shifts
+    def begin(self, tile):
+        """S and dP of a tile's first step."""
+        b, item = self.block, self.item
+        yield from b.q.wait_full(item)
+        self.issue("S", tile, item)
         yield from b.dout.wait_full(item)
         self.issue("dP", tile, item)
         yield
-        b.q.done(self.me, item)
+        yield from self.wait("S", tile, item)
         yield from self.wait("dP", tile, item)
-        b.dout.read(self.me, item)  # the deltas
-        yield
-        b.dout.done(self.me, item)
-        if broken != "dS is not claimed":
+
+    def store_scores(self):
+        b, item = self.block, self.item
+        if self.broken != "dS is not claimed":
             yield from b.scores.claim(item)
         b.scores.write(self.me, item)
         b.scores.full[item % 2].arrive()
+
+    def pass_by(self):
+        b, item = self.block, self.item
+        yield from b.q.wait_full(item)
+        yield from b.dout.wait_full(item)
+        yield from self.store_scores()
+        if self.broken != "who passes by takes no turn":
+            yield from b.turns[self.group].take()
+            b.turns[self.group ^ 1].arrive()
+        if self.leads:
+            b.dout.release(item)
+            b.q.release(item)
+        self.item += 1
+
+    def step(self, tile, rows, n):
+        b, item, broken = self.block, self.item, self.broken
+        last = n + 1 == len(rows)
+        if last and self.leads and broken != "V is released before the last dP":
+            b.v.release(tile)
+        b.q.read(self.me, item)  # the shifts
+        b.dout.read(self.me, item)  # the deltas
+        yield
+        b.q.done(self.me, item)
+        b.dout.done(self.me, item)
+        yield from self.store_scores()
         yield from b.turns[self.group].take()
         self.issue("dV", tile, item)
-        self.issue("dK", tile, item)
         if self.leads and broken == "Q and dO are released before dV":
             b.q.release(item)
             b.dout.release(item)
-        yield
-        yield from self.wait("dV", tile, item)
-        if self.leads and broken != "Q and dO are released before dV":
-            b.dout.release(item)
-        if self.leads and broken == "Q is released before dK":
-            b.q.release(item)
         if n > 0:
             if broken != "dS is not waited for":
                 yield from b.scores.wait_full(item - 1)
             self.issue("dQ", tile, item - 1)
             if self.leads and broken == "dS is released before dQ":
                 b.scores.release(item - 1)
-        if n + 1 < len(rows):
-            yield from b.q.wait_full(item + 1)
-            self.issue("S", tile, item + 1)
-        b.turns[self.group ^ 1].arrive()
         yield
-        yield from self.wait("dK", tile, item)
+        yield from self.wait("dV", tile, item)
+        if self.leads and broken != "Q and dO are released before dV":
+            b.dout.release(item)
         if n > 0:
             yield from self.wait("dQ", tile, item - 1)
             if self.leads and broken != "dS is released before dQ":
                 b.scores.release(item - 1)
+            yield from self.hand_over(item - 1, rows[n - 1][0])
+        self.issue("dK", tile, item)
+        if self.leads and broken == "Q is released before dK":
+            b.q.release(item)
+        if last:
+            b.turns[self.group ^ 1].arrive()
+            if broken != "dS is not waited for":
+                yield from b.scores.wait_full(item)
+            if self.leads and broken == "K is released before dQ":
+                b.k.release(tile)
+            self.issue("dQ", tile, item)
+            if self.leads and broken == "dS is released before dQ":
+                b.scores.release(item)
+        else:
+            if self.leads and broken == "V is released before the last dP" and n + 2 == len(rows):
+                b.v.release(tile)
+            yield from b.q.wait_full(item + 1)
+            self.issue("S", tile, item + 1)
+            yield from b.dout.wait_full(item + 1)
+            self.issue("dP", tile, item + 1)
+        yield
+        yield from self.wait("dK", tile, item)
         if self.leads and "Q " not in broken:
             b.q.release(item)
-        if n + 1 < len(rows):
+        if last:
+            yield from self.wait("dQ", tile, item)
+            if self.leads and broken != "dS is released before dQ":
+                b.scores.release(item)
+        else:
+            b.turns[self.group ^ 1].arrive()
+            yield
             yield from self.wait("S", tile, item + 1)
+            yield from self.wait("dP", tile, item + 1)
         self.item += 1
-
-    def end_queries(self, tile, rows):
-        b, last = self.block, self.item - 1
-        if len(rows) >= 2:
-            yield from self.hand_over(last - 1, rows[-2][0])
-        if self.broken != "dS is not waited for":
-            yield from b.scores.wait_full(last)
-        if self.leads and self.broken == "K is released before dQ":
-            b.k.release(tile)
-        self.issue("dQ", tile, last)
-        if self.leads and self.broken == "dS is released before dQ":
-            b.scores.release(last)
-        yield
-        yield from self.wait("dQ", tile, last)
-        if self.leads and self.broken != "dS is released before dQ":
-            b.scores.release(last)
-        yield from self.hand_over(last, rows[-1][0])
 
     def run(self):
         b, tile = self.block, 0
@@ -425,19 +465,22 @@ class Consumer:
             b.k.read(self.me, tile)  # what is said of the tile
             yield from b.v.wait_full(tile)
             if rows:
-                yield from b.q.wait_full(self.item)
-                self.issue("S", tile, self.item)
-                yield from self.wait("S", tile, self.item)
-                for n in range(len(rows)):
+                passes = self.group == 1 and hidden(rows)
+                if passes:
+                    yield from self.pass_by()
+                yield from self.begin(tile)
+                for n in range(passes, len(rows)):
                     yield from self.step(tile, rows, n)
-                yield from self.end_queries(tile, rows)
             if self.broken != "a tile is released before its last warp":
                 b.k.done(self.me, tile)
                 yield from b.group[self.group].take()
             if self.leads and (rows or self.broken != "a tile without rows is not released"):
                 if not rows or self.broken != "K is released before dQ":
                     b.k.release(tile)
-                b.v.release(tile)
+                if not rows or (self.broken == "V is released before the last dP" and len(rows) == 1):
+                    b.v.release(tile)
+            if rows:
+                yield from self.hand_over(self.item - 1, rows[-1][0])
             yield  # writes dK and dV
             b.k.done(self.me, tile)
             tile += 1

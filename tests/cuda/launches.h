@@ -104,6 +104,7 @@ class Launches : public testing::Test {
     cuda::sm90::BackwardParams main;
     cuda::aux::BackwardRowParams prepare, finish_rows;
     cuda::aux::BackwardBiasParams begin, finish;
+    cuda::sm90::FinishKeysParams finish_keys;
   };
   BackwardLaunches watch(const Problem& problem, const Tensors& tensors) {
     BackwardLaunches seen;
@@ -114,6 +115,7 @@ class Launches : public testing::Test {
       if (launch.kernel.find("_backward_") != std::string::npos) copy(seen.main);
       if (launch.kernel.starts_with("prepare_rows")) copy(seen.prepare);
       if (launch.kernel.starts_with("finish_rows")) copy(seen.finish_rows);
+      if (launch.kernel.starts_with("finish_keys")) copy(seen.finish_keys);
       if (launch.kernel == "begin_bias") copy(seen.begin);
       if (launch.kernel == "finish_bias") copy(seen.finish);
     };

@@ -230,6 +230,88 @@ TEST(BackwardRows, AccumulatorsBecomeTheirRowsAndColumns) {
   });
 }
 
+// Sums of keys that several pieces share reach their rows and columns, added up in all and scaled,
+// and nothing else is written.
+TEST(BackwardRows, SharedKeysBecomeTheirRowsAndColumns) {
+  constexpr int kHeads = 2, kSplits = 3, kPiece = cuda::sm90::kPieceFloats;
+  std::array<std::int32_t, 4> cu_seqlens = {0, 70, 70, 200};
+  const auto value = [](int tensor, int batch, int head, int key, int column) {
+    return static_cast<float>((tensor * 11 + batch * 5 + head * 3 + key * 7 + column * 13) % 31);
+  };
+  for (const int block_n : {64, 128}) {
+    for (const bool packed : {false, true}) {
+      for (const bool aligned : {true, false}) {
+        cuda::sm90::FinishKeysParams p;
+        const int longest = 130, blocks = core::ceil_div(longest, block_n), rows = block_n / 64;
+        // Two chunks of columns in dK, one in dV.
+        p.sums = {nullptr, kHeads, blocks, kSplits, rows * 3, rows};
+        const std::int32_t* const cu = packed ? cu_seqlens.data() : nullptr;
+        p.sequences = {cu, cu, longest, longest};
+        p.block_n = block_n;
+        p.head_dim = aligned ? 104 : 101;
+        p.head_dim_v = aligned ? 56 : 61;
+        p.softmax_scale = 0.5F;
+        p.aligned = aligned;
+        const std::string what = "blocks of " + std::to_string(block_n) + ", packed " +
+                                 std::to_string(packed) + ", aligned " + std::to_string(aligned);
+        const int keys = packed ? 200 : 3 * longest;
+        std::vector<std::uint16_t> dk(Rows::at(std::int64_t{keys} * kHeads * p.head_dim), 0xFFFF);
+        std::vector<std::uint16_t> dv(Rows::at(std::int64_t{keys} * kHeads * p.head_dim_v), 0xFFFF);
+        std::vector<std::uint16_t> expected_dk = dk, expected_dv = dv;
+        const auto strides = [&](int dim) {
+          return core::Strides{packed ? 0 : std::int64_t{longest} * kHeads * dim,
+                               std::int64_t{kHeads} * dim, dim};
+        };
+        p.dk_strides = strides(p.head_dim);
+        p.dv_strides = strides(p.head_dim_v);
+        p.dk = dk.data();
+        p.dv = dv.data();
+        std::vector<float> sums(
+            Rows::at(std::int64_t{3} * kHeads * blocks * kSplits * p.sums.pieces * kPiece),
+            std::numeric_limits<float>::quiet_NaN());
+        p.sums.data = sums.data();
+        for (int batch = 0; batch < 3; ++batch) {
+          const core::Sequence sequence = p.sequences.at(batch);
+          for (int head = 0; head < kHeads; ++head) {
+            for (int block = 0; block * block_n < sequence.seqlen_k; ++block) {
+              for (int split = 0; split < kSplits; ++split) {
+                float* const part = p.sums.at(batch, head, block, split);
+                for (int piece = 0; piece < p.sums.pieces; ++piece) {
+                  const bool values = piece < rows;
+                  const int of = values ? piece : piece - rows, chunks = values ? 1 : 2;
+                  for (int thread = 0; thread < 128; ++thread) {
+                    for (int i = 0; i < 32; ++i) {
+                      const int key = block * block_n + of / chunks * 64 + thread / 32 * 16 +
+                                      thread % 32 / 4 + i / 2 % 2 * 8;
+                      const int column = of % chunks * 64 + i / 4 * 8 + thread % 4 * 2 + i % 2;
+                      part[piece * kPiece + cuda::sm90::piece_place(thread, i / 4) + i % 4] =
+                          static_cast<float>(split + 1) * value(values, batch, head, key, column);
+                    }
+                  }
+                }
+              }
+            }
+            for (int key = 0; key < sequence.seqlen_k; ++key) {
+              for (int c = 0; c < p.head_dim; ++c) {
+                expected_dk[Rows::at(sequence.key_offset(p.dk_strides, key, head) + c)] =
+                    tools::to_bf16(3.0F * value(0, batch, head, key, c));
+              }
+              for (int c = 0; c < p.head_dim_v; ++c) {
+                expected_dv[Rows::at(sequence.key_offset(p.dv_strides, key, head) + c)] =
+                    tools::to_bf16(6.0F * value(1, batch, head, key, c));
+              }
+            }
+          }
+        }
+        host::launch(3 * kHeads * blocks * p.sums.pieces,
+                     [&] { cuda::sm90::finish_keys<Dtype::bf16>(p); });
+        EXPECT_EQ(dk, expected_dk) << what;
+        EXPECT_EQ(dv, expected_dv) << what;
+      }
+    }
+  }
+}
+
 // The same of sums by mma.sync: [columns / 8][4][rows / 16][32], a lane's accumulators of 16 rows
 // and 8 columns one after another.
 TEST(BackwardRows, SumsByMmaBecomeTheirRowsAndColumns) {

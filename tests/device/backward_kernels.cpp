@@ -90,6 +90,9 @@ bool launch_backward(const core::Kernel& row, const std::string& symbol, unsigne
   const auto rows = [&](const char* name, void (*call)(const Rows&)) {
     return launch_as<Rows>(symbol == name, blocks, params, wrong, call);
   };
+  const auto keys = [&](const char* name, void (*call)(const cuda::sm90::FinishKeysParams&)) {
+    return launch_as<cuda::sm90::FinishKeysParams>(symbol == name, blocks, params, wrong, call);
+  };
   const bool by_wgmma = row.stages == 0;
   const auto bias = [&](const char* name, void (*call)(const Bias&)) {
     return launch_as<Bias>(symbol == name, blocks, params, wrong, call);
@@ -102,6 +105,8 @@ bool launch_backward(const core::Kernel& row, const std::string& symbol, unsigne
                                           : cuda::mma::finish_rows<Dtype::f16>) ||
          rows("finish_mma_rows_bf16", cuda::mma::finish_rows<Dtype::bf16>) ||
          rows("finish_mma_rows_f16", cuda::mma::finish_rows<Dtype::f16>) ||
+         keys("finish_keys_bf16", cuda::sm90::finish_keys<Dtype::bf16>) ||
+         keys("finish_keys_f16", cuda::sm90::finish_keys<Dtype::f16>) ||
          rows("sum_sinks", cuda::aux::sum_sinks) || bias("begin_bias", cuda::aux::begin_bias) ||
          bias("finish_bias", cuda::aux::finish_bias) ||
          launch_any(symbol, blocks, params, wrong, std::make_index_sequence<kRows.size()>());

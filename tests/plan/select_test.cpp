@@ -466,6 +466,42 @@ TEST(Select, SectionsOfTheBackwardFitTheCacheOrFillTheMultiprocessors) {
   EXPECT_EQ(section("b=3 h=8 q=4096 k=4096 d=128 packed=5000,5000"), 8);
 }
 
+// Few blocks of keys are shared, by as many pieces as fill the multiprocessors, where these pieces
+// sum up what they have; a sequence's bits depend on that, so not where these may not depend on the
+// batch. By which number is the cost's business (shared_keys.cpp).
+TEST(Select, FewKeysOfTheBackwardAreShared_S9) {
+  const auto splits = [&](const std::string& gpu, const std::string& problem) {
+    const Result<Device> device = named_device(gpu);
+    EXPECT_TRUE(device.ok()) << device.status().text;
+    const Result<Plan> planned = plan(problem_of("bwd bf16 " + problem), *device);
+    EXPECT_TRUE(planned.ok()) << planned.status().text;
+    if (!planned) return 0;
+    const PlanData& data = planned->data();
+    std::uint64_t bytes = 0;
+    for (const WorkspaceRegion& region : data.regions) {
+      if (std::string(region.name) == "key_sums") bytes = region.bytes;
+    }
+    const core::Kernel& row = data.kernel;
+    const std::int64_t floats = data.work.count() * row.block_n * (row.head_dim + row.head_dim_v);
+    EXPECT_EQ(bytes, data.work.splits > 1 ? static_cast<std::uint64_t>(floats) * 4 : 0) << problem;
+    return data.work.splits;
+  };
+  const std::string few = "b=2 h=32/1 q=4096 k=4096 d=128";
+  EXPECT_EQ(splits("h200", few), 2);  // 64 blocks of keys
+  EXPECT_GE(splits("h200", few + " causal"), 8);
+  EXPECT_EQ(splits("h200", few + " causal batch_invariant"), 1);
+  EXPECT_GE(splits("h200", few + " causal deterministic"), 8);
+  EXPECT_EQ(splits("a100", few), 1);
+  EXPECT_EQ(splits("h200", "b=1 h=32/1 q=1024 k=1024 d=128"), 16);
+  EXPECT_GE(splits("h200", "b=1 h=16/1 q=1024 k=1024 d=256 softcap=30"), 4);
+  EXPECT_EQ(splits("h200", "b=1 h=32/8 q=2048 k=2048 d=128"), 1);  // 128 blocks
+  EXPECT_EQ(splits("h200", "b=1 h=32/8 q=2048 k=2048 d=128 causal"), 2);
+  EXPECT_EQ(splits("h200", "b=4 h=16 q=4096 k=4096 d=128 causal"), 1);
+  EXPECT_EQ(splits("h200", "b=1 h=1 q=64 k=64 d=128"), 1);
+  // The average of packed sequences counts, not their longest.
+  EXPECT_EQ(splits("h200", "b=64 h=16/1 q=4096 k=4096 d=128 causal packed=65536,65536"), 1);
+}
+
 TEST(Select, EveryRefusalHasAReason) {
   const Problem p = problem_of("fwd f32 h=8 q=100 k=100 d=64");
   const Device weak = device_of(Arch::portable);

@@ -1,7 +1,9 @@
 // The backward loops of the catalog's rows.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -79,12 +81,13 @@ class GpuBackward {
         static_cast<std::size_t>(std::min<std::int64_t>(plan_.work.count(), plan_.device.threads)));
     const std::int64_t count = plan_.work.count();
     for (std::int64_t i = 0; i < count; ++i) {
-      walk_tile(plan_.work.at(i));
+      walk_tile(plan_.work.backward_at(i));
       if (!roles_) finish_complete(i + 1 < count);
     }
     if (roles_ || count == 0) {
       for_each_row_block([this](const Head& head, int m, int member) { finish(head, m, member); });
     }
+    sum_splits();
     finish_bias();
     if (p_.sink) sum_sinks();
     return std::move(out_);
@@ -162,15 +165,33 @@ class GpuBackward {
         core::query_blocks(head.band(), {first_key, first_key + row_.block_n}, row_.block_m);
     dk_.assign(static_cast<std::size_t>(row_.block_n * p_.head_dim), 0.0F);
     dv_.assign(static_cast<std::size_t>(row_.block_n * p_.head_dim_v), 0.0F);
-    for (int member = 0; member < head.rows().group; ++member) {
-      for (int m = blocks.seen.begin; m < blocks.seen.end; ++m) {
-        const bool full = blocks.full.begin <= m && m < blocks.full.end;
-        ++(full ? out_.full_tiles : out_.masked_tiles);
-        weigh(head, first_key, m, member, !full);
-        add_queries(head, first_key, m, member);
-      }
+    const core::RowSteps steps =
+        core::row_steps(blocks.seen, head.rows().group, work.split, plan_.work.splits);
+    for (int i = 0; i < steps.count; ++i) {
+      const auto [member, m] = steps.at(i);
+      const bool full = blocks.full.begin <= m && m < blocks.full.end;
+      ++(full ? out_.full_tiles : out_.masked_tiles);
+      weigh(head, first_key, m, member, !full);
+      add_queries(head, first_key, m, member);
     }
-    write(head, first_key);
+    if (plan_.work.splits == 1) return write(head, first_key);
+    parts_[{work.batch, work.head, first_key}][work.split] = {dk_, dv_};
+  }
+
+  /// dK and dV of keys that several pieces share, in the order of the splits, all of which are
+  /// there.
+  void sum_splits() {
+    for (auto& [keys, parts] : parts_) {
+      const auto [batch, head, first_key] = keys;
+      if (static_cast<int>(parts.size()) != plan_.work.splits) continue;  // stays NaN
+      std::fill(dk_.begin(), dk_.end(), 0.0F);
+      std::fill(dv_.begin(), dv_.end(), 0.0F);
+      for (const auto& [split, sums] : parts) {
+        for (std::size_t i = 0; i < dk_.size(); ++i) dk_[i] += sums.first[i];
+        for (std::size_t i = 0; i < dv_.size(); ++i) dv_[i] += sums.second[i];
+      }
+      write(Head(plan_, t_, batch, head), first_key);
+    }
   }
 
   /// A block of rows: dS, and what it adds to dK and dV.
@@ -301,7 +322,8 @@ class GpuBackward {
     const auto group = static_cast<int>(p_.group());
     core::WorkOrder order = plan_.work;
     order.heads *= group;
-    order.section *= group;
+    order.section = std::max<std::int64_t>(1, order.section * group / order.splits);
+    order.splits = 1;
     order.blocks = layout_.blocks.per_sequence;
     const auto blocks = static_cast<int>(finishers_.size());
     for (int block = 0; block < blocks; ++block) {
@@ -366,7 +388,7 @@ class GpuBackward {
   const Problem& p_;
   const Tensors& t_;
   const core::Kernel& row_;
-  const bool ordered_ = adds_in_order(p_);
+  const bool ordered_ = adds_in_order(plan_);
   const bool roles_ = core::splits_roles(row_);
   std::vector<float> memory_;
   GpuBackwardLayout layout_;
@@ -374,6 +396,10 @@ class GpuBackward {
   std::vector<float> dk_, dv_, ds_;  ///< of a tile; of a step
   std::vector<bool> stored_;         ///< elements of dbias that have no sums
   std::vector<int> finishers_;       ///< row blocks of its share that each block has finished
+  /// Of (batch, head, first key), by split: dK and dV.
+  std::map<std::tuple<int, int, int>,
+           std::map<int, std::pair<std::vector<float>, std::vector<float>>>>
+      parts_;
   Simulated out_;
 };
 

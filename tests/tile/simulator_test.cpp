@@ -469,7 +469,8 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       const int blocks = static_cast<int>(core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m));
       const int heads = static_cast<int>(p.num_heads_k);
       const int all_heads = order.batch * order.heads;
-      std::vector<int> turns(static_cast<std::size_t>(all_heads * blocks));
+      const int group = static_cast<int>(p.group());
+      std::vector<int> turns(static_cast<std::size_t>(all_heads * group * blocks));
       const auto band_at = [&](int head) {
         return window_of(p).band_of(sequences_of(p, data.tensors).at(head / heads));
       };
@@ -477,21 +478,23 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
         const core::Range rows = {m * row.block_m, core::min((m + 1) * row.block_m, band.seqlen_q)};
         return core::key_blocks(band, rows, row.block_n).seen;
       };
-      const auto place_of = [&](int head, int m) {
-        return static_cast<std::size_t>(head) * static_cast<std::size_t>(blocks) +
+      const auto place_of = [&](int head, int member, int m) {
+        return static_cast<std::size_t>(head * group + member) * static_cast<std::size_t>(blocks) +
                static_cast<std::size_t>(m);
       };
       const std::string what = name_of(row) + " " + to_string(p) + " seed " + std::to_string(seed);
       for (int i = 0; i < order.count(); ++i) {
-        const core::Work tile = order.at(i);
+        const core::Work tile = order.backward_at(i);
         const int head = tile.batch * heads + tile.head;
         const core::Band band = band_at(head);
         const int first_key = tile.block * row.block_n;
         if (first_key >= band.seqlen_k) continue;
         const core::Range seen =
             core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
-        for (int m = seen.begin; m < seen.end; ++m) {
-          int& turn = turns[place_of(head, m)];
+        const core::RowSteps steps = core::row_steps(seen, group, tile.split, order.splits);
+        for (int step = 0; step < steps.count; ++step) {
+          const auto [member, m] = steps.at(step);
+          int& turn = turns[place_of(head, member, m)];
           ASSERT_EQ(keys_of(band, m).end - 1 - tile.block, turn) << what;
           most = std::max(most, ++turn);
         }
@@ -499,7 +502,9 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
       for (int head = 0; head < all_heads; ++head) {
         const core::Band band = band_at(head);
         for (int m = 0; m * row.block_m < band.seqlen_q; ++m) {
-          ASSERT_EQ(turns[place_of(head, m)], keys_of(band, m).size()) << what;
+          for (int member = 0; member < group; ++member) {
+            ASSERT_EQ(turns[place_of(head, member, m)], keys_of(band, m).size()) << what;
+          }
         }
       }
       ++problems;

@@ -21,6 +21,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/// The same of some threads of a warp: by a predicate, never by a branch, where they would part.
+__device__ __forceinline__ void mbarrier_arrive_if(bool condition, std::uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%1];\n}\n" ::"r"(static_cast<int>(condition)),
+      "r"(barrier)
+      : "memory");
+}
 /// Arrives, and makes the phase wait for `bytes` more from the copy engine.
 __device__ __forceinline__ void mbarrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)

@@ -17,6 +17,7 @@
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_pieces.h"
 #include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/piece.h"
 #include "cuda/sm90/products.h"
 #include "cuda/tile/fragment.h"
 
@@ -51,17 +52,20 @@ class BackwardConsumer {
       clear_accumulators();
       buffers.v.wait_full(item);
       clear_keys();
-      if (agreed(tile().steps > 0)) {
-        step_ = 0;
-        left_ = tile().steps;
-        begin_scores();
-        for (int member = 0; member < p.group; ++member) walk();
-        end_queries();
-      }
+      const int steps = tile().steps;
+      if (agreed(steps > 0)) walk();
       const KeyTile done = tile();
       item = done.item;
-      release_tile(item++);
+      release_keys(item++);
+      if (steps > 0) {
+        add_queries(item_ - 1);
+      } else {
+        release_values();
+      }
       write(done);
+      // The compiler takes lanes for parted from here on if nobody tells it, and fetches every
+      // descriptor from registers of their own.
+      __syncwarp();
     }
     end_of_queries();
   }
@@ -72,13 +76,13 @@ class BackwardConsumer {
   /// Read where it is needed: registers are scarce.
   __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
-  __device__ __forceinline__ void release_tile(std::uint32_t item) const {
+  /// All have read the tile's description: with its keys the next one's may come.
+  __device__ __forceinline__ void release_keys(std::uint32_t item) const {
     ptx::barrier_sync(2 + group_, 128);
-    if (leads_) {
-      buffers.k.release(item);
-      buffers.v.release(item);
-    }
+    buffers.k.release_if(leads_, item);
   }
+  /// Whose item it is does not matter: there is one buffer.
+  __device__ __forceinline__ void release_values() const { buffers.v.release_if(leads_, 0); }
 
   __device__ __forceinline__ void clear_accumulators() {
 #pragma unroll
@@ -111,18 +115,69 @@ class BackwardConsumer {
     after_clearing();
   }
 
-  /// All blocks of a query head's rows that see the keys.
+  /// All blocks of rows that see the keys, of every query head. The last step is apart: no scores
+  /// follow it.
   __device__ __forceinline__ void walk() {
-    const core::QueryBlocks blocks = tile().queries;
-    int m = blocks.seen.begin;
-    do {
-      const bool before = m <= blocks.full.begin && !blocks.full.empty();
-      const int masked_end = before ? blocks.full.begin : blocks.seen.end;
+    step_ = 0;
+    const bool passes = kM < kN && agreed(tile().steps > 1 && hides(tile().first_step.block));
+    if (passes) pass_by();
+    begin_scores();
+    const core::QueryBlocks& blocks = tile().queries;
+    int m = tile().first_step.block;
+    int member = tile().first_step.member;
+    if (passes && ++m == blocks.seen.end) {
+      m = blocks.seen.begin;
+      ++member;
+    }
+    for (;; ++member) {
+      const int end = end_of(member);
+      while (m < end) {
+        const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end)
+                               : m < blocks.full.end ? m
+                                                     : end;
 #pragma unroll 1
-      for (; m < masked_end; ++m) step<true>(m);
+        for (; m < masked_end; ++m) step<true, false>(m);
+        const int full_end = core::min(blocks.full.end, end);
 #pragma unroll 1
-      for (; m < blocks.full.end; ++m) step<false>(m);
-    } while (m < blocks.seen.end);
+        for (; m < full_end; ++m) step<false, false>(m);
+      }
+      if (agreed(member == tile().last_step.member)) break;
+      m = blocks.seen.begin;
+    }
+    step<true, true>(m);
+    ptx::wgmma_results(dk_);
+    ptx::wgmma_results(dv_);
+  }
+
+  /// Where a query head's steps end, but for the last of all.
+  __device__ __forceinline__ int end_of(int member) const {
+    const core::RowSteps::Step& last = tile().last_step;
+    return member == last.member ? last.block : tile().queries.seen.end;
+  }
+
+  // A tile's first rows are hidden from the second warpgroup's keys, if a causal mask ends between
+  // them: it has half a step less to do.
+
+  /// Does the mask hide all of a block of rows from this warpgroup's keys?
+  __device__ __forceinline__ bool hides(int m) const {
+    const core::Band& band = tile().band;
+    const int first = tile().first_key + group_ * kRows;
+    const core::Range rows = band.queries_of({first, core::min(first + kRows, band.seqlen_k)});
+    return first >= band.seqlen_k || rows.begin >= (m + 1) * kM || rows.end <= m * kM;
+  }
+  /// Lets a step pass by: dS is 0, and dQ is made of it with the next step's.
+  __device__ __forceinline__ void pass_by() {
+    buffers.q.wait_full(item_);
+    buffers.dout.wait_full(item_);
+#pragma unroll
+    for (int i = 0; i < kM / 4; ++i) dscores_[i] = 0;
+    store_scores();
+    begin_issue();  // as all have seen that the buffers were full
+    end_issue();
+    buffers.dout.release_if(leads_, item_);
+    buffers.q.release_if(leads_, item_);
+    ++item_;
+    ++step_;
   }
 
   // ---- a block of rows ----
@@ -132,47 +187,62 @@ class BackwardConsumer {
   __device__ __forceinline__ void begin_issue() const { ptx::barrier_sync(4 + group_, 256); }
   __device__ __forceinline__ void end_issue() const { ptx::barrier_arrive(4 + (group_ ^ 1), 256); }
 
-  // A step's dQ is issued one step late: by then the other warpgroup has its half of dS there, and
-  // nobody waits. It is on its way to memory yet a step later, when the tensor cores have dP to do.
+  // A step begins with its scores and their gradients there, and ends with those of the next one.
+  // dQ is issued one step late: by then the other warpgroup has its half of dS there, and nobody
+  // waits. Between is one wait for all that is under way: what dQ and dV are multiplied from are
+  // the registers that the next dP^T takes, and the compiler knows of no part of a wait.
 
-  /// S of the tile's first step.
+  /// Scores and gradients of the tile's first step.
   __device__ __forceinline__ void begin_scores() {
     buffers.q.wait_full(item_);
     k_ = tile().k;
     issue_scores<K.head_dim>(s_, k_, buffers.q.buffer(item_));
+    issue_gradients(item_);
     ptx::wgmma_wait<0>();
+    ptx::wgmma_results(dp_);
     ptx::wgmma_results(s_);
   }
 
-  template <bool kMasked>
+  template <bool kMasked, bool kLast>
   __device__ __forceinline__ void step(int m) {
+    if constexpr (kLast) release_values();
     if constexpr (kMasked) clear_queries(m);
-    if (step_ >= 2) add_queries(item_ - 2);
     make_scores<kMasked>(m);
     make_operands();
     store_scores();
     begin_issue();
     issue_values();
-    issue_keys();
-    const bool more = --left_ > 0;
-    ptx::wgmma_wait<1>();
-    if (leads_) buffers.dout.release(item_);
-    // Of a tile's first step this is nothing, and S of the step after its last is not looked at: a
-    // branch around products makes the compiler wait for them.
+    // Of a tile's first step this is nothing: a branch around products makes the compiler wait.
     if (step_ > 0) buffers.scores.wait_full(item_ - 1);
     issue_queries(item_ - 1);
-    if (more) buffers.q.wait_full(item_ + 1);
-    issue_scores<K.head_dim>(s_, k_, buffers.q.buffer(item_ + 1));
-    end_issue();
-    ptx::wgmma_wait<1>();
-    if (leads_) {
-      if (step_ > 0) buffers.scores.release(item_ - 1);
-      buffers.q.release(item_);
-    }
-    k_ = tile().k;
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
-    ptx::wgmma_results(s_);
+    buffers.dout.release_if(leads_, item_);
+    buffers.scores.release_if(leads_ && step_ > 0, item_ - 1);
+    if (step_ > 0) add_queries(item_ - 1);
+    issue_keys();
+    if constexpr (kLast) {
+      end_issue();
+      buffers.scores.wait_full(item_);
+      issue_queries(item_);
+      ptx::wgmma_wait<1>();
+      buffers.q.release_if(leads_, item_);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_results(dq_);
+      buffers.scores.release_if(leads_, item_);
+    } else {
+      buffers.q.wait_full(item_ + 1);
+      issue_scores<K.head_dim>(s_, k_, buffers.q.buffer(item_ + 1));
+      if constexpr (kM == 128) ptx::wgmma_wait<1>();
+      issue_gradients(item_ + 1);
+      ptx::wgmma_wait<2>();
+      buffers.q.release_if(leads_, item_);
+      end_issue();
+      k_ = tile().k;
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_results(dp_);
+      ptx::wgmma_results(s_);
+    }
     ++item_;
     ++step_;
   }
@@ -180,34 +250,18 @@ class BackwardConsumer {
   /// S^T becomes P^T, and dP^T dS^T.
   template <bool kMasked>
   __device__ __forceinline__ void make_scores(int m) {
-    // Statistics are asked for before they are needed, where there are registers for them.
-    constexpr bool kEarly = kM == 64;
     float x[kM / 4];
-    if constexpr (kEarly) load_statistics(x, buffers.shifts_of(item_));
-    buffers.dout.wait_full(item_);
-    issue_scores<K.head_dim_v>(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item_));
-    if constexpr (!kEarly) load_statistics(x, buffers.shifts_of(item_));
-    weigh(x);
-    if constexpr (kMasked) mask(m);
-    if constexpr (kEarly) load_statistics(x, buffers.deltas_of(item_));
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(dp_);
-    if constexpr (!kEarly) load_statistics(x, buffers.deltas_of(item_));
+    load_statistics(x, buffers.shifts_of(item_));
+#pragma unroll
+    for (int i = 0; i < kM / 2; ++i) {
+      s_[i] = ptx::ex2(fmaf(s_[i], p.score.pre, -x[i / 4 * 2 + i % 2]));
+    }
+    if constexpr (kMasked) mask(m, s_);
+    load_statistics(x, buffers.deltas_of(item_));
 #pragma unroll
     for (int i = 0; i < kM / 2; ++i) dp_[i] = s_[i] * (dp_[i] - x[i / 4 * 2 + i % 2]);
-  }
-
-  /// dQ of the tile's last two steps.
-  __device__ __forceinline__ void end_queries() {
-    if (step_ >= 2) add_queries(item_ - 2);
-    buffers.scores.wait_full(item_ - 1);
-    issue_queries(item_ - 1);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(dq_);
-    if (leads_) buffers.scores.release(item_ - 1);
-    add_queries(item_ - 1);
-    ptx::wgmma_results(dk_);
-    ptx::wgmma_results(dv_);
+    // A weight of 0 times what a row of another sequence gave may be anything.
+    if (kMasked && agreed(p.sequences.packed())) mask(m, dp_);
   }
 
   /// D = A B^T of this warpgroup's 64 keys and a block of rows.
@@ -216,6 +270,12 @@ class BackwardConsumer {
                                                std::uint32_t rows) const {
     multiply_along<ScoreWgmma, kN, kM, kDim>(d, ptx::descriptor_along(keys + group_ * kRows * 128),
                                              ptx::descriptor_along(rows));
+  }
+
+  /// dP^T of an item.
+  __device__ __forceinline__ void issue_gradients(std::uint32_t item) {
+    buffers.dout.wait_full(item);
+    issue_scores<K.head_dim_v>(dp_, k_ + kValuesAfterKeys, buffers.dout.buffer(item));
   }
 
   /// dV += P^T dO.
@@ -253,21 +313,15 @@ class BackwardConsumer {
     }
   }
 
-  /// S^T becomes P^T, but for the mask.
-  __device__ __forceinline__ void weigh(const float (&shifts)[kM / 4]) {
-#pragma unroll
-    for (int i = 0; i < kM / 2; ++i) {
-      s_[i] = ptx::ex2(fmaf(s_[i], p.score.pre, -shifts[i / 4 * 2 + i % 2]));
-    }
-  }
-  __device__ __forceinline__ void mask(int m) {
+  /// What the mask hides becomes 0.
+  __device__ __forceinline__ void mask(int m, float (&x)[kM / 2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = key_of(tile().first_key, half);
       const int first = m * kM + static_cast<int>(lane_ % 4 * 2);
       core::Range rows = tile().band.queries_of({key, key + 1});
       if (key >= tile().band.seqlen_k) rows = {0, 0};
-      mask_row(s_, half, {rows.begin - first, rows.end - first}, 0.0F);
+      mask_row(x, half, {rows.begin - first, rows.end - first}, 0.0F);
     }
   }
 
@@ -292,7 +346,7 @@ class BackwardConsumer {
     }
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane_ == 0) buffers.scores.arrive_full(item_);
+    buffers.scores.arrive_full_if(lane_ == 0, item_);
   }
 
   /// Hands an item's piece of dQ to the thread that has it added to memory (PieceAdder).
@@ -305,14 +359,14 @@ class BackwardConsumer {
       ptx::store_shared(to + i * 2048, dq_[4 * i], dq_[4 * i + 1], dq_[4 * i + 2], dq_[4 * i + 3]);
     }
     __syncwarp();
-    if (lane_ == 0) sums.arrive_full(item);
+    sums.arrive_full_if(lane_ == 0, item);
   }
   /// No more come.
   __device__ __forceinline__ void end_of_queries() const {
     const Ring<1> sums = buffers.sums_of(group_);
     sums.claim(item_);
     __syncwarp();
-    if (lane_ == 0) sums.arrive_full(item_);
+    sums.arrive_full_if(lane_ == 0, item_);
   }
 
   // ---- results ----
@@ -329,7 +383,16 @@ class BackwardConsumer {
            row * strides.seqlen + store_column(lane_);
   }
 
+  /// Where others have steps of the same keys: their sums, and whose they are, are told apart.
+  __device__ __forceinline__ void write_sums(const KeyTile& t) const {
+    float* const to = p.key_sums.at(t.batch, t.head, t.first_key / kN, t.split);
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    store_pieces(dv_, to + group_ * S::kChunksV * kPieceFloats, thread);
+    store_pieces(dk_, to + (p.key_sums.pieces_of_dv + group_ * S::kChunks) * kPieceFloats, thread);
+  }
+
   __device__ __forceinline__ void write(const KeyTile& t) const {
+    if (agreed(p.key_sums.data != nullptr)) return write_sums(t);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool exists = key_of(t.first_key, half) < t.band.seqlen_k;
@@ -348,9 +411,8 @@ class BackwardConsumer {
   const bool leads_;  ///< arrives at barriers for its warpgroup
 
   std::uint32_t item_ = 0;  ///< in the rings of Q and dO
-  int left_ = 0;
-  int step_ = 0;         ///< of the tile
-  std::uint32_t k_ = 0;  ///< shared address of K, read anew for every step (KeyTile)
+  int step_ = 0;            ///< of the tile
+  std::uint32_t k_ = 0;     ///< shared address of K, read anew for every step (KeyTile)
   float s_[kM / 2], dp_[kM / 2], dq_[32];
   std::uint32_t weights_[kM / 4], dscores_[kM / 4];
   float dk_[K.head_dim / 2], dv_[K.head_dim_v / 2];

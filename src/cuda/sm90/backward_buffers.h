@@ -20,7 +20,7 @@ struct BackwardShape {
   static constexpr int kChunksV = core::ceil_div(kDimV, kColumns);
   static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
   static constexpr int kStatisticBytes = K.block_m * 4;
-  static constexpr bool kProducesMore = K.any_layout || K.head_dim <= 64;
+  static constexpr bool kProducesMore = K.any_layout;
   static constexpr int kProducerRegisters = kProducesMore ? 40 : 24;
   static constexpr int kConsumerRegisters = kProducesMore ? 232 : 240;
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
@@ -47,7 +47,9 @@ struct alignas(16) KeyTile {
   /// Shared addresses of K and V. Consumers read them anew for every block of rows: what they know
   /// not to change, the compiler would keep ready in dozens of descriptors, and spill.
   std::uint32_t k = 0, v = 0;
-  int steps = 0;           ///< blocks of rows, of all query heads
+  int steps = 0;  ///< blocks of rows, of all query heads
+  core::RowSteps::Step first_step, last_step;
+  int split = 0;           ///< core::Work::split
   std::uint32_t item = 0;  ///< in the rings of K and V
 };
 
@@ -76,8 +78,7 @@ inline constexpr std::uint32_t kPieceOrders = 8;
 struct BackwardWords {
   KeyTile tile;  ///< beside K's buffer
   /// By item % kPieceOrders: written by the producer, before the item's Q, and read by those who
-  /// add two steps later, when the producer is at most five items further. Where the roles are
-  /// split, one of each role's own.
+  /// add a step later, when the producer is at most four items further.
   PieceOrder pieces[kPieceOrders];
   FinishedRows finishing;    ///< PieceFinisher's
   int finished = 0;          ///< blocks of rows of this block's share that somebody has taken

@@ -26,6 +26,17 @@ Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t)
   return status;
 }
 
+KeySums key_sums_of(const PlanData& plan, const GpuBackwardLayout& layout) {
+  const core::Kernel& row = plan.kernel;
+  const int rows = row.block_n / 64;
+  return {plan.work.splits > 1 ? layout.key_sums : nullptr,
+          plan.work.heads,
+          plan.work.blocks,
+          plan.work.splits,
+          rows * core::ceil_div(row.head_dim, 64) + rows * core::ceil_div(row.head_dim_v, 64),
+          rows * core::ceil_div(row.head_dim_v, 64)};
+}
+
 Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& t,
                    const GpuBackwardLayout& layout) {
   if (plan.kernel.any_layout) {
@@ -43,9 +54,29 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
   params.workers = static_cast<int>(tiles) * plan.kernel.cluster;
   params.row_work = plan.work;
   params.row_work.heads = static_cast<int>(plan.problem.num_heads);
-  params.row_work.section *= params.group;
+  // Query heads of a section: a split of a key head has its share of them.
+  params.row_work.section =
+      std::max<std::int64_t>(1, plan.work.section * params.group / plan.work.splits);
   params.row_work.blocks = layout.blocks.per_sequence;
+  params.row_work.splits = 1;
+  params.key_sums = key_sums_of(plan, layout);
   return {};
+}
+
+FinishKeysParams make_finish_params(const BackwardParams& main, const PlanData& plan) {
+  FinishKeysParams params;
+  params.sums = main.key_sums;
+  params.sequences = main.sequences;
+  params.dk = main.dk;
+  params.dv = main.dv;
+  params.dk_strides = main.dk_strides;
+  params.dv_strides = main.dv_strides;
+  params.block_n = plan.kernel.block_n;
+  params.head_dim = main.head_dim;
+  params.head_dim_v = main.head_dim_v;
+  params.softmax_scale = plan.score.scale;
+  params.aligned = !plan.kernel.any_layout;
+  return params;
 }
 
 }  // namespace
@@ -59,8 +90,13 @@ Status run_backward(const PlanData& plan, const Tensors& tensors, void* workspac
   const GpuBackwardLayout layout = layout_gpu_backward(memory, plan);
   BackwardParams params;
   if (Status s = make_params(params, plan, tensors, layout); !s) return s;
-  return run_around(plan, tensors, layout, queue, splits_roles(plan.kernel), kFinishRows,
-                    [&] { return queue.launch(plan.kernel, params.workers, &params); });
+  return run_around(plan, tensors, layout, queue, splits_roles(plan.kernel), kFinishRows, [&] {
+    Status status = queue.launch(plan.kernel, params.workers, &params);
+    if (!status || params.key_sums.data == nullptr) return status;
+    const FinishKeysParams finish = make_finish_params(params, plan);
+    const std::int64_t blocks = plan.work.count() / plan.work.splits * params.key_sums.pieces;
+    return launch_finish(queue, plan.problem.dtype, kFinishKeys, blocks, &finish);
+  });
 }
 
 }  // namespace tessera::cuda::sm90

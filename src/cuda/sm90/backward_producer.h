@@ -21,7 +21,7 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run() {
     const int count = p.work.count<int>();
-    for (int index = next(); index < count; index = next()) produce(p.work.at(index));
+    for (int index = next(); index < count; index = next()) produce(p.work.backward_at(index));
     buffers.k.claim(tile_item_);
     if (leads()) {
       buffers.words->tile.first_key = -1;
@@ -87,41 +87,48 @@ class BackwardProducer {
     const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
     tile.first_block = row_blocks.first_of(sequence);
     tile.first_row = sequence.first_k;
-    tile.steps = p.group * tile.queries.seen.size();
+    const core::RowSteps steps =
+        core::row_steps(tile.queries.seen, p.group, work.split, p.work.splits);
+    tile.steps = steps.count;
+    if (steps.count > 0) {
+      tile.first_step = steps.at(0);
+      tile.last_step = steps.at(steps.count - 1);
+    }
+    tile.split = work.split;
     tile.item = tile_item_;
     tile.k = buffers.operand(buffers.k.buffer(tile_item_));
     tile.v = buffers.operand(buffers.v.buffer(tile_item_));
 
     const LoadRows keys = keys_of(sequence, first_key, work.head);
-    buffers.k.claim(tile_item_);
-    if (leads()) buffers.words->tile = tile;
-    fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
-                                  keys, false, 0, buffers.first_column());
-    bool values_wait = true;
-    for (int member = 0; member < p.group; ++member) {
-      for (int m = tile.queries.seen.begin; m < tile.queries.seen.end; ++m, ++item_) {
-        const int query_head = work.head * p.group + member;
-        const LoadRows rows = rows_of(sequence, m * K.block_m, query_head);
-        const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
-        buffers.q.claim(item_);
-        if constexpr (!splits_roles(K)) order_piece(tile, query_head, m);
-        std::uint32_t full =
-            fill<K.any_layout, K.block_m>(buffers.q, item_, p.q, p.q_source, p.head_dim, S::kChunks,
-                                          rows, false, S::kStatisticBytes, buffers.first_column());
-        if (leads()) ptx::bulk_load(buffers.shifts_of(item_), statistics, S::kStatisticBytes, full);
-        if (values_wait) load_values(keys);
-        values_wait = false;
-        buffers.dout.claim(item_);
-        full = fill<K.any_layout, K.block_m>(buffers.dout, item_, p.dout, p.dout_source,
-                                             p.head_dim_v, S::kChunksV, rows, false,
-                                             S::kStatisticBytes, buffers.first_column_v());
-        if (leads()) {
-          ptx::bulk_load(buffers.deltas_of(item_), statistics + K.block_m, S::kStatisticBytes,
-                         full);
-        }
+    // Keys come when those of the tile before are done with. Where consumers give V back before,
+    // what else the first step takes is asked for before.
+    constexpr bool kKeysFirst = splits_roles(K);
+    if (kKeysFirst || tile.steps == 0) load_keys(tile, keys);
+    if (tile.steps == 0) load_values(keys);
+    int query_head = work.head * p.group + tile.first_step.member, m = tile.first_step.block;
+    for (int step = 0; step < tile.steps; ++step, ++item_) {
+      const LoadRows rows = rows_of(sequence, m * K.block_m, query_head);
+      const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
+      buffers.q.claim(item_);
+      if (leads()) order_piece(tile, query_head, m);
+      std::uint32_t full =
+          fill<K.any_layout, K.block_m>(buffers.q, item_, p.q, p.q_source, p.head_dim, S::kChunks,
+                                        rows, false, S::kStatisticBytes, buffers.first_column());
+      if (leads()) ptx::bulk_load(buffers.shifts_of(item_), statistics, S::kStatisticBytes, full);
+      if (step == 0) load_values(keys);
+      buffers.dout.claim(item_);
+      full = fill<K.any_layout, K.block_m>(buffers.dout, item_, p.dout, p.dout_source, p.head_dim_v,
+                                           S::kChunksV, rows, false, S::kStatisticBytes,
+                                           buffers.first_column_v());
+      if (leads()) {
+        ptx::bulk_load(buffers.deltas_of(item_), statistics + K.block_m, S::kStatisticBytes, full);
+      }
+      if (!kKeysFirst && step == 0) load_keys(tile, keys);
+      if (++m == tile.queries.seen.end) {
+        m = tile.queries.seen.begin;
+        ++query_head;
       }
     }
-    if (values_wait) load_values(keys);
     ++tile_item_;
   }
 
@@ -136,6 +143,13 @@ class BackwardProducer {
     }
   }
 
+  /// K, and what is said of the tile.
+  __device__ __forceinline__ void load_keys(const KeyTile& tile, const LoadRows& keys) const {
+    buffers.k.claim(tile_item_);
+    if (leads()) buffers.words->tile = tile;
+    fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
+                                  keys, false, 0, buffers.first_column());
+  }
   __device__ __forceinline__ void load_values(const LoadRows& keys) const {
     buffers.v.claim(tile_item_);
     fill<K.any_layout, K.block_n>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,

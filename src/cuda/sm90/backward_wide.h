@@ -26,6 +26,7 @@
 #include "cuda/sm90/backward_buffers.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/piece.h"
 #include "cuda/sm90/products.h"
 #include "cuda/sm90/score_sums.h"
 #include "cuda/tile/backward_extras.h"
@@ -65,6 +66,9 @@ class WideConsumer {
   static constexpr int kOwn = kValues ? 4 : 5;  ///< of this warpgroup
   static constexpr int kBoth = 2 * 128;         ///< threads
 
+  /// Whether what is said of a tile is read anew each time: registers are scarcer still.
+  static constexpr bool kScarce = K.cluster > 1 || S::kDim + S::kDimV > 384;
+
   static_assert(kM == 64 && kN == 64 && (kExtras || (K.q_stages >= 2 && !K.any_layout)));
 
  public:
@@ -84,7 +88,7 @@ class WideConsumer {
       for (int i = 0; i < kSumDim / 2; ++i) sum_[i] = 0.0F;
       clear_keys();
       if constexpr (!kValues) buffers.v.wait_full(tile_item_);
-      if (agreed(!tile().queries.seen.empty())) {
+      if (agreed(tile().steps > 0)) {
         if constexpr (kExtras) {
           walk_with_extras();
         } else {
@@ -105,9 +109,8 @@ class WideConsumer {
   /// Read where it is needed: registers are scarce.
   __device__ __forceinline__ const KeyTile& tile() const { return buffers.words->tile; }
 
-  /// Of a pair read anew each time: registers are scarcer still.
   __device__ __forceinline__ decltype(auto) queries_of_tile() const {
-    if constexpr (K.cluster > 1) {
+    if constexpr (kScarce) {
       return (tile().queries);
     } else {
       return core::QueryBlocks(tile().queries);
@@ -160,30 +163,38 @@ class WideConsumer {
     ptx::wgmma_wait<0>();
     take_scores();
     const core::QueryBlocks& blocks = queries_of_tile();
-    const int last_head = tile().head * p.group + p.group - 1;
-    for (int head = last_head + 1 - p.group; head <= last_head; ++head) {
-      const int end = blocks.seen.end - (head == last_head ? 1 : 0);
-      int m = blocks.seen.begin;
-      do {
-        const bool before = m <= blocks.full.begin && !blocks.full.empty();
-        const int masked_end = before ? core::min(blocks.full.begin, end) : end;
+    int member = tile().first_step.member, m = tile().first_step.block;
+    for (;; ++member) {
+      const int end = end_of(member);
+      while (m < end) {
+        const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end)
+                               : m < blocks.full.end ? m
+                                                     : end;
 #pragma unroll 1
-        for (; m < masked_end; ++m) step<true, false>(head, m);
+        for (; m < masked_end; ++m) step<true, false>(m);
         const int full_end = core::min(blocks.full.end, end);
 #pragma unroll 1
-        for (; m < full_end; ++m) step<false, false>(head, m);
-      } while (m < end);
+        for (; m < full_end; ++m) step<false, false>(m);
+      }
+      if (agreed(member == tile().last_step.member)) break;
+      m = blocks.seen.begin;
     }
-    step<true, true>(last_head, blocks.seen.end - 1);
+    step<true, true>(m);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(dq_);
     add_last();
   }
 
+  /// Where a query head's steps end, but for the last of all.
+  __device__ __forceinline__ int end_of(int member) const {
+    const core::RowSteps::Step& last = tile().last_step;
+    return member == last.member ? last.block : tile().queries.seen.end;
+  }
+
   // ---- a block of rows ----
 
   template <bool kMasked, bool kLast>
-  __device__ __forceinline__ void step(int head, int m) {
+  __device__ __forceinline__ void step(int m) {
     if constexpr (kValues) {
       weigh<kMasked>(m);
       store_weights();
@@ -212,8 +223,7 @@ class WideConsumer {
     // dS^T of all warps is there; and all are done with this item's scores and statistics.
     ptx::barrier_sync(kValues ? kScoresReady : kOwn, kValues ? kBoth : 128);
     if (leads_) scored().release(item_);
-    pending_ = first_piece(head, m);
-    if (p.in_order) note_turn(head, m);
+    pending_ = first_piece();
     issue_queries(kFirstPiece);
     if constexpr (!kOneDout || !kValues) {
       ptx::wgmma_wait<kLast || kScoresLate ? 1 : 2>();
@@ -223,8 +233,8 @@ class WideConsumer {
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      if (piece == kFirstPiece + 1 && p.in_order) take_turn();
-      add_queries(pending_);
+      if (piece == kFirstPiece + 1 && p.in_order) take_turn(item_);
+      add_queries(pending_, item_);
       pending_ += kPieceFloats;
       issue_queries(piece);
     }
@@ -239,10 +249,13 @@ class WideConsumer {
   // ---- the same with extras: one thing after another ----
 
   __device__ __forceinline__ void walk_with_extras() {
-    for (int member = 0; member < p.group; ++member) {
+    int head = tile().head * p.group + tile().first_step.member, m = tile().first_step.block;
 #pragma unroll 1
-      for (int m = tile().queries.seen.begin; m < tile().queries.seen.end; ++m) {
-        step_with_extras(tile().head * p.group + member, m);
+    for (int left = tile().steps; left > 0; --left) {
+      step_with_extras(head, m);
+      if (++m == tile().queries.seen.end) {
+        m = tile().queries.seen.begin;
+        ++head;
       }
     }
   }
@@ -286,20 +299,17 @@ class WideConsumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(sum_);
     if (leads_) summed().release(item_);
-    if (p.in_order) {
-      note_turn(head, m);
-      take_turn();
-    }
-    float* to = first_piece(head, m);
+    if (p.in_order) take_turn(item_);
+    float* to = first_piece();
 #pragma unroll
     for (int piece = kFirstPiece; piece <= kLastPiece; ++piece) {
       issue_queries(piece);
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      add_queries(to);
+      add_queries(to, item_);
       to += kPieceFloats;
     }
-    if (p.in_order) pass_turn();
+    if (p.in_order) pass_turn(item_);
     ++item_;
   }
 
@@ -444,14 +454,27 @@ class WideConsumer {
     for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
   }
 
-  /// Where this thread's part of the first piece of dQ goes.
-  __device__ __forceinline__ float* first_piece(int head, int m) const {
+  /// What the producer says of an item's dQ.
+  __device__ __forceinline__ const PieceOrder& order(std::uint32_t item) const {
+    return buffers.words->pieces[item % kPieceOrders];
+  }
+  /// Where this thread's part of the first piece of it goes.
+  __device__ __forceinline__ float* first_piece() const {
     const int piece = buffers.block() * S::kChunks + kFirstPiece;
-    return p.rows.dq_of(tile().first_block + m, head) + piece * kPieceFloats +
+    return p.rows.dq_at(order(item_).index) + piece * kPieceFloats +
            piece_place(static_cast<int>(threadIdx.x % 128), 0);
   }
-  __device__ __forceinline__ void add_queries(float* to) const {
-    const bool first = p.in_order && turn().rank == 0;  // what is there has not been made 0
+  __device__ __forceinline__ void add_queries(float* to, std::uint32_t item) const {
+    if (agreed(p.in_order)) return add_in_order(to, item);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float(&x)[32] = dq_;
+      ptx::add_global(to + i * 512, x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+    }
+  }
+  __device__ __forceinline__ void add_in_order(float* to, std::uint32_t item) const {
+    // What is there has not been made 0 where somebody is the first to add.
+    const bool first = order(item).rank == 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float(&x)[32] = dq_;
@@ -460,11 +483,11 @@ class WideConsumer {
     }
   }
 
-  /// The piece of dQ that was left under way.
+  /// The piece of dQ that was left under way, of the step before.
   __device__ __forceinline__ void add_last() const {
-    if (kFirstPiece == kLastPiece && p.in_order) take_turn();
-    add_queries(pending_);
-    if (p.in_order) pass_turn();
+    if (kFirstPiece == kLastPiece && p.in_order) take_turn(item_ - 1);
+    add_queries(pending_, item_ - 1);
+    if (p.in_order) pass_turn(item_ - 1);
   }
 
   // ---- whose turn it is to add dQ of a block of rows, where that has an order ----
@@ -474,68 +497,79 @@ class WideConsumer {
   // one of the block does, so each of the two has turns of its own; with the same one of the other
   // block of a cluster it has it in common.
 
-  /// The leader's own.
-  __device__ __forceinline__ PieceOrder& turn() const {
-    return buffers.words->pieces[kValues ? 0 : 1];
+  __device__ __forceinline__ std::int32_t* counter(std::uint32_t item) const {
+    return p.turns + order(item).index * 2 + (kValues ? 0 : 1);
   }
-  __device__ __forceinline__ std::int32_t* counter() const {
-    return p.turns + turn().index * 2 + (kValues ? 0 : 1);
-  }
-  __device__ __forceinline__ void note_turn(int head, int m) const {
-    if (!leads_) return;
-    const core::Range rows = {m * kM, core::min((m + 1) * kM, tile().band.seqlen_q)};
-    turn() = {p.rows.index_of(tile().first_block + m, head),
-              core::key_blocks(tile().band, rows, kN).seen.end - 1 - tile().first_key / kN};
-  }
-  __device__ __forceinline__ void take_turn() const {
+  __device__ __forceinline__ void take_turn(std::uint32_t item) const {
     if (leads_) {
-      const std::int32_t* const from = counter();
-      const int rank = turn().rank;
+      const std::int32_t* const from = counter(item);
+      const int rank = order(item).rank;
       while (ptx::load_acquire(from) / K.cluster != rank) {
       }
     }
     ptx::barrier_sync(kOwn, 128);
   }
-  __device__ __forceinline__ void pass_turn() const {
+  __device__ __forceinline__ void pass_turn(std::uint32_t item) const {
     __threadfence();
     ptx::barrier_sync(kOwn, 128);
     if (!leads_) return;
     if constexpr (K.cluster > 1) {
-      ptx::add_release(counter(), 1);
+      ptx::add_release(counter(item), 1);
     } else {
-      ptx::store_release(counter(), turn().rank + 1);
+      ptx::store_release(counter(item), order(item).rank + 1);
     }
   }
 
   // ---- results ----
 
   __device__ __forceinline__ int key_of(int half) const {
-    return tile().first_key + fragment_row(warp_, lane_, half);
+    // Of scarce registers none for what a few instructions make.
+    const int warp = kScarce ? static_cast<int>(ptx::opaque(threadIdx.x) % 128 / 32) : warp_;
+    return tile().first_key + fragment_row(warp, lane_, half);
   }
 
   /// Gives the tile back first: the next keys come while this one's are written.
   __device__ __forceinline__ void write() {
     ptx::wgmma_results(sum_);
     // So that it is not kept meanwhile.
-    if constexpr (kExtras || K.cluster > 1) tile_item_ = tile().item;
-    const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
-    const int first_column = kValues ? buffers.first_column_v() : buffers.first_column();
-    std::uint16_t* const first = static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) +
-                                 tile().entry * strides.batch + tile().head * strides.head +
-                                 (tile().first_row + key_of(0)) * strides.seqlen + first_column +
-                                 store_column(lane_);
+    if constexpr (kExtras || kScarce) tile_item_ = tile().item;
+    const bool shared = agreed(p.key_sums.data != nullptr);
+    void* const to = shared ? static_cast<void*>(sums_place()) : static_cast<void*>(result_place());
     const int left = tile().band.seqlen_k - key_of(0);
     ptx::barrier_sync(kOwn, 128);
     if (leads_) {
       buffers.k.release(tile_item_);
       buffers.v.release(tile_item_);
     }
+    if (shared) {
+      store_pieces(sum_, static_cast<float*>(to), static_cast<int>(threadIdx.x % 128));
+      return;
+    }
+    const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      store_row<S::kType, K.any_layout>(sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left,
-                                        lane_, (kValues ? p.head_dim_v : p.head_dim) - first_column,
-                                        first + 8 * half * strides.seqlen);
+      store_row<S::kType, K.any_layout>(
+          sum_, half, kValues ? 1.0F : p.score.scale, 8 * half < left, lane_,
+          (kValues ? p.head_dim_v : p.head_dim) - first_column(),
+          static_cast<std::uint16_t*>(to) + 8 * half * strides.seqlen);
     }
+  }
+  __device__ __forceinline__ int first_column() const {
+    return kValues ? buffers.first_column_v() : buffers.first_column();
+  }
+  /// The thread's first row and column.
+  __device__ __forceinline__ std::uint16_t* result_place() const {
+    const core::Strides& strides = kValues ? p.dv_strides : p.dk_strides;
+    return static_cast<std::uint16_t*>(kValues ? p.dv : p.dk) + tile().entry * strides.batch +
+           tile().head * strides.head + (tile().first_row + key_of(0)) * strides.seqlen +
+           first_column() + store_column(lane_);
+  }
+  /// Where others have steps of the same keys.
+  __device__ __forceinline__ float* sums_place() const {
+    const int piece = kValues ? buffers.block() * S::kChunksV
+                              : p.key_sums.pieces_of_dv + buffers.block() * S::kChunks;
+    return p.key_sums.at(tile().batch, tile().head, tile().first_key / kN, tile().split) +
+           piece * kPieceFloats;
   }
 
   const BackwardParams& p;

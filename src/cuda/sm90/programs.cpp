@@ -35,7 +35,8 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
 
 constexpr auto kAll =
     with_finish({"sm90::finish_rows<Dtype::bf16>", "sm90::finish_rows<Dtype::f16>",
-                 "mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>"});
+                 "mma::finish_rows<Dtype::bf16>", "mma::finish_rows<Dtype::f16>",
+                 "sm90::finish_keys<Dtype::bf16>", "sm90::finish_keys<Dtype::f16>"});
 
 /// Code that uses what only 9.0 has runs there and nowhere else.
 constexpr Image kImages[] = {{"sm_90a", [](int capability) { return capability == 90; }}};

@@ -27,6 +27,10 @@ struct Ring {
   __device__ __forceinline__ void release(std::uint32_t i) const {
     ptx::mbarrier_arrive(empty + i % kSize * 8);
   }
+  /// By the thread of a warpgroup that speaks for it, while the others go on with it.
+  __device__ __forceinline__ void release_if(bool condition, std::uint32_t i) const {
+    ptx::mbarrier_arrive_if(condition, empty + i % kSize * 8);
+  }
   /// Producer: waits until the buffer is free.
   __device__ __forceinline__ void claim(std::uint32_t i) const {
     ptx::mbarrier_wait(empty + i % kSize * 8, (i / kSize & 1) ^ 1);
@@ -41,6 +45,9 @@ struct Ring {
   /// One of several threads or warps that fill a buffer without the copy engine.
   __device__ __forceinline__ void arrive_full(std::uint32_t i) const {
     ptx::mbarrier_arrive(full + i % kSize * 8);
+  }
+  __device__ __forceinline__ void arrive_full_if(bool condition, std::uint32_t i) const {
+    ptx::mbarrier_arrive_if(condition, full + i % kSize * 8);
   }
   /// One thread, before anybody uses the ring; the copy engine sees it after fence_mbarrier_init().
   __device__ __forceinline__ void initialise(std::uint32_t producers,

@@ -21,6 +21,9 @@ std::uint32_t shared_address(const void* p);  // without a body, as all addresse
 inline void mbarrier_init(std::uint32_t /*barrier*/, std::uint32_t /*arrivals*/) {}
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(std::uint32_t /*barrier*/) { ++arrivals().threads; }
+inline void mbarrier_arrive_if(bool condition, std::uint32_t /*barrier*/) {
+  if (condition) ++arrivals().threads;
+}
 inline void mbarrier_expect(std::uint32_t /*barrier*/, std::uint32_t bytes) {
   ++arrivals().threads;
   arrivals().expected += bytes;

@@ -43,6 +43,9 @@ inline void mbarrier_arrive(std::uint32_t address) {
   --barrier.pending;
   turn(barrier);
 }
+inline void mbarrier_arrive_if(bool condition, std::uint32_t address) {
+  if (condition) mbarrier_arrive(address);
+}
 inline void mbarrier_expect(std::uint32_t address, std::uint32_t bytes) {
   const device::Unseen unseen;
   mbarrier(address).bytes += bytes;

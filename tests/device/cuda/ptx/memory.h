@@ -114,6 +114,9 @@ inline void add_global_or_store(bool store, float* to, float a, float b, float c
   const float four[4] = {a, b, c, d};
   for (int i = 0; i < 4; ++i) add_global_or_store(store, to + i, four[i]);
 }
+inline void add_global(float* to, float a, float b, float c, float d) {
+  add_global_or_store(false, to, a, b, c, d);
+}
 inline void add_release(std::int32_t* to, std::int32_t x) {
   device::release(to);
   atomicAdd(to, x);
