@@ -66,8 +66,10 @@ class WideConsumer {
   static constexpr int kOwn = kValues ? 4 : 5;  ///< of this warpgroup
   static constexpr int kBoth = 2 * 128;         ///< threads
 
-  /// Whether what is said of a tile is read anew each time: registers are scarcer still.
-  static constexpr bool kScarce = K.cluster > 1 || S::kDim + S::kDimV > 384;
+  /// Whether what is said of a tile is read anew each time: registers are scarcer still, and of a
+  /// pair of blocks there is none left.
+  static constexpr bool kPair = K.cluster > 1;
+  static constexpr bool kScarce = kPair || S::kDim + S::kDimV > 384;
 
   static_assert(kM == 64 && kN == 64 && (kExtras || (K.q_stages >= 2 && !K.any_layout)));
 
@@ -96,6 +98,7 @@ class WideConsumer {
         }
       }
       write();
+      if constexpr (kPair) __syncwarp();
     }
   }
 
@@ -165,14 +168,15 @@ class WideConsumer {
     const core::QueryBlocks& blocks = queries_of_tile();
     int member = tile().first_step.member, m = tile().first_step.block;
     for (;; ++member) {
-      const int end = end_of(member);
-      while (m < end) {
-        const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end)
+      const int kept = kPair ? 0 : end_of(member);
+      const auto end = [&] { return kPair ? end_of(member) : kept; };
+      while (m < end()) {
+        const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end())
                                : m < blocks.full.end ? m
-                                                     : end;
+                                                     : end();
 #pragma unroll 1
         for (; m < masked_end; ++m) step<true, false>(m);
-        const int full_end = core::min(blocks.full.end, end);
+        const int full_end = core::min(blocks.full.end, end());
 #pragma unroll 1
         for (; m < full_end; ++m) step<false, false>(m);
       }
@@ -465,7 +469,7 @@ class WideConsumer {
            piece_place(static_cast<int>(threadIdx.x % 128), 0);
   }
   __device__ __forceinline__ void add_queries(float* to, std::uint32_t item) const {
-    if (agreed(p.in_order)) return add_in_order(to, item);
+    if (kPair || agreed(p.in_order)) return add_in_order(to, item);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float(&x)[32] = dq_;
@@ -474,7 +478,7 @@ class WideConsumer {
   }
   __device__ __forceinline__ void add_in_order(float* to, std::uint32_t item) const {
     // What is there has not been made 0 where somebody is the first to add.
-    const bool first = order(item).rank == 0;
+    const bool first = (!kPair || p.in_order) && order(item).rank == 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float(&x)[32] = dq_;
