@@ -26,6 +26,7 @@
 #include "cuda/sm90/backward_buffers.h"
 #include "cuda/sm90/backward_params.h"
 #include "cuda/sm90/backward_producer.h"
+#include "cuda/sm90/backward_turns.h"
 #include "cuda/sm90/piece.h"
 #include "cuda/sm90/products.h"
 #include "cuda/sm90/score_sums.h"
@@ -237,7 +238,7 @@ class WideConsumer {
     for (int piece = kFirstPiece + 1; piece <= kLastPiece; ++piece) {
       ptx::wgmma_wait<0>();
       ptx::wgmma_results(dq_);
-      if (piece == kFirstPiece + 1 && p.in_order) take_turn(item_);
+      if (piece == kFirstPiece + 1 && p.in_order) turns().take(item_);
       add_queries(pending_, item_);
       pending_ += kPieceFloats;
       issue_queries(piece);
@@ -303,7 +304,7 @@ class WideConsumer {
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(sum_);
     if (leads_) summed().release(item_);
-    if (p.in_order) take_turn(item_);
+    if (p.in_order) turns().take(item_);
     float* to = first_piece();
 #pragma unroll
     for (int piece = kFirstPiece; piece <= kLastPiece; ++piece) {
@@ -313,7 +314,7 @@ class WideConsumer {
       add_queries(to, item_);
       to += kPieceFloats;
     }
-    if (p.in_order) pass_turn(item_);
+    if (p.in_order) turns().pass(item_);
     ++item_;
   }
 
@@ -458,14 +459,14 @@ class WideConsumer {
     for (int j = 0; j < kM / 16; ++j) ptx::store_matrices(to ^ j * 32, operand_ + 4 * j);
   }
 
-  /// What the producer says of an item's dQ.
-  __device__ __forceinline__ const PieceOrder& order(std::uint32_t item) const {
-    return buffers.words->pieces[item % kPieceOrders];
+  /// Whose turn it is to add.
+  __device__ __forceinline__ QueryTurns<K> turns() const {
+    return {p, buffers.words, kValues ? 0 : 1, kOwn, leads_};
   }
-  /// Where this thread's part of the first piece of it goes.
+  /// Where this thread's part of the first piece of dQ goes.
   __device__ __forceinline__ float* first_piece() const {
     const int piece = buffers.block() * S::kChunks + kFirstPiece;
-    return p.rows.dq_at(order(item_).index) + piece * kPieceFloats +
+    return p.rows.dq_at(turns().order(item_).index) + piece * kPieceFloats +
            piece_place(static_cast<int>(threadIdx.x % 128), 0);
   }
   __device__ __forceinline__ void add_queries(float* to, std::uint32_t item) const {
@@ -478,7 +479,7 @@ class WideConsumer {
   }
   __device__ __forceinline__ void add_in_order(float* to, std::uint32_t item) const {
     // What is there has not been made 0 where somebody is the first to add.
-    const bool first = (!kPair || p.in_order) && order(item).rank == 0;
+    const bool first = (!kPair || p.in_order) && turns().first(item);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float(&x)[32] = dq_;
@@ -489,39 +490,9 @@ class WideConsumer {
 
   /// The piece of dQ that was left under way, of the step before.
   __device__ __forceinline__ void add_last() const {
-    if (kFirstPiece == kLastPiece && p.in_order) take_turn(item_ - 1);
+    if (kFirstPiece == kLastPiece && p.in_order) turns().take(item_ - 1);
     add_queries(pending_, item_ - 1);
-    if (p.in_order) pass_turn(item_ - 1);
-  }
-
-  // ---- whose turn it is to add dQ of a block of rows, where that has an order ----
-
-  // The last block of keys that the rows see comes first, and tiles are handed out so: a warpgroup
-  // waits only for tiles that others have begun before. Pieces of a warpgroup add to what no other
-  // one of the block does, so each of the two has turns of its own; with the same one of the other
-  // block of a cluster it has it in common.
-
-  __device__ __forceinline__ std::int32_t* counter(std::uint32_t item) const {
-    return p.turns + order(item).index * 2 + (kValues ? 0 : 1);
-  }
-  __device__ __forceinline__ void take_turn(std::uint32_t item) const {
-    if (leads_) {
-      const std::int32_t* const from = counter(item);
-      const int rank = order(item).rank;
-      while (ptx::load_acquire(from) / K.cluster != rank) {
-      }
-    }
-    ptx::barrier_sync(kOwn, 128);
-  }
-  __device__ __forceinline__ void pass_turn(std::uint32_t item) const {
-    __threadfence();
-    ptx::barrier_sync(kOwn, 128);
-    if (!leads_) return;
-    if constexpr (K.cluster > 1) {
-      ptx::add_release(counter(item), 1);
-    } else {
-      ptx::store_release(counter(item), order(item).rank + 1);
-    }
+    if (p.in_order) turns().pass(item_ - 1);
   }
 
   // ---- results ----
