@@ -100,12 +100,13 @@ def main():
     parser.add_argument("--seqlen", nargs="+", type=int, default=(1024, 2048, 4096, 8192))
     parser.add_argument("--batch", nargs="+", type=int, default=(1, 2, 4))
     parser.add_argument("--heads-k", nargs="+", type=int, default=(1, 2, 4, 8))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--masks", nargs="+", choices=("full", "causal"), default=("full", "causal"))
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     library, rows = libtessera.Library(arguments.library), []
     for d in arguments.head_dim:
         h = HIDDEN // d
-        for causal in (False, True):
+        for causal in [mask == "causal" for mask in arguments.masks]:
             for b in arguments.batch:
                 for hk in arguments.heads_k:
                     for s in arguments.seqlen:

@@ -43,6 +43,15 @@ def peer_factors(direction="fwd"):
                 for r in csv.DictReader(file)}
 
 
+def best_peer_factors(direction="bwd"):
+    """The same of three peers, cuDNN, FlashAttention-3 and FlashAttention-4, by a later run."""
+    path = pathlib.Path(__file__).resolve().parent / "results/h200_peer_ratios.csv"
+    with path.open(newline="") as file:
+        return {(int(r["d"]), int(r["causal"]), int(r["s"])):
+                max(1.0, *(float(r[f"{peer}_{direction}"] or 0) for peer in ("fa3", "fa4")))
+                for r in csv.DictReader(file)}
+
+
 def query(field):
     output = subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
                             capture_output=True, text=True, check=True).stdout

@@ -16,7 +16,7 @@ namespace {
 // H200 (docs/experiments.md).
 constexpr double kCrossing = 3.0;        // from one piece to the next
 constexpr double kLaunch = 2.0;          // of the kernel that sums up
-constexpr double kStepBytes = 30'000.0;  // of sums, written and read, of a multiprocessor
+constexpr double kStepBytes = 90'000.0;  // of sums, written and read, of a multiprocessor
 constexpr double kGain = 0.97;           // that it must be worth: sums take memory
 constexpr double kMissing = 0.1;  // of a step, for twice as many rows as the second-level cache has
 constexpr double kMostMissing = 1.25;
