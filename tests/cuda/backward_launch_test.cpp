@@ -119,7 +119,8 @@ TEST_F(Launches, ABackwardOfNothingWritesItsZeros) {
 // It begins as zeros, and ends as sums where several scores share an element.
 TEST_F(Launches, ABiasGradientIsBegunAndFinishedWhereItIsAskedFor) {
   const std::string others =
-      "tessera_sm90_backward_bf16_d128_64x64_extra 20\nfinish_rows_bf16 16\n";
+      "tessera_sm90_backward_bf16_d128_64x64_extra 80\nfinish_keys_bf16 80\n"
+      "finish_rows_bf16 16\n";
   const auto launches = [&](const std::string& shape, bool asked) {
     const Problem problem = problem_of(("bwd bf16 b=2 h=2 q=200 k=300 d=128 " + shape).c_str());
     Tensors tensors = tensors_of(problem);
