@@ -15,7 +15,7 @@ struct GpuBackwardLayout {
   std::int32_t* turns = nullptr;      ///< [B][num_heads][2] key blocks that have added
   float* sink_parts = nullptr;        ///< [num_heads][batch][blocks of a sequence]
   float* dbias = nullptr;             ///< [stored dimensions] sums, where scores share an element
-  std::int32_t* next_tile = nullptr;  ///< key blocks that have been handed out
+  std::int32_t* next_tile = nullptr;  ///< pieces of work that have been handed out
   float* key_sums = nullptr;          ///< [work] of dV and dK, where pieces share keys
 };
 

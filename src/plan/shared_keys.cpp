@@ -62,7 +62,7 @@ class BackwardTime {
     plan.work.splits = splits;
     plan.work.section = section_of(plan);
     const double step = time_of_step(splits);
-    const bool in_order = adds_in_order(plan);
+    const bool in_order = in_order_with(splits);
     std::priority_queue<double, std::vector<double>, std::greater<>> free;
     for (std::int64_t i = 0; i < workers(); ++i) free.push(0.0);
     double last = 0.0;
@@ -81,6 +81,13 @@ class BackwardTime {
     const double sums = kLaunch + static_cast<double>(plan.work.count()) * tile_bytes /
                                       (kStepBytes * static_cast<double>(workers()));
     return last + (splits > 1 ? sums : 0.0);
+  }
+
+  /// Of the problem as it is, not of its average.
+  bool in_order_with(int splits) const {
+    PlanData plan = plan_;
+    plan.work.splits = splits;
+    return adds_in_order(plan);
   }
 
   std::int64_t workers() const { return resident_blocks(plan_.kernel, plan_.device); }
@@ -117,10 +124,13 @@ int splits_of_rows(const PlanData& plan) {
   const auto workers = static_cast<double>(resident_blocks(plan.kernel, plan.device));
   if (tiles > 4 * workers) return 1;
   const BackwardTime pass(plan, p);
+  // Sums have room for as many tiles a sequence as the longest may have, most of them surplus where
+  // that is only a bound.
+  const auto places = static_cast<double>(plan.work.count());
   int best = 1;
   double least = pass.time(1) * kGain;
   for (const int splits : kSplits) {
-    if (splits > pass.most_steps() || tiles * splits > kPieces * workers) break;
+    if (splits > pass.most_steps() || places * splits > kPieces * workers) break;
     const double time = pass.time(splits);
     if (time < least) {
       least = time;

@@ -214,7 +214,9 @@ TEST(WorkOrder, EveryPieceOnceAndLongestFirstInASection) {
 TEST(WorkOrder, SplitsOfRowsTakeTurnsAsHeads) {
   std::mt19937 random(std::random_device{}());
   for (int trial = 0; trial < 200; ++trial) {
-    const auto up_to = [&](int most) { return 1 + static_cast<int>(random() % most); };
+    const auto up_to = [&](int most) {
+      return 1 + static_cast<int>(random() % static_cast<unsigned>(most));
+    };
     const int batch = up_to(3), heads = up_to(4), blocks = up_to(5), splits = up_to(6);
     const int section = up_to(batch * heads * splits);
     const WorkOrder order{batch, heads, blocks, splits, 0, section};

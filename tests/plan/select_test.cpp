@@ -484,6 +484,7 @@ TEST(Select, FewKeysOfTheBackwardAreShared_S9) {
     const core::Kernel& row = data.kernel;
     const std::int64_t floats = data.work.count() * row.block_n * (row.head_dim + row.head_dim_v);
     EXPECT_EQ(bytes, data.work.splits > 1 ? static_cast<std::uint64_t>(floats) * 4 : 0) << problem;
+    EXPECT_LE(bytes, 150'000'000) << problem;
     return data.work.splits;
   };
   const std::string few = "b=2 h=32/1 q=4096 k=4096 d=128";
@@ -498,8 +499,10 @@ TEST(Select, FewKeysOfTheBackwardAreShared_S9) {
   EXPECT_EQ(splits("h200", "b=1 h=32/8 q=2048 k=2048 d=128 causal"), 2);
   EXPECT_EQ(splits("h200", "b=4 h=16 q=4096 k=4096 d=128 causal"), 1);
   EXPECT_EQ(splits("h200", "b=1 h=1 q=64 k=64 d=128"), 1);
-  // The average of packed sequences counts, not their longest.
+  // The average of packed sequences counts, not their longest; but what that has room for, too.
   EXPECT_EQ(splits("h200", "b=64 h=16/1 q=4096 k=4096 d=128 causal packed=65536,65536"), 1);
+  EXPECT_GT(splits("h200", "b=2 h=32/1 q=2048 k=2048 d=128 causal packed=3000,3000"), 1);
+  EXPECT_EQ(splits("h200", "b=64 h=32/1 q=131072 k=131072 d=128 causal packed=8192,8192"), 1);
 }
 
 TEST(Select, EveryRefusalHasAReason) {

@@ -514,6 +514,52 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
   EXPECT_GT(most, 5);
 }
 
+// The same where pieces share keys, of problems large enough for several sections. Of two blocks of
+// keys the later one has a row block in the same split or an earlier one, whatever the band: where
+// its range of rows begins and ends later, the row comes sooner.
+TEST(Turns, SharedKeysCountInTheOrderOfTheirTiles) {
+  int shared = 0;
+  for (const int group : {1, 3, 7, 8, 32}) {
+    for (const int heads : {1, 2}) {
+      for (const int seqlen : {700, 2048, 4096}) {
+        for (const char* mask :
+             {"", " causal", " window=600,0", " window=0,900", " window=50,70"}) {
+          const std::string text = "bwd bf16 b=2 h=" + std::to_string(group * heads) + "/" +
+                                   std::to_string(heads) + " q=" + std::to_string(seqlen) +
+                                   " k=" + std::to_string(seqlen + 100) + " d=128 deterministic" +
+                                   mask;
+          const Result<Problem> p = parse_problem(text);
+          ASSERT_TRUE(p.ok()) << text;
+          const Result<Plan> planned = plan(*p, kGpu);
+          ASSERT_TRUE(planned.ok()) << text;
+          const core::Kernel& row = planned->data().kernel;
+          const core::WorkOrder& order = planned->data().work;
+          shared += order.splits > 1 ? 1 : 0;
+          const core::Band band =
+              window_of(*p).band_of(core::Sequences{nullptr, nullptr, seqlen, seqlen + 100}.at(0));
+          std::map<std::tuple<int, int, int, int>, int> turns;
+          for (int i = 0; i < order.count(); ++i) {
+            const core::Work tile = order.backward_at(i);
+            const int first = tile.block * row.block_n;
+            const core::RowSteps steps = core::row_steps(
+                core::query_blocks(band, {first, first + row.block_n}, row.block_m).seen, group,
+                tile.split, order.splits);
+            for (int step = 0; step < steps.count; ++step) {
+              const auto [member, m] = steps.at(step);
+              const core::Range rows = {m * row.block_m,
+                                        core::min((m + 1) * row.block_m, band.seqlen_q)};
+              const int rank = core::key_blocks(band, rows, row.block_n).seen.end - 1 - tile.block;
+              const int turn = turns[std::tuple(tile.batch, tile.head, member, m)]++;
+              ASSERT_EQ(rank, turn) << text;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(shared, 50);
+}
+
 // Every element of a row block's dQ is one accumulator of one thread, and is read from where it was
 // added.
 TEST(Pieces, WhatIsAddedIsWhatIsFinished) {
