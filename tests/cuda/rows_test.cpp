@@ -303,7 +303,7 @@ TEST(BackwardRows, SharedKeysBecomeTheirRowsAndColumns) {
             }
           }
         }
-        host::launch(3 * kHeads * blocks * p.sums.pieces,
+        host::launch(static_cast<unsigned>(3 * kHeads * blocks * p.sums.pieces),
                      [&] { cuda::sm90::finish_keys<Dtype::bf16>(p); });
         EXPECT_EQ(dk, expected_dk) << what;
         EXPECT_EQ(dv, expected_dv) << what;
