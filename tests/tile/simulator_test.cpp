@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "archs.h"
+#include "core/storage.h"
 #include "plan/catalog.h"
 #include "plan/layout.h"
 #include "plan/names.h"
