@@ -42,7 +42,8 @@ class Pass:
         lse = torch.empty((q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1]),
                           device="cuda")
         forward = library.plan("fwd " + words, "gpu")
-        self.forward = lambda: forward.enqueue(forward_tensors, stream())
+        forward_workspace = torch.empty(forward.workspace_bytes, dtype=torch.uint8, device="cuda")
+        self.forward = lambda: forward.enqueue(forward_tensors, stream(), forward_workspace)
         forward_tensors = forward.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse, **extra)
         self.forward()
         self.out = out or [torch.empty_like(x) for x in (q, k, v)]

@@ -196,6 +196,7 @@ def edge_cases(dims, features):
 
 def reduced_cases():
     """Every row of the catalog once, all kinds of tiles."""
+    yield Case(b=8, sq=200, sk=300, h=8, hk=8, d=256, causal=True)  # pairs of blocks
     for d, dv in ((64, 64), (128, 128), (192, 128), (192, 192), (256, 256)):
         yield Case(b=2, sq=200, sk=300, d=d, dv=dv, causal=True)
         yield Case(b=3, sq=150, sk=200, d=d, dv=dv, packed=True, poisoned=True, left=60, right=10, deterministic=True)
@@ -221,9 +222,21 @@ def random_case(generator, dims, extras):
                 right=pick(-1, 0, generator.randint(0, 400)), **features)
 
 
-def repeats(library, count, deterministic):
+def pair_case(generator):
+    """Head dims and numbers of tiles of which pairs of blocks exchange dS."""
+    pick = lambda *values: generator.choice(values)
+    hk, sk = generator.randint(8, 20), generator.randint(1, 900)
+    packed = pick(False, True)
+    return Case(dtype=pick("bf16", "f16"), b=-(-140 // (hk * -(-sk // 128))), h=hk * generator.randint(1, 3), hk=hk,
+                sq=generator.randint(1, 600), sk=sk, d=8 * generator.randint(25, 32), dv=8 * generator.randint(1, 32),
+                left=pick(-1, -1, generator.randint(200, 400)), right=pick(-1, 0, generator.randint(0, 400)),
+                packed=packed, poisoned=packed and pick(False, True), sink=pick(False, True),
+                top_left=pick(False, True), heads_outside=pick(False, True))
+
+
+def repeats(library, count, deterministic, d):
     """Are dK and dV the same every time, bit for bit, and dQ where that is asked for? Other memory traffic beside."""
-    case = Case(b=4, sq=1000, sk=1500, h=16, hk=4, d=128, causal=True, deterministic=deterministic)
+    case = Case(b=4, sq=1000, sk=1500, h=16, hk=4, d=d, causal=True, deterministic=deterministic)
     plan, tensors, memory, out, _, _, _ = backward(library, case, 1)
     names = ("dq", "dk", "dv") if deterministic else ("dk", "dv")
     first = {n: out[n].clone() for n in names}
@@ -269,11 +282,12 @@ def main():
     library = libtessera.Library(arguments.library)
     features = [f for f in FEATURES if f not in arguments.without]
     failures = sweep(arguments, library, check, "bwd", reduced_cases(), edge_cases(arguments.dims, features),
-                     lambda generator: random_case(generator, arguments.dims, "softcap" in features))
-    for deterministic in (False, True):
+                     lambda generator: pair_case(generator) if max(arguments.dims) == 256 and generator.random() < 0.4
+                     else random_case(generator, arguments.dims, "softcap" in features))
+    for d, deterministic in itertools.product([d for d in arguments.dims if d in (128, 256)], (False, True)):
         if arguments.repeats and not arguments.reduced and not (deterministic and "deterministic" in arguments.without):
-            failures += failed(f"{arguments.repeats} runs{', deterministic' * deterministic}",
-                               repeats(library, arguments.repeats, deterministic))
+            failures += failed(f"{arguments.repeats} runs, d = {d}{', deterministic' * deterministic}",
+                               repeats(library, arguments.repeats, deterministic, d))
     if arguments.flash2:
         mean = beside_flash2(library)
         print(f"errors over FlashAttention-2's, mean: {mean:.3f}")

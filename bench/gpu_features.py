@@ -43,10 +43,11 @@ class Run:
         self.memory = (q, k, v, extra)
         self.plan = library.plan(text, "gpu")
         self.text = text
+        self.workspace = torch.empty(self.plan.workspace_bytes, dtype=torch.uint8, device="cuda")
         self.tensors = self.plan.tensors(q=q, k=k, v=v, o=self.o, **extra)
 
     def __call__(self):
-        self.plan.enqueue(self.tensors, torch.cuda.current_stream().cuda_stream)
+        self.plan.enqueue(self.tensors, torch.cuda.current_stream().cuda_stream, self.workspace)
 
 
 def causal_pairs(s):

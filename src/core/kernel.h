@@ -64,7 +64,8 @@ struct Kernel {
   int stages = 0;  ///< GPU, mma.sync: buffers of keys, and as many of values; decode: of each warp;
                    ///< backward: of dO
   int blocks = 1;  ///< GPU: blocks of threads of a multiprocessor that registers suffice for
-  int cluster = 1;  ///< GPU: blocks of threads that share a tile: each has its part of all columns
+  int cluster = 1;  ///< GPU: blocks of threads that share a tile: each has its part of all columns,
+                    ///< or of its keys (exchanges)
 
   friend constexpr bool operator==(const Kernel&, const Kernel&) = default;
 };
@@ -79,10 +80,24 @@ TESSERA_HD constexpr bool splits_roles(const Kernel& row) {
          (keys * (row.head_dim + row.head_dim_v) > 16 * 256 || row.extra == Extra::all);
 }
 
+/// GPU, backward by wgmma: whether the blocks of threads that share a tile have keys of their own,
+/// and exchange dS, so that each sums half of dQ's columns over all keys.
+TESSERA_HD constexpr bool exchanges(const Kernel& row) {
+  return row.pass == Pass::backward && row.cluster > 1 && row.stages == 0 &&
+         row.block_n > row.tile_m;
+}
+
 /// GPU, backward: whether several blocks of threads may share the keys of a tile, each with some of
 /// the rows that see them (RowSteps).
 TESSERA_HD constexpr bool shares_keys(const Kernel& row) {
-  return row.pass == Pass::backward && row.lanes == 0 && row.stages == 0;
+  return row.pass == Pass::backward && row.lanes == 0 && row.stages == 0 && !exchanges(row);
+}
+
+/// GPU, forward: whether blocks of threads can take the next tile as they get free. Not in pages,
+/// whose warps go from tile to tile each at its own pace.
+TESSERA_HD constexpr bool takes_tiles(const Kernel& row) {
+  return row.pass == Pass::forward && row.form == Form::tile && row.lanes == 0 && row.stages == 0 &&
+         !row.any_layout && row.cluster == 1;
 }
 
 /// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).

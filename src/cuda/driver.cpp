@@ -42,6 +42,7 @@ Driver open_driver() {
   find(d.memory_free, "cuMemFree_v2");
   find(d.memory_allocate_async, "cuMemAllocAsync");
   find(d.memory_free_async, "cuMemFreeAsync");
+  find(d.set_memory_async, "cuMemsetD32Async");
   find(d.pointer_attributes, "cuPointerGetAttributes");
   find(d.copy_to_device, "cuMemcpyHtoD_v2");
   find(d.copy_to_host, "cuMemcpyDtoH_v2");

@@ -34,8 +34,8 @@ inline constexpr int kPointerMemoryType = 2, kPointerIsManaged = 8, kPointerOrdi
 inline constexpr unsigned kMemoryHost = 1, kMemoryDevice = 2;
 // CUtensorMap's enumerations.
 inline constexpr int kMapUint8 = 0, kMapFloat16 = 6, kMapFloat32 = 7, kMapBfloat16 = 9;
-inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To256 = 3,
-                     kMapFillZero = 0;
+inline constexpr int kMapInterleaveNone = 0, kMapSwizzle128 = 3, kMapPromoteL2To128 = 2,
+                     kMapPromoteL2To256 = 3, kMapFillZero = 0;
 
 /// CUlaunchAttribute: one that is a number.
 struct CuLaunchAttribute {
@@ -72,6 +72,7 @@ struct Driver {
   CuResult (*memory_free)(std::uint64_t address);
   CuResult (*memory_allocate_async)(std::uint64_t* address, std::size_t bytes, CuStream);
   CuResult (*memory_free_async)(std::uint64_t address, CuStream);
+  CuResult (*set_memory_async)(std::uint64_t address, unsigned value, std::size_t count, CuStream);
   CuResult (*pointer_attributes)(unsigned number, const int* attributes, void** values,
                                  std::uint64_t address);
   CuResult (*copy_to_device)(std::uint64_t to, const void* from, std::size_t bytes);

@@ -120,6 +120,12 @@ Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const vo
                  architecture->begins_early && architecture->auxiliary[number].begins_early);
 }
 
+Status Queue::clear(std::int32_t* counter) const {
+  const Driver& d = driver();
+  return d.check(d.set_memory_async(reinterpret_cast<std::uintptr_t>(counter), 0, 1, stream),
+                 "cuMemsetD32Async");
+}
+
 Status prepare(const PlanData& plan) {
   if (!driver().available()) return Status::device(driver().missing);
   const Target* const target = target_of(plan.kernel.arch);

@@ -29,6 +29,9 @@ struct Queue {
   /// kernel's only parameter, copied. Errors: device.
   Status launch(const core::Kernel& row, std::int64_t blocks, const void* params) const;
   Status launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const;
+
+  /// Enqueues that a counter in the device's memory becomes 0. Errors: device.
+  Status clear(std::int32_t* counter) const;
 };
 
 }  // namespace tessera::cuda

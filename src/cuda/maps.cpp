@@ -35,13 +35,23 @@ struct Key {
   friend bool operator==(const Key&, const Key&) = default;
 };
 
+/// Rows that begin inside a line share it with others, which are wanted at other times: what is
+/// fetched of these besides is for nothing.
+int promotion_of(const Key& key) {
+  auto all = reinterpret_cast<std::uintptr_t>(key.data);
+  for (std::size_t i = 0; i < key.strides.size(); ++i) {
+    if (key.sizes[i + 1] > 1) all |= key.strides[i];
+  }
+  return all % 128 == 0 ? kMapPromoteL2To256 : kMapPromoteL2To128;
+}
+
 Status encode(ptx::TensorMap& map, const Key& key) {
   const unsigned ones[4] = {1, 1, 1, 1};
   const Driver& d = driver();
   return d.check(
       d.encode_tensor_map(&map, key.type, 4, const_cast<void*>(key.data), key.sizes.data(),
                           key.strides.data(), key.box.data(), ones, kMapInterleaveNone,
-                          kMapSwizzle128, kMapPromoteL2To256, kMapFillZero),
+                          kMapSwizzle128, promotion_of(key), kMapFillZero),
       "cuTensorMapEncodeTiled");
 }
 

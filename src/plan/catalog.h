@@ -55,6 +55,7 @@ inline constexpr core::Kernel kGpuRows[] = {
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       128,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     192,       192,     64,       3, core::Extra::none},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       2, core::Extra::none},
+  {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,    128,      0,    0,     256,       256,     64,       2, core::Extra::none,   false, Dtype::f32, false,   false,      0,     1,      2},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     128,       128,     64,       2, core::Extra::all,     true},
   {Arch::sm90, Pass::backward, core::Form::tile, core::Operand::bf16,     64,    64,     64,      0,    0,     256,       256,     64,       1, core::Extra::all},

@@ -34,12 +34,23 @@ double blocks_of(const PlanData& plan, const Problem& p) {
 }
 
 /// Tiles of a multiprocessor, less than 1 where some have none. Nobody shares one, but decoding
-/// rows share out their keys: it decides between the two, where both take a cache. Not by the batch
-/// (S9), nor elsewhere: then as many as one has at once.
+/// rows share out their keys: it decides between the two, where both take a cache, and between
+/// tiles of many rows and of few. Not by the batch (S9), nor elsewhere: then as many as one has at
+/// once.
 double tiles_of_each(const PlanData& plan, const Problem& p, double many) {
-  if (!p.cache || p.batch_invariant || plan.kernel.form == core::Form::decode) return many;
+  const core::Kernel& row = plan.kernel;
+  if (p.batch_invariant || row.form == core::Form::decode) return many;
+  const bool counted = row.pass == Pass::forward && row.stages == 0 && row.cluster == 1;
+  if (!p.cache && !counted) return many;
   const double tiles = blocks_of(plan, p) * static_cast<double>(p.batch) * plan.work.heads;
   return core::max(tiles, 1.0) / plan.device.threads;
+}
+
+/// What the last round of tiles of a row that exchanges leaves idle: other rows share theirs.
+double of_rounds(const PlanData& plan) {
+  const double rounds = static_cast<double>(plan.work.count()) /
+                        static_cast<double>(resident_blocks(plan.kernel, plan.device));
+  return rounds > 0.0 ? std::ceil(rounds) / rounds : 1.0;
 }
 
 /// How often decoding blocks of rows that have the same keys read them from memory: those that are
@@ -63,7 +74,8 @@ double lay_cost(const PlanData& plan, const Problem& p, const GpuCosts& costs) {
 
 namespace {
 
-constexpr int kUnits = 4;  ///< of a multiprocessor, with warps of their own
+constexpr int kFewKeys = 128;  ///< GpuCosts::alone
+constexpr int kUnits = 4;      ///< of a multiprocessor, with warps of their own
 
 /// What a tile of few rows multiplies: warps without rows do nothing, but units wait for each
 /// other. Told only of caches, where decoding is the other choice.
@@ -148,10 +160,13 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   // Of two that wait for latencies, the one that multiplies less.
   const double step = (core::max(multiply, latency) + 0.01 * multiply) *
                       (row.extra == core::Extra::all ? costs.extras : 1.0) *
-                      (row.any_layout ? costs.any_layout : 1.0);
+                      (row.any_layout ? costs.any_layout : 1.0) *
+                      (exchanges(row) ? costs.exchanged : 1.0);
   const bool waits = row.pass == Pass::forward && row.q_stages == 1;
+  // From its queries to its results a tile of few keys does all one after another.
+  const bool alone = row.pass == Pass::forward && !is_crowded && steps * row.block_n <= kFewKeys;
   const double between = (is_crowded ? costs.crowded_tile_row : costs.tile_row) * row.block_m +
-                         (waits ? costs.wait * row.cluster : 0.0);
+                         (waits ? costs.wait * row.cluster : 0.0) + (alone ? costs.alone : 0.0);
   return steps * (waits ? costs.waiting_step : 1.0) * step + between;
 }
 
@@ -173,7 +188,8 @@ double gpu_cost(const PlanData& plan, const GpuCosts& costs) {
   const double tiles = blocks / plan.row_heads;
   // How many keys are shared is not known here; a row that finds out is taken to save half.
   const double read = row.prefixes ? 0.5 : 1.0;
-  const double idle = core::max(1.0, 1.0 / tiles_of_each(plan, p, 1.0));
+  const double idle =
+      exchanges(row) ? of_rounds(plan) : core::max(1.0, 1.0 / tiles_of_each(plan, p, 1.0));
   return tiles * gpu_piece_cost(plan, costs, keys / row.block_n) * read * idle +
          lay_cost(plan, p, costs) + 1000.0;
 }

@@ -48,6 +48,7 @@ struct GpuCosts {
   /// latencies. And where they go through two warpgroups (core::splits_roles).
   double latency = 0.0, latency_of_roles = 0.0;
   double extras = 1.0, any_layout = 1.0;  ///< times as long, each
+  double exchanged = 1.0;                 ///< the same, of rows that exchange dS
   double decode_step = 0.0;               ///< all of a step of a decoding row
   /// The same where several blocks of rows read the same keys, and what it is more for every column
   /// of keys and values.
@@ -56,6 +57,7 @@ struct GpuCosts {
   double latent_step = 0.0,
          latent_row = 0.0;  ///< of a decoding row with qv, and of each of its rows
   double tile_row = 0.0;    ///< from tile to tile, a row
+  double alone = 0.0;       ///< more than that, forward, where a tile has few keys
   /// Forward rows with one buffer of queries: a wait from tile to tile, and what a step is then.
   double wait = 0.0, waiting_step = 1.0;
   /// Forward rows with larger tiles at larger head dims are crowded: they read keys and values less
@@ -111,12 +113,14 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .latency_of_roles = 1600.0,
                 .extras = 4.0,
                 .any_layout = 4.0,
+                .exchanged = 0.87,
                 .decode_step = 300.0,
                 .decode_again = 600.0,
                 .decode_column = 5.0,
                 .latent_step = 2500.0,
                 .latent_row = 20.0,
                 .tile_row = 8.0,
+                .alone = 2000.0,
                 .wait = 1430.0,
                 .waiting_step = 0.99,
                 .uncrowded_rows = 128,

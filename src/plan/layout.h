@@ -15,6 +15,7 @@ struct PlanLayout {
   SplitLayout splits;       ///< forward
   BackwardLayout backward;  ///< backward
   GpuBackwardLayout gpu_backward;
+  GpuForwardLayout gpu_forward;
   GpuDecodeLayout gpu_decode;
   GpuValueLayout gpu_values;
   std::byte* workers = nullptr;  ///< scratch of worker w starts at workers + w * worker_bytes
@@ -25,14 +26,14 @@ inline PlanLayout layout(Workspace& workspace, const PlanData& plan) {
   PlanLayout result;
   result.kept_pages = layout_kept_pages(workspace, plan);
   if (is_gpu(plan.kernel.arch)) {
-    // Shared memory and registers are all that the forward needs, unless it decodes or has to lay
-    // out values.
+    // Shared memory and registers are all that most of the forward needs.
     if (plan.problem.pass == Pass::backward) {
       result.gpu_backward = layout_gpu_backward(workspace, plan);
     } else if (plan.kernel.form == core::Form::decode) {
       result.gpu_decode = layout_gpu_decode(workspace, plan);
-    } else if (lays_values(plan)) {
-      result.gpu_values = layout_gpu_values(workspace, plan);
+    } else {
+      if (lays_values(plan)) result.gpu_values = layout_gpu_values(workspace, plan);
+      result.gpu_forward = layout_gpu_forward(workspace, plan);
     }
     return result;
   }

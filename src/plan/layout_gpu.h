@@ -45,6 +45,15 @@ TESSERA_HD std::int64_t units_of_item(const PlanData& plan) {
          (p.sink_tokens > 0 ? 1 : 0);
 }
 
+/// What blocks of threads of a GPU's forward share: whose tiles are handed out as they get free.
+struct GpuForwardLayout {
+  std::int32_t* next_tile = nullptr;  ///< tiles that have been handed out, but every block's first
+};
+
+TESSERA_HD GpuForwardLayout layout_gpu_forward(Workspace& workspace, const PlanData& plan) {
+  return {workspace.take<std::int32_t>("next_tile", hands_out_tiles(plan) ? 1 : 0)};
+}
+
 /// Where rows of v become tiles for a GPU's row that multiplies 8 bits (S14): as Tensors::v has
 /// them, without gaps.
 struct GpuValueLayout {

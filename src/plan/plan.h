@@ -166,6 +166,13 @@ TESSERA_HD std::int64_t tiles_of_head(const Problem& p) {
 TESSERA_HD bool lays_values(const PlanData& plan) {
   return plan.kernel.operand == core::Operand::e4m3 && !plan.problem.v_tiles;
 }
+/// Whether tiles of a GPU's forward are handed out as multiprocessors get free, not beforehand:
+/// where only the device knows how many keys each has, and so how long it takes.
+TESSERA_HD bool hands_out_tiles(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  const bool unknown = p.packed || (p.cache && !p.cache->paged());
+  return unknown && core::takes_tiles(plan.kernel) && plan.work.count() > plan.device.threads;
+}
 /// What a problem's scores need besides scale and mask; the least of the catalog's words for it.
 TESSERA_HD core::Extra extra_of(const Problem& problem) {
   if (problem.bias || problem.alibi != PerHead::none || problem.dropout_p > 0.0F) {

@@ -117,6 +117,18 @@ int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const D
   return rows;
 }
 
+/// Do a head's tiles take about as long, and go over the same keys, or rows: without a mask, or
+/// where few queries at the end of many keys see nearly all of them?
+bool tiles_are_alike(const Problem& p) {
+  if (p.packed || p.window_left >= 0) return false;
+  if (p.window_right < 0) return true;
+  if (p.seqlen_q == 0) return false;
+  const core::Band band =
+      core::make_band(static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k), p.window_left,
+                      p.window_right, p.alignment);
+  return band.keys_of(0).size() >= p.seqlen_k - p.seqlen_k / 8;
+}
+
 /// Do the query heads of a group share tiles of rows? On a GPU where that makes fewer tiles: few
 /// queries leave most of a tile empty. What loads them then fetches boxes of group x queries.
 bool shares_rows(const core::Kernel& row, const Problem& p) {
@@ -141,21 +153,31 @@ std::int64_t section_of(const PlanData& plan) {
   const std::int64_t heads =
       core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads * each);
   if (!is_gpu(plan.kernel.arch)) return heads;
-  if (p.window_left < 0 && p.window_right < 0 && !p.packed) return 1;
+  const bool backward = p.pass == Pass::backward;
+  const std::int64_t few = core::max<std::int64_t>(
+      1, (backward && adds_in_order(plan) ? 1024 : 2048) / plan.kernel.head_dim);
+  // Tiles of one head that all begin with the same rows add to the same dQ at the same time, which
+  // takes longer where that is much.
+  if (tiles_are_alike(p)) {
+    const bool much = core::splits_roles(plan.kernel) && plan.kernel.extra == core::Extra::none;
+    return backward && much ? core::min(heads, few) : 1;
+  }
   const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
   const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
   // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
   const std::int64_t dims = key_and_value_bytes(p);
-  const std::int64_t head_bytes = p.pass == Pass::forward
+  const std::int64_t head_bytes = !backward
                                       ? p.seqlen_k * dims / (p.group() / plan.row_heads)
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group() / each;
   const std::int64_t fitting =
       plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
-  // The backward's tiles are handed out as multiprocessors get free: rounds do not matter, but the
-  // longest tiles of as many heads as fill all multiprocessors had better begin together.
-  if (p.pass == Pass::backward) {
+  // Where tiles are handed out as multiprocessors get free, as the backward's are, rounds do not
+  // matter, but the longest tiles of as many heads as fill all of them had better begin together.
+  // Not of many, though they fit: the sooner a head's tiles follow each other, the more is found.
+  if (backward || hands_out_tiles(plan)) {
     const std::int64_t filling = plan.device.threads / core::max(1, plan.work.blocks);
-    return core::min(heads, core::max<std::int64_t>(core::max(fitting, filling), 1));
+    return core::min(heads,
+                     core::max<std::int64_t>(1, core::min(few, core::max(fitting, filling))));
   }
   return fitting < least ? heads : core::min(heads, least);
 }

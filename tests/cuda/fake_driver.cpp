@@ -128,6 +128,12 @@ int cuMemFreeAsync(std::uint64_t address, void* stream) {
   std::free(reinterpret_cast<void*>(address));  // NOLINT(performance-no-int-to-ptr)
   return called("cuMemFreeAsync");
 }
+int cuMemsetD32Async(std::uint64_t address, unsigned value, std::size_t count, void* stream) {
+  auto* const words = reinterpret_cast<unsigned*>(address);  // NOLINT(performance-no-int-to-ptr)
+  std::fill_n(words, count, value);
+  state().enqueued.emplace_back("cuMemsetD32Async", stream);
+  return called("cuMemsetD32Async");
+}
 int cuPointerGetAttributes(unsigned number, const int* attributes, void** values,
                            std::uint64_t address) {
   tessera::fake::Range found;
@@ -205,7 +211,7 @@ int cuLaunchKernelEx(const CuLaunchConfig* config, void* function, void** parame
 int cuTensorMapEncodeTiled(void* map, int type, unsigned /*rank*/, void* address,
                            const std::uint64_t* sizes, const std::uint64_t* strides,
                            const unsigned* box, const unsigned* /*element_strides*/,
-                           int /*interleave*/, int /*swizzle*/, int /*promotion*/, int /*fill*/) {
+                           int /*interleave*/, int /*swizzle*/, int promotion, int /*fill*/) {
   const bool bytes = type == tessera::cuda::kMapUint8;
   const tessera::fake::EncodedMap encoded = {static_cast<const char*>(address),
                                              {sizes[0], sizes[1], sizes[2], sizes[3]},
@@ -215,6 +221,7 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned /*rank*/, void* address
   static_assert(sizeof encoded <= 128);
   std::memcpy(map, &encoded, sizeof encoded);
   state().boxes.push_back({box[0], box[1], box[2], box[3]});
+  state().promotions.push_back(promotion);
   return called("cuTensorMapEncodeTiled");
 }
 

@@ -48,6 +48,7 @@ struct State {
   std::vector<std::pair<std::string, void*>> enqueued;
   std::vector<Range> ranges;
   std::vector<std::array<unsigned, 4>> boxes;  ///< of the tensor maps, in order
+  std::vector<int> promotions;                 ///< the same: CUtensorMapL2promotion
   /// Sees what a kernel is launched with, if set.
   std::function<void(const Launch&, const void* parameters)> on_launch;
   void* current = nullptr;   ///< context

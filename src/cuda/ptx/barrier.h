@@ -34,6 +34,15 @@ __device__ __forceinline__ void mbarrier_expect(std::uint32_t barrier, std::uint
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// The same if a condition holds.
+__device__ __forceinline__ void mbarrier_expect_if(bool condition, std::uint32_t barrier,
+                                                   std::uint32_t bytes) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n"
+      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(barrier),
+      "r"(bytes), "r"(static_cast<int>(condition))
+      : "memory");
+}
 /// Returns once the phase of this parity has completed.
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;

@@ -41,6 +41,27 @@ __device__ __forceinline__ void mbarrier_arrive_there(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// The same if a condition holds.
+__device__ __forceinline__ void mbarrier_arrive_there_if(bool condition, std::uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared::cluster.b64 _, [%0];\n}" ::"r"(barrier),
+      "r"(static_cast<int>(condition))
+      : "memory");
+}
+
+/// Copies `bytes` of this block's shared memory to another's, if a condition holds; a multiple of
+/// 16, as are the addresses. Completes on an mbarrier there.
+__device__ __forceinline__ void bulk_send_if(bool condition, std::uint32_t to, std::uint32_t from,
+                                             std::uint32_t bytes, std::uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+      "@p cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+      " [%0], [%1], %2, [%3];\n}" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier), "r"(static_cast<int>(condition))
+      : "memory");
+}
+
 /// Waits for all threads of all blocks of the cluster that have not ended.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

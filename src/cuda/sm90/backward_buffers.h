@@ -18,7 +18,9 @@ struct BackwardShape {
   static constexpr int kDim = own_dim(K), kDimV = own_dim_v(K);
   static constexpr int kChunks = core::ceil_div(kDim, kColumns);
   static constexpr int kChunksV = core::ceil_div(kDimV, kColumns);
-  static constexpr int kScoreBytes = K.block_n * K.block_m * 2;
+  static constexpr int kKeys = own_keys(K);
+  static constexpr int kScoreBytes = score_bytes(K);
+  static constexpr int kOtherBytes = exchanges(K) ? buffer_bytes(kDim / 2, kKeys) : 0;
   static constexpr int kStatisticBytes = K.block_m * 4;
   static constexpr bool kProducesMore = K.any_layout;
   static constexpr int kProducerRegisters = kProducesMore ? 40 : 24;
@@ -26,7 +28,7 @@ struct BackwardShape {
   static constexpr int kProducers = K.any_layout ? kCopyingThreads : 1;
   static constexpr Dtype kType = core::dtype_of(K.operand);
 
-  static_assert(kGroups == 2 && K.block_n == (splits_roles(K) ? 1 : 2) * kRows);
+  static_assert(kGroups == 2 && kKeys == (splits_roles(K) ? 1 : 2) * kRows);
   // What a block is launched with is all there is to hand about.
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 168 * 3);
   static_assert(splits_roles(K) || (K.cluster == 1 && K.head_dim == K.head_dim_v &&
@@ -78,7 +80,7 @@ inline constexpr std::uint32_t kPieceOrders = 8;
 struct BackwardWords {
   KeyTile tile;  ///< beside K's buffer
   /// By item % kPieceOrders: written by the producer, before the item's Q, and read by those who
-  /// add a step later, when the producer is at most four items further.
+  /// add up to two steps later, when the producer is at most four items further.
   PieceOrder pieces[kPieceOrders];
   FinishedRows finishing;    ///< PieceFinisher's
   int finished = 0;          ///< blocks of rows of this block's share that somebody has taken
@@ -94,9 +96,13 @@ struct BackwardBuffers : BlockOf<K> {
   Ring<dout_stages(K)> dout;  ///< with the deltas
   std::uint32_t shifts, deltas;
   Ring<2> scores;  ///< dS^T, a row a key, in chunks of 64 queries: from consumers to consumers
-  std::uint32_t weights;          ///< P^T in fp32, where the roles are split; then slopes
-  std::uint32_t sums, sums_full;  ///< where they are not: see sums_of
-  Ring<kQuarters> returned;       ///< quarters of pieces of dQ on their way back
+  /// The other block's dS^T, where they are exchanged. What is empty is its buffer, which this one
+  /// fills: the consumers there say so.
+  Ring<2> received;
+  std::uint32_t other_keys;  ///< of the other block's keys, the columns of dQ that this one sums
+  std::uint32_t weights;     ///< P^T in fp32, where the roles are split; then slopes
+  std::uint32_t sums, sums_full;              ///< where they are not: see sums_of
+  Ring<kQuarters> returned;                   ///< quarters of pieces of dQ on their way back
   std::uint32_t score_sums, score_sums_full;  ///< of S^T, then of dP^T (ScoreSums)
   std::uint32_t handed_full, handed_empty;    ///< mbarriers of words->handed
   BackwardWords* words;
@@ -105,16 +111,19 @@ struct BackwardBuffers : BlockOf<K> {
     using S = BackwardShape<K>;
     const std::uint32_t start = ptx::shared_address(shared);
     k.data = (start + 1023) / 1024 * 1024;
-    k.bytes = buffer_bytes(S::kDim, K.block_n);
+    k.bytes = buffer_bytes(S::kDim, S::kKeys);
     v.data = k.data + k.bytes;
-    v.bytes = buffer_bytes(S::kDimV, K.block_n);
+    v.bytes = buffer_bytes(S::kDimV, S::kKeys);
     q.data = v.data + v.bytes;
     q.bytes = buffer_bytes(S::kDim, K.block_m);
     dout.data = q.data + K.q_stages * q.bytes;
     dout.bytes = buffer_bytes(S::kDimV, K.block_m);
     scores.data = dout.data + dout_stages(K) * dout.bytes;
     scores.bytes = S::kScoreBytes;
-    weights = scores.data + 2 * S::kScoreBytes;
+    received.data = scores.data + 2 * S::kScoreBytes;
+    received.bytes = S::kScoreBytes;
+    other_keys = received.data + (exchanges(K) ? 2 * S::kScoreBytes : 0);
+    weights = other_keys + S::kOtherBytes;
     sums = weights;
     score_sums = weights + exchange_bytes(K) - 2 * sums_bytes(K);
     shifts = weights + exchange_bytes(K);
@@ -136,6 +145,8 @@ struct BackwardBuffers : BlockOf<K> {
     score_sums_full = sums_full + 8 * (splits_roles(K) ? 4 : 4 + kQuarters);
     handed_full = score_sums_full + 8 * 2 * sum_barriers(K);
     handed_empty = handed_full + 8;
+    received.full = handed_empty + 8;
+    received.empty = received.full + 8 * 2;
     words =
         reinterpret_cast<BackwardWords*>(shared + (score_sums_full + 8 * pair_barriers(K) - start));
   }
@@ -149,7 +160,10 @@ struct BackwardBuffers : BlockOf<K> {
     dout.initialise(S::kProducers, S::kGroups);
     scores.initialise(4 * S::kGroups, S::kGroups);  // by warps
     for (int group = 0; group < 2; ++group) sums_of(group).initialise(4, 1);
-    for (int i = 0; i < pair_barriers(K); ++i) ptx::mbarrier_init(score_sums_full + 8 * i, 1);
+    for (int i = 0; i < pair_barriers(K); ++i) {
+      const bool of_groups = exchanges(K) && i >= pair_barriers(K) - 2;  // received.empty
+      ptx::mbarrier_init(score_sums_full + 8 * i, of_groups ? S::kGroups : 1);
+    }
     if constexpr (!splits_roles(K)) {
       for (int i = 0; i < kQuarters; ++i) ptx::mbarrier_init(returned.full + 8 * i, 1);
     }

@@ -5,6 +5,7 @@
 #include "cuda/maps.h"
 #include "cuda/mma/backward_launch.h"
 #include "cuda/sm90/backward_params.h"
+#include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
 #include "plan/shape.h"
 
@@ -20,8 +21,8 @@ Status make_maps(BackwardParams& params, const PlanData& plan, const Tensors& t)
   if (status) status = check_aligned("dk", t.dk, p, p.dtype, false);
   if (status) status = check_aligned("dv", t.dv, p, p.dtype, false);
   if (status) status = make_map(params.q, "q", t.q, p, p.dtype, true, d, row.block_m, 1);
-  if (status) status = make_map(params.k, "k", t.k, p, p.dtype, false, d, row.block_n, 1);
-  if (status) status = make_map(params.v, "v", t.v, p, p.dtype, false, dv, row.block_n, 1);
+  if (status) status = make_map(params.k, "k", t.k, p, p.dtype, false, d, own_keys(row), 1);
+  if (status) status = make_map(params.v, "v", t.v, p, p.dtype, false, dv, own_keys(row), 1);
   if (status) status = make_map(params.dout, "dout", t.dout, p, p.dtype, true, dv, row.block_m, 1);
   return status;
 }

@@ -76,9 +76,10 @@ class BackwardProducer {
     const int block = p.work.key_block(work, p.in_order);
     const int first_key = block * K.block_n;
     if (first_key >= sequence.seqlen_k) return;
+    const int own_key = first_key + buffers.first_own_key();
 
     KeyTile tile;
-    tile.first_key = first_key;
+    tile.first_key = own_key;
     tile.head = work.head;
     tile.batch = work.batch;
     tile.entry = sequence.entry();
@@ -99,7 +100,7 @@ class BackwardProducer {
     tile.k = buffers.operand(buffers.k.buffer(tile_item_));
     tile.v = buffers.operand(buffers.v.buffer(tile_item_));
 
-    const LoadRows keys = keys_of(sequence, first_key, work.head);
+    const LoadRows keys = keys_of(sequence, own_key, work.head);
     // Keys come when those of the tile before are done with. Where consumers give V back before,
     // what else the first step takes is asked for before.
     constexpr bool kKeysFirst = splits_roles(K);
@@ -147,13 +148,22 @@ class BackwardProducer {
   __device__ __forceinline__ void load_keys(const KeyTile& tile, const LoadRows& keys) const {
     buffers.k.claim(tile_item_);
     if (leads()) buffers.words->tile = tile;
-    fill<K.any_layout, K.block_n>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
-                                  keys, false, 0, buffers.first_column());
+    const std::uint32_t full =
+        fill<K.any_layout, S::kKeys>(buffers.k, tile_item_, p.k, p.k_source, p.head_dim, S::kChunks,
+                                     keys, false, S::kOtherBytes, buffers.first_column());
+    if constexpr (exchanges(K)) {
+      const int row = keys.row - buffers.first_own_key() + buffers.first_other_key();
+      for (int c = 0; c < S::kChunks / 2; ++c) {
+        ptx::tma_load(buffers.other_keys + c * S::kKeys * 128, p.k, full,
+                      (buffers.block() * S::kChunks / 2 + c) * kColumns, row, keys.head,
+                      keys.batch);
+      }
+    }
   }
   __device__ __forceinline__ void load_values(const LoadRows& keys) const {
     buffers.v.claim(tile_item_);
-    fill<K.any_layout, K.block_n>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,
-                                  keys, false, 0, buffers.first_column_v());
+    fill<K.any_layout, S::kKeys>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,
+                                 keys, false, 0, buffers.first_column_v());
   }
 
   /// Speaks for the producer.

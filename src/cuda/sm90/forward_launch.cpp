@@ -10,6 +10,7 @@
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/shape.h"
 #include "cuda/sm90/target.h"
+#include "plan/layout.h"
 #include "plan/shape.h"
 
 namespace tessera::cuda::sm90 {
@@ -87,6 +88,11 @@ Status run_forward(const PlanData& plan, const Tensors& tensors, void* workspace
   }
   ForwardParams params;
   if (Status s = make_params(params, plan, read); !s) return s;
+  if (hands_out_tiles(plan)) {
+    Workspace memory(workspace);
+    params.next_tile = layout(memory, plan).gpu_forward.next_tile;
+    if (Status s = queue.clear(params.next_tile); !s) return s;
+  }
   const std::int64_t tiles = std::min(plan.work.count(), resident_blocks(plan.kernel, plan.device));
   return queue.launch(plan.kernel, tiles * plan.kernel.cluster, &params);
 }

@@ -152,7 +152,7 @@ class PageProducer : TileProducer<K, true> {
 
   __device__ __forceinline__ void run() {
     core::Work work;
-    for (int i = 0; Base::next(i, work); ++i) produce(work);
+    while (Base::next(work)) produce(work);
     if (hands_out()) Base::finish();
   }
 

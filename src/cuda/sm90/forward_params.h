@@ -34,8 +34,9 @@ struct ForwardParams {
   std::int64_t lse_head = 0;  ///< elements of softmax_lse from one head to the next
 
   core::WorkOrder work;
-  core::ShiftedRows rows;  ///< of a tile: of one query head, or of a group's
-  int group = 1;           ///< heads of `work` that share keys
+  std::int32_t* next_tile = nullptr;  ///< GpuForwardLayout
+  core::ShiftedRows rows;             ///< of a tile: of one query head, or of a group's
+  int group = 1;                      ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
 
   core::Cache cache;

@@ -38,7 +38,7 @@ class ForwardProducer : TileProducer<K, false> {
 
   __device__ __forceinline__ void run() {
     core::Work work;
-    for (int i = 0; Base::next(i, work); ++i) produce(work);
+    while (Base::next(work)) produce(work);
     load_values();
     Base::finish();
   }

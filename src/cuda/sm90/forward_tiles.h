@@ -13,7 +13,6 @@ template <core::Kernel K, bool kPaged>
 class TileProducer {
  protected:
   using S = ForwardShape<K>;
-
   /// A tile, the queries that its rows are of, and the blocks of keys that they see.
   struct Found {
     core::Sequence sequence;
@@ -26,12 +25,24 @@ class TileProducer {
                                           const ForwardBuffers<K>& shared)
       : p(params), buffers(shared) {}
 
-  /// The i-th tile of this block, or cluster; false: there are no more.
-  __device__ __forceinline__ bool next(int i, core::Work& work) const {
+  /// The next tile of this block, or cluster; false: there are no more.
+  __device__ __forceinline__ bool next(core::Work& work) {
     // kPaged: made anew for every tile, as there are no registers to keep them in.
     const auto anew = [](std::uint32_t x) { return kPaged ? ptx::opaque(x) : x; };
-    const int index = core::WorkOrder::index_of(i, static_cast<int>(anew(blockIdx.x / K.cluster)),
-                                                static_cast<int>(anew(gridDim.x / K.cluster)));
+    const auto turn = [&] {
+      return core::WorkOrder::index_of(turn_++, static_cast<int>(anew(blockIdx.x / K.cluster)),
+                                       static_cast<int>(anew(gridDim.x / K.cluster)));
+    };
+    int index = 0;
+    if constexpr (!kPaged && core::takes_tiles(K)) {
+      if (turn_ == 0) taken_ = turn();
+      index = __shfl_sync(1, taken_, 0);  // the compiler now knows it to be the same for the warp
+      // A tile is asked for while there is another one to do: the answer takes its time.
+      taken_ =
+          p.next_tile == nullptr ? turn() : static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+    } else {
+      index = turn();
+    }
     core::WorkOrder order = p.work;
     order.batch = static_cast<int>(anew(static_cast<std::uint32_t>(order.batch)));
     if (index >= order.count<int>()) return false;
@@ -144,6 +155,8 @@ class TileProducer {
   }
 
   std::uint32_t q_item_ = 0;  ///< next in the ring of Q
+  int turn_ = 0;              ///< how many tiles the block has looked for
+  int taken_ = 0;             ///< index of the next one, where it is known early
 };
 
 }  // namespace tessera::cuda::sm90

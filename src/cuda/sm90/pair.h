@@ -1,5 +1,5 @@
 // Which part a block of threads has of a tile that a cluster of two shares: all rows, half of the
-// columns. Alone it has all.
+// columns, or, where they exchange dS, half of the keys. Alone it has all.
 #pragma once
 
 #include "core/kernel.h"
@@ -21,8 +21,19 @@ struct BlockOf {
   /// @}
   /// Its first column of queries and keys, and of values.
   /// @{
-  __device__ __forceinline__ static int first_column() { return block() * own_dim(K); }
-  __device__ __forceinline__ static int first_column_v() { return block() * own_dim_v(K); }
+  __device__ __forceinline__ static int first_column() {
+    return exchanges(K) ? 0 : block() * own_dim(K);
+  }
+  __device__ __forceinline__ static int first_column_v() {
+    return exchanges(K) ? 0 : block() * own_dim_v(K);
+  }
+  /// @}
+  /// Its first key of a backward tile's, and the other one's.
+  /// @{
+  __device__ __forceinline__ static int first_own_key() {
+    return exchanges(K) ? block() * own_keys(K) : 0;
+  }
+  __device__ __forceinline__ static int first_other_key() { return other() * own_keys(K); }
   /// @}
   /// A shared address as descriptors have it: without the block's number, which stands above it.
   __device__ __forceinline__ static std::uint32_t operand(std::uint32_t address) {

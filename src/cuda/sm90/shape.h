@@ -40,10 +40,21 @@ TESSERA_HD constexpr int threads(const core::Kernel& row) {
   return (consumers(row) + 1) * 128;
 }
 
-/// Columns of queries and keys, and of values, that a block of threads has of a forward row's.
+/// Whether blocks of threads share a tile's columns. Columns of queries and keys, and of values,
+/// that one has then; and a backward tile's keys that it has, where they share these.
 /// @{
-TESSERA_HD constexpr int own_dim(const core::Kernel& row) { return row.head_dim / row.cluster; }
-TESSERA_HD constexpr int own_dim_v(const core::Kernel& row) { return row.head_dim_v / row.cluster; }
+TESSERA_HD constexpr bool shares_columns(const core::Kernel& row) {
+  return row.cluster > 1 && !exchanges(row);
+}
+TESSERA_HD constexpr int own_dim(const core::Kernel& row) {
+  return row.head_dim / (shares_columns(row) ? row.cluster : 1);
+}
+TESSERA_HD constexpr int own_dim_v(const core::Kernel& row) {
+  return row.head_dim_v / (shares_columns(row) ? row.cluster : 1);
+}
+TESSERA_HD constexpr int own_keys(const core::Kernel& row) {
+  return row.block_n / (exchanges(row) ? row.cluster : 1);
+}
 /// @}
 
 /// Bytes of one buffer: chunks of columns one after another.
@@ -76,11 +87,11 @@ TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
 }
 /// Bytes for the scores that another block of threads has of its columns (score_sums.h).
 TESSERA_HD constexpr int sums_bytes(const core::Kernel& row) {
-  return row.cluster > 1 ? row.block_m * row.block_n * 4 : 0;
+  return shares_columns(row) ? row.block_m * row.block_n * 4 : 0;
 }
 /// Their mbarriers: full and empty ones of every warp.
 TESSERA_HD constexpr int sum_barriers(const core::Kernel& row) {
-  return row.cluster > 1 ? 2 * row.block_m / 16 : 0;
+  return shares_columns(row) ? 2 * row.block_m / 16 : 0;
 }
 /// Forward: do the warpgroups read their queries into registers, once a tile, instead of from
 /// shared memory at every step? Where that is faster of what has registers for it.
@@ -103,7 +114,7 @@ TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
 TESSERA_HD constexpr int exchange_bytes(const core::Kernel& row) {
   const int slopes = row.extra == core::Extra::all ? 2 : 0;
   const int sums = 2 * sums_bytes(row);  // of S^T and dP^T
-  return splits_roles(row) ? row.block_n * row.block_m * (4 + slopes) + sums
+  return splits_roles(row) ? own_keys(row) * row.block_m * (4 + slopes) + sums
                            : consumers(row) * kSumBytes + kQuarters * kQuarterBytes;
 }
 /// Backward: buffers of dO. A step's Q is asked for before its dO and given back after it. One
@@ -112,20 +123,30 @@ TESSERA_HD constexpr int dout_stages(const core::Kernel& row) {
   if (row.cluster > 1 && own_dim_v(row) > 192) return 1;
   return splits_roles(row) ? row.q_stages : 2;
 }
-/// Backward: mbarriers of two blocks that share tiles: of their warps' sums, and of tiles that one
-/// hands on to the other.
+/// Backward: bytes of a block of dS, and of what another block of threads' keys take: its dS twice,
+/// and half of their columns.
+/// @{
+TESSERA_HD constexpr int score_bytes(const core::Kernel& row) {
+  return own_keys(row) * row.block_m * 2;
+}
+TESSERA_HD constexpr int received_bytes(const core::Kernel& row) {
+  return exchanges(row) ? 2 * score_bytes(row) + buffer_bytes(row.head_dim / 2, own_keys(row)) : 0;
+}
+/// @}
+/// Backward: mbarriers of two blocks that share tiles: of their warps' sums, of tiles that one
+/// hands on to the other, of dS that they exchange.
 TESSERA_HD constexpr int pair_barriers(const core::Kernel& row) {
-  return row.cluster > 1 ? 2 * sum_barriers(row) + 2 : 0;
+  return row.cluster > 1 ? 2 * sum_barriers(row) + 2 + (exchanges(row) ? 4 : 0) : 0;
 }
 /// Of the backward kernel: K and V, the rings of Q and dO with a shift and a delta a row, dS twice.
 TESSERA_HD constexpr int backward_bytes(const core::Kernel& row) {
-  const int k_bytes = buffer_bytes(own_dim(row), row.block_n);
-  const int v_bytes = buffer_bytes(own_dim_v(row), row.block_n);
+  const int k_bytes = buffer_bytes(own_dim(row), own_keys(row));
+  const int v_bytes = buffer_bytes(own_dim_v(row), own_keys(row));
   const int q_bytes = buffer_bytes(own_dim(row), row.block_m) + 4 * row.block_m;
   const int dout_bytes = buffer_bytes(own_dim_v(row), row.block_m) + 4 * row.block_m;
   const int handed_over = splits_roles(row) ? 0 : kQuarters;
   return k_bytes + v_bytes + row.q_stages * q_bytes + dout_stages(row) * dout_bytes +
-         2 * row.block_n * row.block_m * 2 + exchange_bytes(row) +
+         2 * score_bytes(row) + received_bytes(row) + exchange_bytes(row) +
          8 * (12 + handed_over + pair_barriers(row) + 2 * row.q_stages + 2 * dout_stages(row)) +
          kWordBytes + 1024;
 }

@@ -51,6 +51,9 @@ inline void mbarrier_expect(std::uint32_t address, std::uint32_t bytes) {
   mbarrier(address).bytes += bytes;
   mbarrier_arrive(address);
 }
+inline void mbarrier_expect_if(bool condition, std::uint32_t address, std::uint32_t bytes) {
+  if (condition) mbarrier_expect(address, bytes);
+}
 /// The copy engine's part of it.
 inline void mbarrier_complete(std::uint32_t address, std::int64_t bytes) {
   const device::Unseen unseen;

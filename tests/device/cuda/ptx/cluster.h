@@ -19,6 +19,15 @@ inline void store_async(std::uint32_t to, std::uint32_t word, std::uint32_t barr
   mbarrier_complete(barrier, sizeof word);
 }
 inline void mbarrier_arrive_there(std::uint32_t barrier) { mbarrier_arrive(barrier); }
+inline void mbarrier_arrive_there_if(bool condition, std::uint32_t barrier) {
+  mbarrier_arrive_if(condition, barrier);
+}
+inline void bulk_send_if(bool condition, std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
+                         std::uint32_t barrier) {
+  if (!condition) return;
+  std::memcpy(shared_memory(to), shared_memory(from), bytes);
+  mbarrier_complete(barrier, bytes);
+}
 inline void cluster_sync() { device::meet_cluster(); }
 
 }  // namespace tessera::cuda::ptx
