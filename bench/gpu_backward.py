@@ -5,8 +5,9 @@
 
 The grid and the placing of tensors are gpu_forward.py's; the bar is the best of three peers, bar_of_two that of cuDNN
 and FlashAttention-3 alone, as it was before; FLOPs: 10 b h s s d, halved when causal.
---deterministic: dQ summed in a fixed order, rows of their own. --features: GQA, packed sequences and a window
-beside the plain causal kernel at the same useful FLOPs. --layer: forward and backward of one layer beside cuDNN
+--deterministic: dQ summed in a fixed order, rows of their own. --features: GQA, packed sequences, a window,
+softcap, ALiBi, a bias with its gradient and dropout beside the plain kernel at the same useful FLOPs, and, with
+--before, beside another library's. --layer: forward and backward of one layer beside cuDNN
 and three steps of PyTorch, time and peak memory against the sequence length. Needs PyTorch.
 """
 
@@ -25,7 +26,7 @@ from gpu_forward import (DTYPES, HIDDEN, TOKENS, Arena, best_peer_factors, libte
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "dtype", "d", "causal", "s", "b", "h", "deterministic", "kernel",
            "tessera", "cudnn", "bar", "of_bar", "bar_of_two", "of_bar_of_two", "difference"]
-FEATURE_COLUMNS = ["date", "commit", "driver", "feature", "problem", "kernel", "tessera", "plain", "of_plain"]
+FEATURE_COLUMNS = ["date", "commit", "driver", "feature", "problem", "kernel", "tessera", "plain", "of_plain", "before"]
 LAYER_COLUMNS = ["date", "commit", "driver", "s", "h", "d", "causal", "who", "ms", "mb"]
 
 
@@ -36,7 +37,7 @@ def stream():
 class Pass:
     """A problem's forward pass done, its backward pass ready to be enqueued."""
 
-    def __init__(self, library, words, q, k, v, dout, out=None, deterministic=False, **extra):
+    def __init__(self, library, words, q, k, v, dout, out=None, deterministic=False, dbias=None, **extra):
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device="cuda")
         packed = q.dim() == 3
         lse = torch.empty((q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1]),
@@ -50,9 +51,10 @@ class Pass:
         self.plan = library.plan("bwd " + words + (" deterministic" if deterministic else ""), "gpu")
         self.workspace = torch.empty(self.plan.workspace_bytes, dtype=torch.uint8, device="cuda")
         dq, dk, dv = self.out
+        more = {} if dbias is None else {"dbias": dbias}
         self.tensors = self.plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse, dout=dout, dq=dq, dk=dk, dv=dv,
-                                         **extra)
-        self.memory = (q, k, v, dout, o, lse, extra)
+                                         **extra, **more)
+        self.memory = (q, k, v, dout, o, lse, extra, dbias)
 
     def __call__(self):
         self.plan.enqueue(self.tensors, stream(), self.workspace)
@@ -123,34 +125,49 @@ def causal_pairs(s):
 
 
 def features(library, arguments):
-    """GQA 8:1, packed sequences, a window of 1024 keys, all d = 128."""
+    """GQA 8:1, packed, a window of 1024 keys, softcap, ALiBi, a bias and its gradient, dropout; all d = 128."""
+    before = libtessera.Library(arguments.before) if arguments.before else None
     d, rows = 128, []
     generator, lengths = random.Random(1), []
     while sum(lengths) < 65536:
         lengths.append(min(generator.randint(64, 8192), 65536 - sum(lengths)))
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
     longest = max(lengths)
+    dense, half = (2, 8192, 16, d), (8, 2048, 16, d)
+    causal = f"bf16 b=2 h=16 q=8192 k=8192 d={d} causal"
+    bias = torch.randn(1, 16, 2048, 2048, device="cuda").bfloat16()
+    pairs = 2 * 16 * causal_pairs(8192)
     cases = (
-        ("gqa", f"bf16 b=2 h=16/2 q=8192 k=8192 d={d} causal", (2, 8192, 16, d), (2, 8192, 2, d), {},
-         2 * 16 * causal_pairs(8192), (2, 8192, 16)),
+        ("gqa", f"bf16 b=2 h=16/2 q=8192 k=8192 d={d} causal", dense, (2, 8192, 2, d), {}, pairs, (2, 8192, 16)),
         ("packed", f"bf16 b={len(lengths)} h=16 q={longest} k={longest} d={d} packed=65536,65536 causal",
          (65536, 16, d), (65536, 16, d), {"cu_seqlens_q": cu, "cu_seqlens_k": cu},
          16 * sum(map(causal_pairs, lengths)), (16, 4096, 16)),
         ("window", f"bf16 b=1 h=16 q=16384 k=16384 d={d} window=1023,0", (1, 16384, 16, d), (1, 16384, 16, d), {},
-         16 * (1024 * 16384 - 1024 * 1023 // 2), (1, 16384, 16)))
-    for name, words, q_shape, k_shape, extra, pairs, (b, s, h) in cases:
-        run = Pass(library, words, randn(*q_shape), randn(*k_shape), randn(*k_shape), randn(*q_shape), **extra)
-        plain = Pass(library, f"bf16 b={b} h={h} q={s} k={s} d={d} causal", *(randn(b, s, h, d) for _ in range(4)))
-        flops = {run: 10 * d * pairs, plain: 10 * d * b * h * causal_pairs(s)}
-        times = {run: [], plain: []}
+         16 * (1024 * 16384 - 1024 * 1023 // 2), (1, 16384, 16)),
+        ("softcap", f"{causal} softcap=30", dense, dense, {}, pairs, (2, 8192, 16)),
+        ("alibi", f"{causal} alibi=h", dense, dense, {"alibi_slopes": torch.rand(16, device="cuda")}, pairs,
+         (2, 8192, 16)),
+        ("bias with its gradient", f"bf16 b=8 h=16 q=2048 k=2048 d={d} bias=hqk:bf16", half, half,
+         {"bias": bias, "dbias": torch.empty_like(bias)}, 8 * 16 * 2048**2, (8, 2048, 16, "")),
+        ("dropout", f"{causal} dropout=0.1", dense, dense, {}, pairs, (2, 8192, 16)))
+    for name, words, q_shape, k_shape, extra, pairs, (b, s, h, *mask) in cases:
+        inputs = randn(*q_shape), randn(*k_shape), randn(*k_shape), randn(*q_shape)
+        run = Pass(library, words, *inputs, **extra)
+        mask, all_pairs = (mask[0], s * s) if mask else ("causal", causal_pairs(s))
+        plain = Pass(library, f"bf16 b={b} h={h} q={s} k={s} d={d} {mask}", *(randn(b, s, h, d) for _ in range(4)))
+        flops = {run: 10 * d * pairs, plain: 10 * d * b * h * all_pairs}
+        if before:
+            flops[Pass(before, words, *inputs, **extra)] = 10 * d * pairs
+        times = {f: [] for f in flops}
         for _ in range(9):
             for function, samples in times.items():
                 samples.append(time_calls(function, 5))
-        ours, base = (flops[x] / statistics.median(times[x]) * 1e-12 for x in (run, plain))
+        ours, base, *old = (flops[x] / statistics.median(times[x]) * 1e-12 for x in flops)
         rows.append(dict(zip(FEATURE_COLUMNS, (
             datetime.date.today().isoformat(), arguments.commit, query("driver_version"), name, "bwd " + words,
-            run.plan.kernel, f"{ours:.1f}", f"{base:.1f}", f"{ours / base:.3f}"))))
-        print(f"{name}: {ours:.0f} TFLOP/s, plain {base:.0f} ({ours / base:.3f})", flush=True)
+            run.plan.kernel, f"{ours:.1f}", f"{base:.1f}", f"{ours / base:.3f}", *(f"{x:.1f}" for x in old)))))
+        print(f"{name}: {ours:.0f} TFLOP/s, plain {base:.0f} ({ours / base:.3f}){', before' * bool(old)}"
+              f"{''.join(f' {x:.0f}' for x in old)}", flush=True)
     return rows
 
 
@@ -213,6 +230,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--features", type=pathlib.Path)
+    parser.add_argument("--before", type=pathlib.Path, help="a library whose features are measured beside")
     parser.add_argument("--layer", type=pathlib.Path)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")

@@ -4,10 +4,9 @@
 
 16,384 tokens, hidden size 2048 (32, 16, 8 heads of 64, 128, 256), random normal inputs. Both take turns
 within a cell; medians of CUDA-event times, the tensors put elsewhere in memory every few rounds. FLOPs:
-4 b h s s d, halved when causal. `bar` is the better of FlashAttention-3 and cuDNN as
-bench/results/h200_peers.csv has them, times what cuDNN reaches in this run over what it reached there, as
-clocks move from run to run; cuDNN itself for a cell that is not there. The table is of bf16 and serves fp16,
-too. Needs PyTorch.
+4 b h s s d, halved when causal. `bar` is the best of FlashAttention-3, FlashAttention-4 and cuDNN: what cuDNN
+reaches in this run times the ratio that bench/results/h200_peer_ratios.csv has, as clocks move from run to run.
+The table is of bf16 and serves fp16, too. Needs PyTorch.
 """
 
 import argparse
@@ -164,7 +163,7 @@ def main():
     parser.add_argument("--placements", type=int, default=3, help="of the tensors in memory")
     arguments = parser.parse_args()
     library = libtessera.Library(arguments.library)
-    factors = peer_factors()
+    factors = best_peer_factors("fwd")
     arena = Arena()
     rows = []
     for dtype in arguments.dtype:

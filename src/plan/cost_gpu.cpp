@@ -46,11 +46,13 @@ double tiles_of_each(const PlanData& plan, const Problem& p, double many) {
   return core::max(tiles, 1.0) / plan.device.threads;
 }
 
-/// What the last round of tiles of a row that exchanges leaves idle: other rows share theirs.
+/// What the last round of tiles of a row that exchanges leaves idle. Of few rounds it takes no
+/// part: pieces of other rows share keys then.
 double of_rounds(const PlanData& plan) {
+  constexpr double kLeast = 4.0, kFew = 2.0;
   const double rounds = static_cast<double>(plan.work.count()) /
                         static_cast<double>(resident_blocks(plan.kernel, plan.device));
-  return rounds > 0.0 ? std::ceil(rounds) / rounds : 1.0;
+  return rounds >= kLeast ? std::ceil(rounds) / rounds : kFew;
 }
 
 /// How often decoding blocks of rows that have the same keys read them from memory: those that are

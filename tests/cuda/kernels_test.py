@@ -54,7 +54,8 @@ def read_kernels():
         symbol, target, *values = line.split()
         if not target.startswith("compute_"):
             facts = dict(zip(names, map(int, values)))
-            rows[f"{symbol}.{target}"] = facts and {**facts, "e4m3": "_e4m3_" in symbol, "bf16": "_bf16_" in symbol}
+            rows[f"{symbol}.{target}"] = facts and {**facts, "e4m3": "_e4m3_" in symbol, "bf16": "_bf16_" in symbol,
+                                                     "pair": symbol.endswith("_pair")}
     return header.split()[1], rows
 
 
@@ -110,7 +111,8 @@ def role_loops(row):
                 "owners": {"HGMMA": row["head_dim_v"] // 128 * row["block_n"] // 16, "MUFU": 0}}
     if row["stages"]:
         return {role: mma_backward_loops(row)[role] for role in ("values", "keys")}
-    pieces, scores = row["head_dim"] // 64, row["block_m"] // 2
+    # A pair of blocks shares the pieces, and each sums its own over the keys of both (backward_exchange.h).
+    pieces, scores = row["head_dim"] // 64 // (2 if row["pair"] else 1), row["block_m"] // 2
     sums, piece = row["block_m"] // 16, row["block_n"] // 16
     return {"values": {"HGMMA": row["head_dim"] // 16 + sums + pieces // 2 * piece,
                        "MUFU": scores * (3 if row["extra"] else 1)},

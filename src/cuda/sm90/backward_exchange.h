@@ -140,10 +140,12 @@ class ExchangeConsumer : RoleConsumer<K, kRole> {
   __device__ __forceinline__ void issue_queries(std::uint32_t item) {
     buffers.received.wait_full(item);
     ptx::wgmma_fence();
+    const auto along = [](std::uint32_t x) { return ptx::descriptor_across(x, kN * 128); };
     const std::uint32_t own = buffers.block() * kPieces + kFirstPiece;
-    Base::multiply_keys(operand_of(buffers.scores, item), tile().k + own * kN * 128, false);
-    Base::multiply_keys(operand_of(buffers.received, item),
-                        buffers.operand(buffers.other_keys) + kFirstPiece * kN * 128, true);
+    const std::uint32_t other = buffers.operand(buffers.other_keys) + kFirstPiece * kN * 128;
+    Base::multiply_keys(along(operand_of(buffers.scores, item)), along(tile().k + own * kN * 128),
+                        false);
+    Base::multiply_keys(along(operand_of(buffers.received, item)), along(other), true);
     ptx::wgmma_commit();
   }
 

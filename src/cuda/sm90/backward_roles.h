@@ -121,13 +121,18 @@ class RoleConsumer {
   }
   __device__ __forceinline__ void clear_keys() const {
     const int valid = tile().band.seqlen_k - tile().first_key;
-    if (K.any_layout || agreed(!p.sequences.packed() || valid >= (kExchange ? 2 : 1) * kN)) return;
-    clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, core::min(core::max(valid, 0), kN));
-    if constexpr (kExchange) {
-      const int first = tile().first_key - buffers.first_own_key() + buffers.first_other_key();
-      clear_rows<kN>(buffers.other_keys, S::kChunks / 2,
-                     core::min(core::max(tile().band.seqlen_k - first, 0), kN));
-    }
+    if constexpr (kExchange) return clear_pair(valid);
+    if (K.any_layout || agreed(!p.sequences.packed() || valid >= kN)) return;
+    clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, valid);
+    after_clearing();
+  }
+  /// The same of keys of which the other block has half.
+  __device__ __forceinline__ void clear_pair(int valid) const {
+    if (agreed(!p.sequences.packed() || valid >= 2 * kN)) return;
+    const auto existing = [](int keys) { return core::min(core::max(keys, 0), kN); };
+    const int others = valid + buffers.first_own_key() - buffers.first_other_key();
+    clear_rows<kN>(buffers.k.buffer(tile_item_), S::kChunks, existing(valid));
+    clear_rows<kN>(buffers.other_keys, S::kChunks / 2, existing(others));
     after_clearing();
   }
   __device__ __forceinline__ void clear_summed(int m) const {
@@ -201,9 +206,8 @@ class RoleConsumer {
   }
 
   /// A piece of dQ = dS K over kN keys, of which b are columns; or, add: the same to what is there.
-  __device__ __forceinline__ void multiply_keys(std::uint32_t scores, std::uint32_t b, bool add) {
-    const std::uint32_t a = ptx::descriptor_across(scores, kN * 128);
-    b = ptx::descriptor_across(b, kN * 128);
+  /// a, b: descriptors (descriptor_across).
+  __device__ __forceinline__ void multiply_keys(std::uint32_t a, std::uint32_t b, bool add) {
 #pragma unroll
     for (int i = 0; i < kN / 16; ++i) {
       QueryWgmma::shared_across(dq_, ptx::descriptor(a + i * 16 * 128 / 16),

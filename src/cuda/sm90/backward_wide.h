@@ -231,8 +231,10 @@ class WideConsumer : RoleConsumer<K, kRole> {
 
   /// A piece of dQ.
   __device__ __forceinline__ void issue_queries(int piece) {
+    const std::uint32_t a = ptx::descriptor_across(operand_of(buffers.scores, item_), kN * 128);
+    const std::uint32_t b = ptx::descriptor_across(tile().k + piece * kN * 128, kN * 128);
     ptx::wgmma_fence();
-    Base::multiply_keys(operand_of(buffers.scores, item_), tile().k + piece * kN * 128, false);
+    Base::multiply_keys(a, b, false);
     ptx::wgmma_commit();
   }
 
