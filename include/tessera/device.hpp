@@ -23,7 +23,8 @@ struct Device {
   std::string name;            ///< as named_device() knows it
   Arch arch = Arch::portable;  ///< the largest instruction set it executes
   /// Workers the executor will offer, which never change a result. GPU: multiprocessors, by which
-  /// decoding splits its keys unless Problem::batch_invariant is asked for (S9).
+  /// decoding splits its keys and tiles are chosen, unless Problem::batch_invariant is asked for
+  /// (S9).
   int threads = 1;
   std::int64_t l1_bytes = 32 << 10;  ///< per core; GPU: shared memory of one block
   std::int64_t l2_bytes = 1 << 20;   ///< per core; GPU: all of it

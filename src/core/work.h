@@ -57,7 +57,8 @@ struct Work {
 /// causal mask their rows see the most keys, and work handed out longest first ends evenly. But
 /// only `section` heads take turns, block after block: on a GPU as many as keep their keys in the
 /// second-level cache between one block and the next, or one, head after head, where all blocks see
-/// equally many; the last section takes what would be less than one along. The splits of a block
+/// equally many; few, where tiles are handed out as multiprocessors get free (section_of). The last
+/// section takes what would be less than one along. The splits of a block
 /// follow each other (at), or take turns as heads do (backward_at). Blocks and splits are those of
 /// the longest sequence; a shorter one leaves its surplus pieces empty.
 struct WorkOrder {
