@@ -75,8 +75,8 @@ def assert_close(name: str, result: Tensor, exact: Tensor) -> None:
 
 
 def quantised(x: Tensor, scale: Tensor | float) -> Tensor:
-    """As float8_e4m3fn, to the nearest."""
-    return (x.float() / scale).clamp(-448, 448).to(FP8)
+    """As float8_e4m3fn, to the nearest of products with 1 / scale, as S14 has it: near a tie a quotient may differ."""
+    return (x.float() * (1.0 / scale)).clamp(-448, 448).to(FP8)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
