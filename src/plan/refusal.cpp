@@ -247,6 +247,22 @@ std::string refused_narrow(const core::Kernel& row, const Problem& problem) {
          ", head_dim_v = " + std::to_string(problem.head_dim_v);
 }
 
+/// A row whose blocks of threads exchange dS.
+std::string refused_exchange(const core::Kernel& row, const Problem& problem) {
+  constexpr int kNarrow = 192;  // other rows have less to multiply
+  if (!exchanges(row)) return {};
+  if (problem.head_dim <= kNarrow && problem.head_dim_v <= kNarrow) {
+    return "is for head dims beyond " + std::to_string(kNarrow) +
+           "; head_dim = " + std::to_string(problem.head_dim) +
+           ", head_dim_v = " + std::to_string(problem.head_dim_v);
+  }
+  if (problem.deterministic || problem.batch_invariant) {
+    return std::string("adds dQ in no order, which ") +
+           (problem.deterministic ? "deterministic" : "batch_invariant") + " forbids";
+  }
+  return {};
+}
+
 /// What a GPU row asks for beyond its device.
 std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
   const GpuFacts& facts = facts_of(row.arch);
@@ -304,16 +320,7 @@ std::string gpu_refusal(const core::Kernel& row, const Problem& problem) {
              std::to_string(dim.value);
     }
   }
-  constexpr int kNarrow = 192;  // other rows have less to multiply
-  if (exchanges(row) && problem.head_dim <= kNarrow && problem.head_dim_v <= kNarrow) {
-    return "is for head dims beyond " + std::to_string(kNarrow) +
-           "; head_dim = " + std::to_string(problem.head_dim) +
-           ", head_dim_v = " + std::to_string(problem.head_dim_v);
-  }
-  if (exchanges(row) && (problem.deterministic || problem.batch_invariant)) {
-    return std::string("adds dQ in no order, which ") +
-           (problem.deterministic ? "deterministic" : "batch_invariant") + " forbids";
-  }
+  if (std::string other = refused_exchange(row, problem); !other.empty()) return other;
   if (problem.unaligned && !row.any_layout) {
     return std::string("its ") + facts.loader + " takes addresses and strides that are multiples " +
            "of " + std::to_string(facts.load_bytes) + " bytes; the problem is unaligned";

@@ -1,6 +1,8 @@
 // What a forward run enqueues besides its kernel, and what its tensor maps ask for, on the fake
 // driver.
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,14 +18,16 @@ using Enqueued = std::vector<std::pair<std::string, void*>>;
 
 class ForwardLaunches : public Launches {
  protected:
-  /// Of a run whose workspace is full of something else.
-  Enqueued enqueued(const char* text) {
+  /// Its workspace is full of something else.
+  Status run_once(const char* text) {
     const Problem problem = problem_of(text);
     const Result<Plan> planned = plan(problem, gpu_);
     EXPECT_TRUE(planned.ok()) << planned.status().text;
-    const std::vector<std::int32_t> before(planned->workspace_bytes() / 4 + 16, 77);
-    filled_ = before;
-    const auto aligned = reinterpret_cast<std::uintptr_t>(filled_.data() + 15) / 64 * 64;
+    filled_.assign(planned->workspace_bytes() / 4 + 16, 77);
+    void* aligned = filled_.data();
+    std::size_t room = filled_.size() * sizeof(std::int32_t);
+    EXPECT_NE(std::align(Plan::workspace_alignment, planned->workspace_bytes(), aligned, room),
+              nullptr);
     counter_ = nullptr;
     fake::state().on_launch = [this](const fake::Launch& launch, const void* params) {
       if (launch.kernel.find("forward") == std::string::npos) return;
@@ -31,8 +35,11 @@ class ForwardLaunches : public Launches {
       counted_ = counter_ == nullptr ? -1 : *counter_;
     };
     fake::state().enqueued.clear();
-    const Status status = run(*planned, tensors_of(problem), reinterpret_cast<void*>(aligned),
-                              planned->workspace_bytes(), {.stream = &stream_});
+    return run(*planned, tensors_of(problem), aligned, planned->workspace_bytes(),
+               {.stream = &stream_});
+  }
+  Enqueued enqueued(const char* text) {
+    const Status status = run_once(text);
     EXPECT_TRUE(status) << status.text;
     return fake::state().enqueued;
   }
@@ -53,12 +60,7 @@ TEST_F(ForwardLaunches, TilesOfUnknownLengthHaveACounter) {
             (Enqueued{{"cuLaunchKernelEx", &stream_}}));
   EXPECT_EQ(counter_, nullptr);
   fake::state().failures["cuMemsetD32Async"] = 1;
-  const Problem problem = problem_of("fwd bf16 b=9 h=16 q=1000 k=1000 d=128 packed=5000,5000");
-  const Result<Plan> planned = plan(problem, gpu_);
-  ASSERT_TRUE(planned.ok());
-  fake::state().enqueued.clear();
-  const Status status = run(*planned, tensors_of(problem), filled_.data(),
-                            planned->workspace_bytes(), {.stream = &stream_});
+  const Status status = run_once("fwd bf16 b=9 h=16 q=1000 k=1000 d=128 packed=5000,5000");
   EXPECT_EQ(status.code, Code::device);
   EXPECT_EQ(fake::state().enqueued.size(), 1U);  // no kernel
 }
