@@ -58,9 +58,9 @@ struct Work {
 /// only `section` heads take turns, block after block: on a GPU as many as keep their keys in the
 /// second-level cache between one block and the next, or one, head after head, where all blocks see
 /// equally many; few, where tiles are handed out as multiprocessors get free (section_of). The last
-/// section takes what would be less than one along. The splits of a block
-/// follow each other (at), or take turns as heads do (backward_at). Blocks and splits are those of
-/// the longest sequence; a shorter one leaves its surplus pieces empty.
+/// section takes what would be less than one along. The splits of a block follow each other (at),
+/// or take turns as heads do (backward_at). Blocks and splits are those of the longest sequence; a
+/// shorter one leaves its surplus pieces empty.
 struct WorkOrder {
   int batch = 1;
   int heads = 1;  ///< of a sequence: PlanData::row_heads query heads each
