@@ -185,6 +185,11 @@ def edge_cases(dims, features):
         for more in ({}, {"left": 70, "right": 40}):
             yield Case(b=5, sq=700, sk=900, h=4, hk=2, d=d, causal=causal and not more, packed=packed,
                        deterministic=True, **more)
+    # In order: of more heads than fill a board some begin with late keys, others with early ones.
+    for d, packed in itertools.product(dims, (False, True)):
+        for more in ({"causal": True}, {"right": 20}, {"causal": True, "top_left": True, "sk": 200}, {}):
+            yield Case(**{"b": 40, "sq": 300, "sk": 310, "h": 4, "hk": 4, "d": d, "packed": packed,
+                          "deterministic": True, "poisoned": packed} | more)
     for scores, d, causal in itertools.product(("negative", "rising", "falling"), dims, (False, True)):
         yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores)
     for d, causal, b in itertools.product(dims, (False, True), (4, 9)):
@@ -196,7 +201,8 @@ def edge_cases(dims, features):
 
 def reduced_cases():
     """Every row of the catalog once, all kinds of tiles."""
-    yield Case(b=16, sq=200, sk=300, h=8, hk=8, d=256, row=".pair")
+    for more in ({}, {"causal": True, "dtype": "f16"}, {"packed": True, "poisoned": True}):
+        yield Case(**{"b": 16, "sq": 200, "sk": 380, "h": 8, "hk": 8, "d": 256, "row": ".pair"} | more)
     for d, dv in ((64, 64), (128, 128), (192, 128), (192, 192), (256, 256)):
         yield Case(b=2, sq=200, sk=300, d=d, dv=dv, causal=True)
         yield Case(b=3, sq=150, sk=200, d=d, dv=dv, packed=True, poisoned=True, left=60, right=10, deterministic=True)

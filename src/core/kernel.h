@@ -93,6 +93,12 @@ TESSERA_HD constexpr bool shares_keys(const Kernel& row) {
   return row.pass == Pass::backward && row.lanes == 0 && row.stages == 0 && !exchanges(row);
 }
 
+/// GPU, backward: whether heads may begin with their early keys where dQ is summed in order
+/// (WorkOrder::early): where somebody else adds than who multiplies.
+TESSERA_HD constexpr bool begins_early(const Kernel& row) {
+  return shares_keys(row) && !splits_roles(row);
+}
+
 /// GPU, forward: whether blocks of threads can take the next tile as they get free. Not in pages,
 /// whose warps go from tile to tile each at its own pace.
 TESSERA_HD constexpr bool takes_tiles(const Kernel& row) {

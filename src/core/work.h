@@ -51,6 +51,7 @@ struct Work {
   int block = 0;  ///< forward: of rows, backward: of keys
   int split = 0;  ///< forward: keys [split * split_n, (split + 1) * split_n) of those the rows see;
                   ///< backward: RowSteps of those that see the keys
+  bool early = false;  ///< of one of WorkOrder::early heads
 };
 
 /// All pieces of a pass and the order in which they are taken. Late blocks come first: under a
@@ -66,7 +67,10 @@ struct WorkOrder {
   int heads = 1;  ///< of a sequence: PlanData::row_heads query heads each
   int blocks = 1;
   int splits = 1;
-  int block_m = 0;           ///< forward: rows of a block
+  int block_m = 0;  ///< forward: rows of a block
+  /// A GPU's backward that adds to dQ in order: of so many heads, the last, a section of their own,
+  /// the early keys begin, of others the late ones (walked_block).
+  int early = 0;
   std::int64_t section = 1;  ///< of the heads of all sequences
 
   /// Index: wide enough for count(); a GPU's has 32 bits.
@@ -99,22 +103,46 @@ struct WorkOrder {
     WorkOrder order = *this;
     order.heads = heads * splits;
     order.splits = 1;
+    if (early > 0) return order.at_with_early(index);
     Work work = order.at(index);
     work.split = work.head % splits;
     work.head /= splits;
     return work;
   }
 
-  /// The block of keys that a GPU's backward makes of a piece: in the order in which blocks add
-  /// to dQ, if they add in order.
+  /// The block of keys that a GPU's backward makes of a piece. In any order early ones come first:
+  /// under a causal mask more rows see them.
   TESSERA_HD constexpr int key_block(const Work& work, bool in_order) const {
-    return in_order ? work.block : blocks - 1 - work.block;
+    return in_order && !work.early ? work.block : blocks - 1 - work.block;
   }
 
   /// The i-th index of multiprocessor `worker` of `workers`. Every other round goes backwards, so
   /// that nobody gets the longest piece of each.
   TESSERA_HD constexpr static int index_of(int i, int worker, int workers) {
     return i * workers + (i % 2 == 0 ? worker : workers - 1 - worker);
+  }
+
+ private:
+  /// Of a backward whose last heads begin with early keys; there are no splits.
+  template <class Index>
+  TESSERA_HD constexpr Work at_with_early(Index index) const {
+    WorkOrder order = *this;
+    const int late = batch * heads - early;
+    const Index before = Index{late} * blocks;
+    order.batch = 1;
+    order.heads = late;
+    const bool is_early = index >= before;
+    if (is_early) {
+      index -= before;
+      order.heads = early;
+      order.section = early;
+    }
+    Work work = order.at(index);
+    if (is_early) work.head += late;
+    work.early = is_early;
+    work.batch = work.head / heads;
+    work.head %= heads;
+    return work;
   }
 };
 
@@ -223,6 +251,29 @@ TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int 
   return {seen, full};
 }
 
+/// Where blocks of keys add to dQ in order, nobody waits for one that begins later: those who add
+/// before are handed out before, and a block of keys walks over the rows in the order in which they
+/// have passed. If late keys begin, it walks from the first rows to the last: under a causal mask
+/// whom a block of rows sees last is on the diagonal, others follow a step behind each other, and
+/// hardly anyone waits. But the longest tiles come last then, and do not end together. If early
+/// keys begin, it walks from the last rows to the first: short tiles even out the end, but of tiles
+/// that begin at once each waits a step for the one before. So this is what the last heads do.
+/// @{
+/// The block of rows at place m of a walk.
+TESSERA_HD constexpr int walked_block(Range seen, int m, bool early) {
+  return early ? seen.begin + seen.end - 1 - m : m;
+}
+TESSERA_HD constexpr QueryBlocks walked_blocks(const QueryBlocks& blocks, bool early) {
+  if (!early) return blocks;
+  const int both = blocks.seen.begin + blocks.seen.end;
+  return {blocks.seen, {both - blocks.full.end, both - blocks.full.begin}};
+}
+/// How many of the blocks of keys that a block of rows sees add before this one.
+TESSERA_HD constexpr int rank_of(Range keys, int key_block, bool early) {
+  return early ? key_block - keys.begin : keys.end - 1 - key_block;
+}
+/// @}
+
 /// What a GPU's backward walks over for a block of keys: the blocks of rows that see them, of one
 /// query head of the group after another. Where pieces share the keys (WorkOrder::splits), each has
 /// its run of these.
@@ -233,7 +284,7 @@ struct RowSteps {
 
   struct Step {
     int member = 0;  ///< query head of the group
-    int block = 0;   ///< of its rows
+    int block = 0;   ///< of its rows, by place in the walk
   };
   /// The i-th of the run, which is not empty.
   TESSERA_HD constexpr Step at(int i) const {

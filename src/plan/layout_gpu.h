@@ -101,15 +101,17 @@ TESSERA_HD GpuDecodeLayout layout_gpu_decode(Workspace& workspace, const PlanDat
 }
 
 /// Whether the key blocks of a GPU's backward add their dQ in a fixed order: where they must (S9),
-/// and where it is faster. Of few rows under a causal mask hardly anyone waits, and who comes first
+/// and where it is faster. Hardly anyone waits where sequences are not long, and who comes first
 /// stores, so nothing is made 0 before (docs/performance.md).
 TESSERA_HD bool adds_in_order(const PlanData& plan) {
   const Problem& p = plan.problem;
   const core::Kernel& row = plan.kernel;
   if (p.deterministic || p.batch_invariant) return true;
-  if (row.stages > 0 || core::splits_roles(row) || plan.work.splits > 1) return false;
-  const bool causal = p.window_left < 0 && p.window_right == 0 && p.seqlen_q == p.seqlen_k;
-  return causal && p.seqlen_q <= (row.block_m == 128 ? 1024 : 512);
+  if (!core::begins_early(row) || plan.work.splits > 1 || p.window_left >= 0) return false;
+  const bool small = row.head_dim <= 64;
+  if (p.window_right < 0) return !p.packed && p.seqlen_k <= (small ? 2048 : 1024);
+  const bool causal = p.window_right == 0 && p.seqlen_q == p.seqlen_k;
+  return causal && p.seqlen_q <= (small || p.group() == 1 ? 4096 : 1024);
 }
 
 /// Elements of a bias tensor.

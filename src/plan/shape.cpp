@@ -117,6 +117,8 @@ int rows_of_item(const core::Kernel& row, const Problem& p, int split_n, const D
   return rows;
 }
 
+bool is_masked(const Problem& p) { return p.window_left >= 0 || p.window_right >= 0; }
+
 /// Do a head's tiles take about as long, and go over the same keys, or rows: without a mask, or
 /// where few queries at the end of many keys see nearly all of them?
 bool tiles_are_alike(const Problem& p) {
@@ -145,41 +147,96 @@ bool shares_rows(const core::Kernel& row, const Problem& p) {
          core::ceil_div<std::int64_t>(p.seqlen_q, row.block_m) * group;
 }
 
-}  // namespace
-
-std::int64_t section_of(const PlanData& plan) {
-  const Problem& p = plan.problem;
+/// Heads of all sequences, and in a backward whose pieces share keys as many for each.
+std::int64_t heads_of_pass(const PlanData& plan) {
   const std::int64_t each = core::shares_keys(plan.kernel) ? plan.work.splits : 1;
-  const std::int64_t heads =
-      core::max<std::int64_t>(1, std::int64_t{plan.work.batch} * plan.work.heads * each);
-  if (!is_gpu(plan.kernel.arch)) return heads;
-  const bool backward = p.pass == Pass::backward;
-  const std::int64_t few = core::max<std::int64_t>(
-      1, (backward && adds_in_order(plan) ? 1024 : 2048) / plan.kernel.head_dim);
-  // Tiles of one head that all begin with the same rows add to the same dQ at the same time, which
-  // takes longer where that is much.
-  if (tiles_are_alike(p)) {
-    const bool much = core::splits_roles(plan.kernel) && plan.kernel.extra == core::Extra::none;
-    return backward && much ? core::min(heads, few) : 1;
-  }
-  const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
-  const std::int64_t least = pair / std::gcd(pair, std::int64_t{plan.work.blocks});
-  // What the tiles of a head read again and again: keys and values, or, backward, rows and dQ.
+  return std::int64_t{plan.work.batch} * plan.work.heads * each;
+}
+
+/// Heads of which what tiles read again and again fits two thirds of the second-level cache: keys
+/// and values, or, backward, rows and dQ.
+std::int64_t fitting_heads(const PlanData& plan) {
+  const Problem& p = plan.problem;
   const std::int64_t dims = key_and_value_bytes(p);
-  const std::int64_t head_bytes = !backward
+  const std::int64_t each = core::shares_keys(plan.kernel) ? plan.work.splits : 1;
+  const std::int64_t head_bytes = p.pass != Pass::backward
                                       ? p.seqlen_k * dims / (p.group() / plan.row_heads)
                                       : p.seqlen_q * (dims + p.head_dim * 4) * p.group() / each;
-  const std::int64_t fitting =
-      plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
-  // Where tiles are handed out as multiprocessors get free, as the backward's are, rounds do not
-  // matter, but the longest tiles of as many heads as fill all of them had better begin together.
-  // Not of many, though they fit: the sooner a head's tiles follow each other, the more is found.
-  if (backward || hands_out_tiles(plan)) {
-    const std::int64_t filling = plan.device.threads / core::max(1, plan.work.blocks);
-    return core::min(heads,
-                     core::max<std::int64_t>(1, core::min(few, core::max(fitting, filling))));
+  return plan.device.l2_bytes * 2 / 3 / core::max<std::int64_t>(1, head_bytes);
+}
+
+/// Heads whose tiles make whole pairs of rounds.
+std::int64_t heads_of_rounds(const PlanData& plan) {
+  const std::int64_t pair = 2 * resident_blocks(plan.kernel, plan.device);
+  return pair / std::gcd(pair, std::int64_t{plan.work.blocks});
+}
+
+/// Heads whose tiles are about as many as the device has multiprocessors.
+std::int64_t filling_heads(const PlanData& plan) {
+  return plan.device.threads / core::max(1, plan.work.blocks);
+}
+
+/// Of tiles that are handed out as multiprocessors get free, so rounds do not matter. The longest
+/// tiles of as many heads as fill all multiprocessors had better begin together. Not of many,
+/// though they fit: the sooner a head's tiles follow each other, the more is found.
+std::int64_t section_of_few(const PlanData& plan, std::int64_t few) {
+  return core::min(few, core::max(fitting_heads(plan), filling_heads(plan)));
+}
+
+std::int64_t section_of_backward(const PlanData& plan) {
+  const int head_dim = plan.kernel.head_dim;
+  const bool in_order = adds_in_order(plan);
+  const std::int64_t few = (in_order ? 1024 : 2048) / head_dim;
+  if (tiles_are_alike(plan.problem)) {
+    // Tiles of one head that all begin with the same rows add to the same dQ at the same time,
+    // which takes longer where that is much. In order they wait for each other, unless each follows
+    // one that began a step before: heads that take turns end so, and so begin the next.
+    if (core::splits_roles(plan.kernel) && plan.kernel.extra == core::Extra::none) return few;
+    return in_order && core::begins_early(plan.kernel)
+               ? core::max<std::int64_t>(2, filling_heads(plan))
+               : 1;
   }
-  return fitting < least ? heads : core::min(heads, least);
+  if (in_order && core::begins_early(plan.kernel) && is_masked(plan.problem)) return 256 / head_dim;
+  return section_of_few(plan, few);
+}
+
+std::int64_t section_of_forward(const PlanData& plan) {
+  constexpr int kMasked = 24, kUnmasked = 2048;
+  const Problem& p = plan.problem;
+  if (tiles_are_alike(p)) return 1;
+  if (hands_out_tiles(plan)) {
+    return is_masked(p) ? kMasked : section_of_few(plan, kUnmasked / plan.kernel.head_dim);
+  }
+  const std::int64_t rounds = heads_of_rounds(plan);
+  return fitting_heads(plan) < rounds ? heads_of_pass(plan) : rounds;
+}
+
+}  // namespace
+
+bool hands_out_tiles(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  if (!core::takes_tiles(plan.kernel) || plan.work.count() <= plan.device.threads) return false;
+  if (p.cache) return !p.cache->paged();
+  if (p.packed) return true;
+  if (tiles_are_alike(p)) return false;
+  return plan.kernel.head_dim > 128 ||
+         (plan.kernel.head_dim > 64 && fitting_heads(plan) < heads_of_rounds(plan));
+}
+
+std::int64_t section_of(const PlanData& plan) {
+  const std::int64_t heads = core::max<std::int64_t>(1, heads_of_pass(plan));
+  if (!is_gpu(plan.kernel.arch)) return heads;
+  const std::int64_t section =
+      plan.problem.pass == Pass::backward ? section_of_backward(plan) : section_of_forward(plan);
+  return core::min(heads, core::max<std::int64_t>(1, section));
+}
+
+int early_heads(const PlanData& plan) {
+  const Problem& p = plan.problem;
+  if (!core::begins_early(plan.kernel) || !adds_in_order(plan) || plan.work.splits > 1) return 0;
+  if (p.window_left >= 0 || p.window_right < 0 || tiles_are_alike(p)) return 0;
+  constexpr std::int64_t kLeast = 4;
+  return static_cast<int>(core::min(heads_of_pass(plan), core::max(kLeast, filling_heads(plan))));
 }
 
 PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device& device) {
@@ -208,6 +265,7 @@ PlanData plan_row(const core::Kernel& row, const Problem& problem, const Device&
           : static_cast<int>(core::ceil_div<std::int64_t>(plan.longest_keys, plan.split_n));
   if (core::shares_keys(row)) plan.work.splits = splits_of_rows(plan);
   plan.work.section = section_of(plan);
+  plan.work.early = early_heads(plan);
   if (is_gpu(row.arch) && row.form == core::Form::decode) set_spans(plan);
   Workspace counter(&plan.regions);
   layout(counter, plan);

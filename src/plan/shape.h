@@ -11,11 +11,16 @@ namespace tessera {
 /// Blocks of threads of a GPU's row that the device has at once.
 std::int64_t resident_blocks(const core::Kernel& row, const Device& device);
 
-/// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is heads whose keys fit two
+/// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is few where tiles are
+/// handed out as multiprocessors get free. Where they are dealt it is heads whose keys fit two
 /// thirds of the second-level cache, and whose tiles make whole pairs of rounds, the second of
 /// which evens out the first. All heads if there is no such number: where rounds do not end with
 /// sections, the imbalance costs more than the cache gives.
 std::int64_t section_of(const PlanData& plan);
+
+/// core::WorkOrder::early, of a plan whose work has all else: enough heads for the others' longest
+/// tiles, which come last, to end while short ones of these are left.
+int early_heads(const PlanData& plan);
 
 /// How many pieces share a block of keys in a GPU's backward (core::RowSteps, shared_keys.cpp):
 /// more than one where there are few blocks of keys, and most multiprocessors would have none, or

@@ -61,6 +61,7 @@ class BackwardTime {
     plan.work.blocks = static_cast<int>(seen_.size());
     plan.work.splits = splits;
     plan.work.section = section_of(plan);
+    plan.work.early = early_heads(plan);
     const double step = time_of_step(splits);
     const bool in_order = in_order_with(splits);
     std::priority_queue<double, std::vector<double>, std::greater<>> free;

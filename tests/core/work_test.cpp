@@ -162,7 +162,8 @@ TEST(WorkOrder, EveryPieceOnceAndLongestFirstInASection) {
       for (int section = 1; section <= batch * heads + 1; ++section) {
         const int blocks = 1 + static_cast<int>(random() % 4);
         const int splits = 1 + static_cast<int>(random() % 3);
-        const WorkOrder order{batch, heads, blocks, splits, 0, section};
+        const WorkOrder order{
+            .batch = batch, .heads = heads, .blocks = blocks, .splits = splits, .section = section};
         const int count = order.count<int>();
         ASSERT_EQ(count, batch * heads * blocks * splits);
         ASSERT_EQ(order.count(), count);
@@ -219,8 +220,10 @@ TEST(WorkOrder, SplitsOfRowsTakeTurnsAsHeads) {
     };
     const int batch = up_to(3), heads = up_to(4), blocks = up_to(5), splits = up_to(6);
     const int section = up_to(batch * heads * splits);
-    const WorkOrder order{batch, heads, blocks, splits, 0, section};
-    const WorkOrder same{batch, heads * splits, blocks, 1, 0, section};
+    const WorkOrder order{
+        .batch = batch, .heads = heads, .blocks = blocks, .splits = splits, .section = section};
+    const WorkOrder same{
+        .batch = batch, .heads = heads * splits, .blocks = blocks, .section = section};
     ASSERT_EQ(order.count(), same.count());
     for (int index = 0; index < order.count<int>(); ++index) {
       const Work work = order.backward_at(index), as = same.at(index);
@@ -260,7 +263,11 @@ TEST(RowSteps, SplitsShareOutAllBlocksOfAllHeads) {
 
 /// A CPU's plan may have more pieces than 32 bits count.
 TEST(WorkOrder, CountsBeyond32Bits) {
-  const WorkOrder order{1 << 20, 1 << 10, 1 << 10, 2, 0, std::int64_t{1} << 30};
+  const WorkOrder order{.batch = 1 << 20,
+                        .heads = 1 << 10,
+                        .blocks = 1 << 10,
+                        .splits = 2,
+                        .section = std::int64_t{1} << 30};
   const std::int64_t last = order.count() - 1;
   EXPECT_EQ(order.count(), std::int64_t{1} << 41);
   const Work work = order.at(last);
@@ -271,11 +278,58 @@ TEST(WorkOrder, CountsBeyond32Bits) {
 }
 
 TEST(WorkOrder, KeyBlocksAreTakenInTheOrderInWhichTheyAdd) {
-  const WorkOrder order{1, 1, 5, 1, 0, 1};
+  const WorkOrder order{.blocks = 5};
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(order.key_block(order.at(i), true), 4 - i);
     EXPECT_EQ(order.key_block(order.at(i), false), i);
   }
+}
+
+/// The last heads begin with early keys, in a section of their own after all others; and every
+/// piece is there once.
+TEST(WorkOrder, EarlyHeadsAreTheLastAndBeginWithEarlyKeys) {
+  std::mt19937 random(std::random_device{}());
+  for (int trial = 0; trial < 300; ++trial) {
+    const auto up_to = [&](int most) {
+      return 1 + static_cast<int>(random() % static_cast<unsigned>(most));
+    };
+    const int batch = up_to(3), heads = up_to(4), blocks = up_to(5), all = batch * heads;
+    const int early = up_to(all), late = all - early;
+    const WorkOrder order{
+        .batch = batch, .heads = heads, .blocks = blocks, .early = early, .section = up_to(all)};
+    std::set<std::pair<int, int>> seen;
+    std::vector<int> next(static_cast<std::size_t>(all));
+    for (int index = 0; index < order.count<int>(); ++index) {
+      const Work work = order.backward_at(index);
+      const int head = work.batch * heads + work.head;
+      ASSERT_TRUE(0 <= work.head && work.head < heads && 0 <= head && head < all);
+      ASSERT_EQ(work.early, head >= late);
+      ASSERT_EQ(work.early, index >= late * blocks);
+      ASSERT_EQ(work.split, 0);
+      // Those of a head follow each other in the order in which they add.
+      const int place = next[static_cast<std::size_t>(head)]++;
+      ASSERT_EQ(order.key_block(work, true), work.early ? place : blocks - 1 - place);
+      if (work.early) {
+        ASSERT_EQ(head - late, (index - late * blocks) % early);
+      }
+      ASSERT_TRUE(seen.insert({head, work.block}).second);
+    }
+    ASSERT_EQ(seen.size(), static_cast<std::size_t>(all * blocks));
+  }
+}
+
+/// A walk goes over the same rows, full ones among them, either way.
+TEST(QueryBlocks, AWalkFromTheEndIsTheSameTheOtherWayRound) {
+  const QueryBlocks blocks = {{3, 11}, {5, 8}};
+  const QueryBlocks walked = walked_blocks(blocks, true);
+  EXPECT_EQ(walked.seen, blocks.seen);
+  for (int m = 3; m < 11; ++m) {
+    EXPECT_EQ(walked_block(blocks.seen, m, false), m);
+    const int block = walked_block(blocks.seen, m, true);
+    EXPECT_EQ(block, 13 - m);
+    EXPECT_EQ(walked.full.begin <= m && m < walked.full.end, 5 <= block && block < 8);
+  }
+  EXPECT_EQ(walked_blocks(blocks, false).full, blocks.full);
 }
 
 /// Every split of every head is in one piece, and those of the same heads follow each other.

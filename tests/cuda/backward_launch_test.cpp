@@ -205,8 +205,8 @@ TEST_F(Launches, ABackwardTakesTurnsOnlyWhereSumsAreOrdered) {
   }
 }
 
-// And where that is faster: of few rows under a causal mask, whose keys nobody shares.
-TEST_F(Launches, ABackwardOfFewCausalRowsTakesTurns) {
+// And where that is faster: of sequences that are not long, whose keys nobody shares.
+TEST_F(Launches, ABackwardOfSequencesThatAreNotLongTakesTurns) {
   const auto in_order = [&](const char* words) {
     const Problem problem = problem_of(words);
     const BackwardLaunches seen = watch(problem, tensors_of(problem));
@@ -216,7 +216,17 @@ TEST_F(Launches, ABackwardOfFewCausalRowsTakesTurns) {
   };
   EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=64 causal"));
   EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=128 causal"));
-  EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=64"));
+  EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=64"));
+  EXPECT_TRUE(in_order("bwd bf16 b=1 h=256 q=128 k=77 d=128"));
+  EXPECT_TRUE(in_order("bwd bf16 h=16 q=4096 k=4096 d=128 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 h=16 q=4160 k=4160 d=128 causal"));
+  EXPECT_TRUE(in_order("bwd bf16 b=8 h=64/32 q=192 k=192 d=128 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 h=64/32 q=1088 k=1088 d=128 causal"));
+  EXPECT_FALSE(in_order("bwd bf16 b=4 h=64 q=64 k=64 d=128 packed=200,200"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=32 q=128 k=1088 d=128"));
+  EXPECT_TRUE(in_order("bwd bf16 b=1 h=32 q=128 k=1088 d=64"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=32 q=128 k=2112 d=64"));
+  EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=128 window=50,0"));
   EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=128 d=256 causal"));
   EXPECT_FALSE(in_order("bwd bf16 b=1 h=256 q=128 k=130 d=128 causal"));
   EXPECT_FALSE(in_order("bwd bf16 b=1 h=2/1 q=128 k=128 d=128 causal"));

@@ -514,14 +514,16 @@ def any_order(*lengths):
     return [[(next(rows), 0) for _ in range(length)] for length in lengths]
 
 
-def in_order(blocks, sees, heads=1):
-    """Tiles of a head after another, its last block of keys first; sees(keys, row) of `blocks` each."""
-    tiles = []
-    for head in range(heads):
-        for keys in reversed(range(blocks)):
-            ranks = {m: sum(sees(other, m) for other in range(keys + 1, blocks)) for m in range(blocks)}
-            tiles.append([((head, m), ranks[m]) for m in range(blocks) if sees(keys, m)])
-    return tiles
+def in_order(blocks, sees, heads=1, early=0):
+    """Tiles of a head after another, its last block of keys first, rows in their order; of the last `early` heads,
+    which take turns, the first block of keys first, rows from the last on. sees(keys, row) of `blocks` each."""
+    def tile(head, keys, before, rows):
+        return [((head, m), sum(sees(other, m) for other in before)) for m in rows if sees(keys, m)]
+    late = heads - early
+    tiles = [tile(head, keys, range(keys + 1, blocks), range(blocks))
+             for head in range(late) for keys in reversed(range(blocks))]
+    return tiles + [tile(head, keys, range(keys), reversed(range(blocks)))
+                    for keys in range(blocks) for head in range(late, heads)]
 
 
 ANY = [any_order(*lengths) for lengths in ([0, 2, 0, 0, 0, 3, 1, 0], [4] * 4, [1] * 6, [2, 3, 1, 5, 2], [0, 0, 0],
@@ -529,7 +531,8 @@ ANY = [any_order(*lengths) for lengths in ([0, 2, 0, 0, 0, 3, 1, 0], [4] * 4, [1
 ANY += [in_order(4, lambda keys, row: True), in_order(4, lambda keys, row: keys <= row)[::-1]]
 ORDERED = [in_order(4, lambda keys, row: True), in_order(5, lambda keys, row: keys <= row),
            in_order(6, lambda keys, row: row - 2 <= keys <= row), in_order(3, lambda keys, row: keys <= row, heads=2),
-           in_order(4, lambda keys, row: keys == row)]
+           in_order(4, lambda keys, row: keys == row), in_order(4, lambda keys, row: keys <= row, heads=3, early=2),
+           in_order(5, lambda keys, row: keys <= row, early=1)]
 
 
 def check(tiles, ordered, first, runs, faults, seen):

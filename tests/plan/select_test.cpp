@@ -328,22 +328,22 @@ TEST(Select, GoldenBackwardPlansOfHopper) {
       return text;
     };
     EXPECT_EQ(planned("bwd bf16 b=4 h=16 q=4096 k=4096 d=128 causal"),
-              "sm90.backward.bf16.d128.64x128 32 x 64/8 statistics 2097152 dq 134217728 "
+              "sm90.backward.bf16.d128.64x128 32 x 64/2 statistics 2097152 dq 134217728 "
               "turns 32768 next_tile 4");
     EXPECT_EQ(planned("bwd f16 h=32 q=16384 k=16384 d=64"),
               "sm90.backward.f16.d64.128x128 128 x 32/1 statistics 4194304 dq 134217728 "
               "turns 32768 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=8 h=32/8 q=1024 k=1024 d=128 causal"),
-              "sm90.backward.bf16.d128.64x128 8 x 64/16 statistics 2097152 dq 134217728 "
+              "sm90.backward.bf16.d128.64x128 8 x 64/2 statistics 2097152 dq 134217728 "
               "turns 32768 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=3 h=8 q=500 k=700 d=128 causal packed=900,1300"),
               "sm90.backward.bf16.d128.64x128 6 x 24/16 statistics 69632 dq 4456448 turns 1088 "
               "next_tile 4");
     EXPECT_EQ(planned("bwd bf16 h=8 q=100 k=200 d=72 sink"),
-              "sm90.backward.bf16.d128.64x128 2 x 8/1 statistics 8192 dq 524288 turns 128 "
+              "sm90.backward.bf16.d128.64x128 2 x 8/8 statistics 8192 dq 524288 turns 128 "
               "sink_parts 64 next_tile 4");
     EXPECT_EQ(planned("bwd bf16 b=32 h=16 q=512 k=512 d=64 causal"),
-              "sm90.backward.bf16.d64.128x128 4 x 512/16 statistics 2097152 dq 67108864 "
+              "sm90.backward.bf16.d64.128x128 4 x 512/4 statistics 2097152 dq 67108864 "
               "turns 16384 next_tile 4");
     EXPECT_EQ(planned("bwd f16 b=2 h=4 q=500 k=700 d=200"),
               "sm90.backward.f16.d256.64x64 11 x 8/8 statistics 32768 dq 4194304 turns 512 "

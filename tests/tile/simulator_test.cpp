@@ -452,7 +452,7 @@ TEST(Decoding, BatchInvariantBitsAreTheSequencesOwn_S9) {
 TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
   const unsigned seed = std::random_device()();
   std::mt19937 random(seed);
-  int problems = 0, most = 0;
+  int problems = 0, most = 0, early = 0;
   for (const core::Kernel& row : kCatalog) {
     if (!is_gpu(row.arch) || row.pass != Pass::backward) continue;
     for (int trial = 0; trial < (kSanitized ? 8 : 60); ++trial) {
@@ -488,15 +488,17 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
         const core::Work tile = order.backward_at(i);
         const int head = tile.batch * heads + tile.head;
         const core::Band band = band_at(head);
-        const int first_key = tile.block * row.block_n;
+        const int key_block = order.key_block(tile, true), first_key = key_block * row.block_n;
         if (first_key >= band.seqlen_k) continue;
+        early += tile.early ? 1 : 0;
         const core::Range seen =
             core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
         const core::RowSteps steps = core::row_steps(seen, group, tile.split, order.splits);
         for (int step = 0; step < steps.count; ++step) {
-          const auto [member, m] = steps.at(step);
+          const auto [member, place] = steps.at(step);
+          const int m = core::walked_block(seen, place, tile.early);
           int& turn = turns[place_of(head, member, m)];
-          ASSERT_EQ(keys_of(band, m).end - 1 - tile.block, turn) << what;
+          ASSERT_EQ(core::rank_of(keys_of(band, m), key_block, tile.early), turn) << what;
           most = std::max(most, ++turn);
         }
       }
@@ -513,6 +515,7 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
   }
   EXPECT_GT(problems, kSanitized ? 40 : 300) << "seed " << seed;
   EXPECT_GT(most, 5);
+  EXPECT_GT(early, 0);
 }
 
 // The same where pieces share keys, of problems large enough for several sections. Of two blocks of
@@ -541,15 +544,17 @@ TEST(Turns, SharedKeysCountInTheOrderOfTheirTiles) {
           std::map<std::tuple<int, int, int, int>, int> turns;
           for (int i = 0; i < order.count(); ++i) {
             const core::Work tile = order.backward_at(i);
-            const int first = tile.block * row.block_n;
-            const core::RowSteps steps = core::row_steps(
-                core::query_blocks(band, {first, first + row.block_n}, row.block_m).seen, group,
-                tile.split, order.splits);
+            const int key_block = order.key_block(tile, true), first = key_block * row.block_n;
+            const core::Range seen =
+                core::query_blocks(band, {first, first + row.block_n}, row.block_m).seen;
+            const core::RowSteps steps = core::row_steps(seen, group, tile.split, order.splits);
             for (int step = 0; step < steps.count; ++step) {
-              const auto [member, m] = steps.at(step);
+              const auto [member, place] = steps.at(step);
+              const int m = core::walked_block(seen, place, tile.early);
               const core::Range rows = {m * row.block_m,
                                         core::min((m + 1) * row.block_m, band.seqlen_q)};
-              const int rank = core::key_blocks(band, rows, row.block_n).seen.end - 1 - tile.block;
+              const int rank = core::rank_of(core::key_blocks(band, rows, row.block_n).seen,
+                                             key_block, tile.early);
               const int turn = turns[std::tuple(tile.batch, tile.head, member, m)]++;
               ASSERT_EQ(rank, turn) << text;
             }

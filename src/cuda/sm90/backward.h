@@ -107,7 +107,7 @@ class BackwardConsumer {
     after_clearing();
   }
   __device__ __forceinline__ void clear_queries(int m) const {
-    const int valid = tile().band.seqlen_q - m * kM;
+    const int valid = tile().band.seqlen_q - block_at(m) * kM;
     if (agreed(!p.sequences.packed() || valid >= kM)) return;
     buffers.dout.wait_full(item_);
     clear_rows<kM>(buffers.q.buffer(item_), S::kChunks, valid);
@@ -119,7 +119,8 @@ class BackwardConsumer {
   /// follow it.
   __device__ __forceinline__ void walk() {
     step_ = 0;
-    const bool passes = kM < kN && agreed(tile().steps > 1 && hides(tile().first_step.block));
+    const bool passes =
+        kM < kN && agreed(tile().steps > 1 && hides(block_at(tile().first_step.block)));
     if (passes) pass_by();
     begin_scores();
     const core::QueryBlocks& blocks = tile().queries;
@@ -149,6 +150,10 @@ class BackwardConsumer {
     ptx::wgmma_results(dv_);
   }
 
+  /// The block of rows at a place of the walk.
+  __device__ __forceinline__ int block_at(int m) const {
+    return core::walked_block(tile().queries.seen, m, tile().early);
+  }
   /// Where a query head's steps end, but for the last of all.
   __device__ __forceinline__ int end_of(int member) const {
     const core::RowSteps::Step& last = tile().last_step;
@@ -318,7 +323,7 @@ class BackwardConsumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = key_of(tile().first_key, half);
-      const int first = m * kM + static_cast<int>(lane_ % 4 * 2);
+      const int first = block_at(m) * kM + static_cast<int>(lane_ % 4 * 2);
       core::Range rows = tile().band.queries_of({key, key + 1});
       if (key >= tile().band.seqlen_k) rows = {0, 0};
       mask_row(x, half, {rows.begin - first, rows.end - first}, 0.0F);

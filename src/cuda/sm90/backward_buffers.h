@@ -42,7 +42,7 @@ struct alignas(16) KeyTile {
   int first_key = -1;         ///< of its sequence; -1: there are no more tiles
   int head = 0, batch = 0;    ///< key/value head
   int entry = 0;              ///< core::Sequence::entry
-  core::QueryBlocks queries;  ///< blocks of rows that see its keys
+  core::QueryBlocks queries;  ///< blocks of rows that see its keys, by place in the walk
   core::Band band;
   std::int64_t first_block = 0;  ///< core::RowBlocks::first_of its sequence
   std::int64_t first_row = 0;    ///< of its sequence in dk and dv; packed only
@@ -52,6 +52,7 @@ struct alignas(16) KeyTile {
   int steps = 0;  ///< blocks of rows, of all query heads
   core::RowSteps::Step first_step, last_step;
   int split = 0;           ///< core::Work::split
+  bool early = false;      ///< core::Work::early
   std::uint32_t item = 0;  ///< in the rings of K and V
 };
 
@@ -86,6 +87,7 @@ struct BackwardWords {
   int finished = 0;          ///< blocks of rows of this block's share that somebody has taken
   int taken[2] = {};         ///< the last one that a consumer has
   std::uint32_t handed = 0;  ///< the tile that the cluster's first block has taken
+  bool early = false;        ///< the producer's: of the tile whose rows it loads
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 

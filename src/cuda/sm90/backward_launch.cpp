@@ -60,6 +60,7 @@ Status make_params(BackwardParams& params, const PlanData& plan, const Tensors& 
       std::max<std::int64_t>(1, plan.work.section * params.group / plan.work.splits);
   params.row_work.blocks = layout.blocks.per_sequence;
   params.row_work.splits = 1;
+  params.row_work.early = 0;
   params.key_sums = key_sums_of(plan, layout);
   return {};
 }

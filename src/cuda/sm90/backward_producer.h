@@ -70,21 +70,20 @@ class BackwardProducer {
   /// A block of keys.
   __device__ __forceinline__ void produce(const core::Work& work) {
     const core::Sequence sequence = p.sequences.at(work.batch);
-    // Early keys are seen by more queries than late ones where a mask is causal. Where dQ is summed
-    // in order, the late ones begin: whom a block of rows sees last is on the diagonal, and those
-    // before it follow a step behind each other, so hardly anyone waits.
-    const int block = p.work.key_block(work, p.in_order);
-    const int first_key = block * K.block_n;
+    const int first_key = p.work.key_block(work, p.in_order) * K.block_n;
     if (first_key >= sequence.seqlen_k) return;
     const int own_key = first_key + buffers.first_own_key();
 
+    set_early(work.early);
     KeyTile tile;
+    tile.early = early();
     tile.first_key = own_key;
     tile.head = work.head;
     tile.batch = work.batch;
     tile.entry = sequence.entry();
     tile.band = p.window.band_of(sequence);
-    tile.queries = core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m);
+    tile.queries = core::walked_blocks(
+        core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m), tile.early);
     const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
     tile.first_block = row_blocks.first_of(sequence);
     tile.first_row = sequence.first_k;
@@ -106,8 +105,9 @@ class BackwardProducer {
     constexpr bool kKeysFirst = splits_roles(K);
     if (kKeysFirst || tile.steps == 0) load_keys(tile, keys);
     if (tile.steps == 0) load_values(keys);
-    int query_head = work.head * p.group + tile.first_step.member, m = tile.first_step.block;
+    int query_head = work.head * p.group + tile.first_step.member, place = tile.first_step.block;
     for (int step = 0; step < tile.steps; ++step, ++item_) {
+      const int m = core::walked_block(tile.queries.seen, place, early());
       const LoadRows rows = rows_of(sequence, m * K.block_m, query_head);
       const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
       buffers.q.claim(item_);
@@ -125,8 +125,8 @@ class BackwardProducer {
         ptx::bulk_load(buffers.deltas_of(item_), statistics + K.block_m, S::kStatisticBytes, full);
       }
       if (!kKeysFirst && step == 0) load_keys(tile, keys);
-      if (++m == tile.queries.seen.end) {
-        m = tile.queries.seen.begin;
+      if (++place == tile.queries.seen.end) {
+        place = tile.queries.seen.begin;
         ++query_head;
       }
     }
@@ -139,8 +139,8 @@ class BackwardProducer {
     order.index = p.rows.index_of(tile.first_block + m, query_head);
     if (p.in_order) {
       const core::Range rows = {m * K.block_m, core::min((m + 1) * K.block_m, tile.band.seqlen_q)};
-      order.rank =
-          core::key_blocks(tile.band, rows, K.block_n).seen.end - 1 - tile.first_key / K.block_n;
+      order.rank = core::rank_of(core::key_blocks(tile.band, rows, K.block_n).seen,
+                                 tile.first_key / K.block_n, early());
     }
   }
 
@@ -165,6 +165,16 @@ class BackwardProducer {
     fill<K.any_layout, S::kKeys>(buffers.v, tile_item_, p.v, p.v_source, p.head_dim_v, S::kChunksV,
                                  keys, false, 0, buffers.first_column_v());
   }
+
+  // Of the tile whose rows are loaded: there is no register to keep it in.
+  __device__ __forceinline__ void set_early(bool value) const {
+    if constexpr (core::begins_early(K)) volatile_early() = value;
+  }
+  __device__ __forceinline__ bool early() const {
+    if constexpr (core::begins_early(K)) return volatile_early();
+    return false;
+  }
+  __device__ __forceinline__ volatile bool& volatile_early() const { return buffers.words->early; }
 
   /// Speaks for the producer.
   __device__ __forceinline__ static bool leads() { return !K.any_layout || threadIdx.x == 0; }
