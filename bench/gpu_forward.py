@@ -105,6 +105,10 @@ def measure(library, arena, dtype, d, causal, s, rounds, placements):
     return b, h, kernel, rate["ours"], rate["cudnn"], difference
 
 
+def workspace_of(plan):
+    return torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+
+
 def measure_once(library, arena, dtype, d, causal, s, rounds, times):
     b, h = TOKENS // s, HIDDEN // d
     arena.clear()
@@ -116,7 +120,8 @@ def measure_once(library, arena, dtype, d, causal, s, rounds, times):
                         "gpu")
     tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse)
     stream = torch.cuda.current_stream().cuda_stream
-    ours = lambda: plan.enqueue(tensors, stream)
+    workspace = workspace_of(plan)
+    ours = lambda: plan.enqueue(tensors, stream, workspace)
     peer_inputs = [x.transpose(1, 2) for x in (q, k, v)]
 
     def cudnn():

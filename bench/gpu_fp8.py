@@ -24,7 +24,7 @@ import statistics
 
 import torch
 
-from gpu_forward import HIDDEN, TOKENS, query, time_calls, write
+from gpu_forward import HIDDEN, TOKENS, query, time_calls, workspace_of, write
 from quantized import E4M3, Quantized, cudnn_forward
 import libtessera
 
@@ -72,7 +72,8 @@ def measure(library, mode, d, causal, s, rounds):
         wide = library.plan(f"fwd bf16 b={b} h={h} q={s} k={s} d={d}{mask}", "gpu")
         other = torch.empty_like(o)
         tensors = wide.tensors(q=q, k=k, v=v, o=other, softmax_lse=lse)
-        peer = lambda: wide.enqueue(tensors, stream)
+        workspace = workspace_of(wide)
+        peer = lambda: wide.enqueue(tensors, stream, workspace)
         if mode == "scores":
             made.run("gpu", stream)
             ours = attend

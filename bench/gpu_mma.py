@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_backward import Pass
-from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
+from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, workspace_of, write
 
 COLUMNS = ["date", "commit", "driver", "card", "sm_mhz", "planned_as", "dtype", "d", "causal", "s", "b", "h", "kernel",
            "tessera", "fa2", "of_fa2", "difference"]
@@ -48,7 +48,8 @@ def forward_of(arena, words, dtype, shape, causal):
     def ours(library):
         plan = library.plan("fwd " + words, "gpu")
         tensors = plan.tensors(q=q, k=k, v=v, o=o)
-        return plan, lambda: plan.enqueue(tensors, stream)
+        workspace = workspace_of(plan)
+        return plan, lambda: plan.enqueue(tensors, stream, workspace)
 
     return lambda: fa2(*inputs, causal), ours, [o], lambda: [fa2(*inputs, causal).transpose(1, 2)]
 

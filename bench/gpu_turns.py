@@ -18,7 +18,7 @@ import statistics
 
 import torch
 
-from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, write
+from gpu_forward import DTYPES, HIDDEN, TOKENS, Arena, libtessera, query, time_calls, workspace_of, write
 
 COLUMNS = ["date", "old", "new", "driver", "sm_mhz", "pass", "words", "dtype", "d", "causal", "s", "b", "h", "old_tflops",
            "new_tflops", "ratio", "same_bits"]
@@ -41,7 +41,8 @@ def prepare(library, words, backward, inputs, results):
     stream = torch.cuda.current_stream().cuda_stream
     plan = library.plan("fwd " + words, "gpu")
     tensors = plan.tensors(q=q, k=k, v=v, o=o, softmax_lse=lse)
-    forward = lambda: plan.enqueue(tensors, stream)
+    memory = workspace_of(plan)
+    forward = lambda: plan.enqueue(tensors, stream, memory)
     if not backward:
         return forward
     forward()

@@ -69,7 +69,7 @@ struct WorkOrder {
   int splits = 1;
   int block_m = 0;  ///< forward: rows of a block
   /// A GPU's backward that adds to dQ in order: of so many heads, the last, a section of their own,
-  /// the early keys begin, of others the late ones (walked_block).
+  /// the early keys begin, of others the late ones (RowWalk).
   int early = 0;
   std::int64_t section = 1;  ///< of the heads of all sequences
 
@@ -96,14 +96,19 @@ struct WorkOrder {
             blocks - 1 - static_cast<int>(rest / width), static_cast<int>(split)};
   }
 
-  /// The same of a GPU's backward. Its splits of a head have rows of their own, so they take turns
-  /// as heads do, and a section is of so many of them.
+  /// The same of a GPU's backward.
   template <class Index>
   TESSERA_HD constexpr Work backward_at(Index index) const {
+    return early > 0 ? at_with_early(index) : at_with_splits(index);
+  }
+
+  /// Of a backward without early heads. Its splits of a head have rows of their own, so they take
+  /// turns as heads do, and a section is of so many of them.
+  template <class Index>
+  TESSERA_HD constexpr Work at_with_splits(Index index) const {
     WorkOrder order = *this;
     order.heads = heads * splits;
     order.splits = 1;
-    if (early > 0) return order.at_with_early(index);
     Work work = order.at(index);
     work.split = work.head % splits;
     work.head /= splits;
@@ -258,21 +263,27 @@ TESSERA_HD constexpr QueryBlocks query_blocks(const Band& band, Range keys, int 
 /// hardly anyone waits. But the longest tiles come last then, and do not end together. If early
 /// keys begin, it walks from the last rows to the first: short tiles even out the end, but of tiles
 /// that begin at once each waits a step for the one before. So this is what the last heads do.
-/// @{
-/// The block of rows at place m of a walk.
-TESSERA_HD constexpr int walked_block(Range seen, int m, bool early) {
-  return early ? seen.begin + seen.end - 1 - m : m;
+struct RowWalk {
+  int flip = 0, base = 0;  ///< -1, of early keys: places count from the end
+
+  TESSERA_HD constexpr bool early() const { return flip != 0; }
+  /// The block of rows at a place of the walk.
+  TESSERA_HD constexpr int block_at(int place) const { return (place ^ flip) + base; }
+  /// The same blocks by their places.
+  TESSERA_HD constexpr QueryBlocks places_of(const QueryBlocks& blocks) const {
+    if (!early()) return blocks;
+    return {blocks.seen, {base - blocks.full.end, base - blocks.full.begin}};
+  }
+  /// How many of the blocks of keys that a block of rows sees add before this one.
+  TESSERA_HD constexpr int rank_of(Range keys, int key_block) const {
+    return early() ? key_block - keys.begin : keys.end - 1 - key_block;
+  }
+};
+
+/// seen: QueryBlocks::seen.
+TESSERA_HD constexpr RowWalk row_walk(Range seen, bool early) {
+  return early ? RowWalk{-1, seen.begin + seen.end} : RowWalk{};
 }
-TESSERA_HD constexpr QueryBlocks walked_blocks(const QueryBlocks& blocks, bool early) {
-  if (!early) return blocks;
-  const int both = blocks.seen.begin + blocks.seen.end;
-  return {blocks.seen, {both - blocks.full.end, both - blocks.full.begin}};
-}
-/// How many of the blocks of keys that a block of rows sees add before this one.
-TESSERA_HD constexpr int rank_of(Range keys, int key_block, bool early) {
-  return early ? key_block - keys.begin : keys.end - 1 - key_block;
-}
-/// @}
 
 /// What a GPU's backward walks over for a block of keys: the blocks of rows that see them, of one
 /// query head of the group after another. Where pieces share the keys (WorkOrder::splits), each has

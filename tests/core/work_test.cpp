@@ -319,17 +319,20 @@ TEST(WorkOrder, EarlyHeadsAreTheLastAndBeginWithEarlyKeys) {
 }
 
 /// A walk goes over the same rows, full ones among them, either way.
-TEST(QueryBlocks, AWalkFromTheEndIsTheSameTheOtherWayRound) {
+TEST(RowWalk, FromTheEndIsTheSameTheOtherWayRound) {
   const QueryBlocks blocks = {{3, 11}, {5, 8}};
-  const QueryBlocks walked = walked_blocks(blocks, true);
-  EXPECT_EQ(walked.seen, blocks.seen);
-  for (int m = 3; m < 11; ++m) {
-    EXPECT_EQ(walked_block(blocks.seen, m, false), m);
-    const int block = walked_block(blocks.seen, m, true);
-    EXPECT_EQ(block, 13 - m);
-    EXPECT_EQ(walked.full.begin <= m && m < walked.full.end, 5 <= block && block < 8);
+  const RowWalk late = row_walk(blocks.seen, false), early = row_walk(blocks.seen, true);
+  const QueryBlocks places = early.places_of(blocks);
+  EXPECT_EQ(places.seen, blocks.seen);
+  for (int place = 3; place < 11; ++place) {
+    EXPECT_EQ(late.block_at(place), place);
+    const int block = early.block_at(place);
+    EXPECT_EQ(block, 13 - place);
+    EXPECT_EQ(places.full.begin <= place && place < places.full.end, 5 <= block && block < 8);
   }
-  EXPECT_EQ(walked_blocks(blocks, false).full, blocks.full);
+  EXPECT_EQ(late.places_of(blocks).full, blocks.full);
+  EXPECT_EQ(late.rank_of({2, 9}, 8), 0);
+  EXPECT_EQ(early.rank_of({2, 9}, 8), 6);
 }
 
 /// Every split of every head is in one piece, and those of the same heads follow each other.

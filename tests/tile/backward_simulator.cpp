@@ -167,13 +167,14 @@ class GpuBackward {
     dv_.assign(static_cast<std::size_t>(row_.block_n * p_.head_dim_v), 0.0F);
     const core::RowSteps steps =
         core::row_steps(blocks.seen, head.rows().group, work.split, plan_.work.splits);
+    const core::RowWalk walk = core::row_walk(blocks.seen, work.early);
     for (int i = 0; i < steps.count; ++i) {
       const auto [member, place] = steps.at(i);
-      const int m = core::walked_block(blocks.seen, place, work.early);
+      const int m = walk.block_at(place);
       const bool full = blocks.full.begin <= m && m < blocks.full.end;
       ++(full ? out_.full_tiles : out_.masked_tiles);
       weigh(head, first_key, m, member, !full);
-      add_queries(head, work.early, first_key, m, member);
+      add_queries(head, walk, first_key, m, member);
     }
     if (plan_.work.splits == 1) return write(head, first_key);
     parts_[{work.batch, work.head, first_key}][work.split] = {dk_, dv_};
@@ -238,11 +239,11 @@ class GpuBackward {
   }
 
   /// dQ += dS K, each consumer its pieces; in an order, the first = dS K.
-  void add_queries(const Head& head, bool early, int first_key, int m, int member) {
+  void add_queries(const Head& head, const core::RowWalk& walk, int first_key, int m, int member) {
     float* const dq = rows_.dq_of(block_of(head, m), head.head_of(member));
     const int keys = head.band().seqlen_k - first_key;
     const bool stores = ordered_ && turns_of(head, m, member)[0] == 0;
-    const float fault = my_turn(head, early, first_key, m, member) ? 0.0F : core::kInfinity;
+    const float fault = my_turn(head, walk, first_key, m, member) ? 0.0F : core::kInfinity;
     for (int piece = 0; piece < pieces(); ++piece) {
       for (int thread = 0; thread < 128; ++thread) {
         for (int i = 0; i < 32; ++i) {
@@ -267,9 +268,10 @@ class GpuBackward {
 
   /// Whether all key blocks that add before have done so; takes the turn of both consumers, which
   /// nobody counts where they have roles and sums no order.
-  bool my_turn(const Head& head, bool early, int first_key, int m, int member) const {
+  bool my_turn(const Head& head, const core::RowWalk& walk, int first_key, int m,
+               int member) const {
     if (roles_ && !ordered_) return true;
-    const int rank = core::rank_of(keys_of(head, m), first_key / row_.block_n, early);
+    const int rank = walk.rank_of(keys_of(head, m), first_key / row_.block_n);
     std::int32_t* const turns = turns_of(head, m, member);
     const bool mine = turns[0] == rank && turns[1] == rank;
     ++turns[0];

@@ -494,11 +494,12 @@ TEST(Turns, KeyBlocksCountInTheOrderOfTheirTiles) {
         const core::Range seen =
             core::query_blocks(band, {first_key, first_key + row.block_n}, row.block_m).seen;
         const core::RowSteps steps = core::row_steps(seen, group, tile.split, order.splits);
+        const core::RowWalk walk = core::row_walk(seen, tile.early);
         for (int step = 0; step < steps.count; ++step) {
           const auto [member, place] = steps.at(step);
-          const int m = core::walked_block(seen, place, tile.early);
+          const int m = walk.block_at(place);
           int& turn = turns[place_of(head, member, m)];
-          ASSERT_EQ(core::rank_of(keys_of(band, m), key_block, tile.early), turn) << what;
+          ASSERT_EQ(walk.rank_of(keys_of(band, m), key_block), turn) << what;
           most = std::max(most, ++turn);
         }
       }
@@ -548,13 +549,14 @@ TEST(Turns, SharedKeysCountInTheOrderOfTheirTiles) {
             const core::Range seen =
                 core::query_blocks(band, {first, first + row.block_n}, row.block_m).seen;
             const core::RowSteps steps = core::row_steps(seen, group, tile.split, order.splits);
+            const core::RowWalk walk = core::row_walk(seen, tile.early);
             for (int step = 0; step < steps.count; ++step) {
               const auto [member, place] = steps.at(step);
-              const int m = core::walked_block(seen, place, tile.early);
+              const int m = walk.block_at(place);
               const core::Range rows = {m * row.block_m,
                                         core::min((m + 1) * row.block_m, band.seqlen_q)};
-              const int rank = core::rank_of(core::key_blocks(band, rows, row.block_n).seen,
-                                             key_block, tile.early);
+              const int rank =
+                  walk.rank_of(core::key_blocks(band, rows, row.block_n).seen, key_block);
               const int turn = turns[std::tuple(tile.batch, tile.head, member, m)]++;
               ASSERT_EQ(rank, turn) << text;
             }

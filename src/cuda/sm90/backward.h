@@ -151,9 +151,7 @@ class BackwardConsumer {
   }
 
   /// The block of rows at a place of the walk.
-  __device__ __forceinline__ int block_at(int m) const {
-    return core::walked_block(tile().queries.seen, m, tile().early);
-  }
+  __device__ __forceinline__ int block_at(int m) const { return tile().walk.block_at(m); }
   /// Where a query head's steps end, but for the last of all.
   __device__ __forceinline__ int end_of(int member) const {
     const core::RowSteps::Step& last = tile().last_step;

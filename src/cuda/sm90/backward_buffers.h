@@ -44,6 +44,7 @@ struct alignas(16) KeyTile {
   int entry = 0;              ///< core::Sequence::entry
   core::QueryBlocks queries;  ///< blocks of rows that see its keys, by place in the walk
   core::Band band;
+  std::uint32_t item = 0;        ///< in the rings of K and V
   std::int64_t first_block = 0;  ///< core::RowBlocks::first_of its sequence
   std::int64_t first_row = 0;    ///< of its sequence in dk and dv; packed only
   /// Shared addresses of K and V. Consumers read them anew for every block of rows: what they know
@@ -51,9 +52,8 @@ struct alignas(16) KeyTile {
   std::uint32_t k = 0, v = 0;
   int steps = 0;  ///< blocks of rows, of all query heads
   core::RowSteps::Step first_step, last_step;
-  int split = 0;           ///< core::Work::split
-  bool early = false;      ///< core::Work::early
-  std::uint32_t item = 0;  ///< in the rings of K and V
+  int split = 0;  ///< core::Work::split
+  core::RowWalk walk;
 };
 
 /// A piece of dQ that is to be added to memory.
@@ -87,7 +87,7 @@ struct BackwardWords {
   int finished = 0;          ///< blocks of rows of this block's share that somebody has taken
   int taken[2] = {};         ///< the last one that a consumer has
   std::uint32_t handed = 0;  ///< the tile that the cluster's first block has taken
-  bool early = false;        ///< the producer's: of the tile whose rows it loads
+  core::RowWalk walk;        ///< the producer's: of the tile whose rows it loads
 };
 static_assert(sizeof(BackwardWords) <= kWordBytes);
 

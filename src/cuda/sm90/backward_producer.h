@@ -21,7 +21,7 @@ class BackwardProducer {
 
   __device__ __forceinline__ void run() {
     const int count = p.work.count<int>();
-    for (int index = next(); index < count; index = next()) produce(p.work.backward_at(index));
+    for (int index = next(); index < count; index = next()) produce(piece(index));
     buffers.k.claim(tile_item_);
     if (leads()) {
       buffers.words->tile.first_key = -1;
@@ -31,6 +31,11 @@ class BackwardProducer {
   }
 
  private:
+  __device__ __forceinline__ core::Work piece(int index) const {
+    if constexpr (core::begins_early(K)) return p.work.backward_at(index);
+    return p.work.at_with_splits(index);
+  }
+
   /// The next tile that nobody has taken: tiles of unequal length are handed out as blocks get
   /// free. The first one, too: whoever waits for another block's sums must not wait for one that
   /// has not begun because somebody else's kernel has its multiprocessor.
@@ -74,16 +79,18 @@ class BackwardProducer {
     if (first_key >= sequence.seqlen_k) return;
     const int own_key = first_key + buffers.first_own_key();
 
-    set_early(work.early);
     KeyTile tile;
-    tile.early = early();
     tile.first_key = own_key;
     tile.head = work.head;
     tile.batch = work.batch;
     tile.entry = sequence.entry();
     tile.band = p.window.band_of(sequence);
-    tile.queries = core::walked_blocks(
-        core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m), tile.early);
+    tile.queries = core::query_blocks(tile.band, {first_key, first_key + K.block_n}, K.block_m);
+    if constexpr (core::begins_early(K)) {
+      tile.walk = core::row_walk(tile.queries.seen, work.early);
+      tile.queries = tile.walk.places_of(tile.queries);
+      keep_walk(tile.walk);
+    }
     const core::RowBlocks row_blocks = {K.block_m, p.rows.blocks.per_sequence};
     tile.first_block = row_blocks.first_of(sequence);
     tile.first_row = sequence.first_k;
@@ -107,7 +114,7 @@ class BackwardProducer {
     if (tile.steps == 0) load_values(keys);
     int query_head = work.head * p.group + tile.first_step.member, place = tile.first_step.block;
     for (int step = 0; step < tile.steps; ++step, ++item_) {
-      const int m = core::walked_block(tile.queries.seen, place, early());
+      const int m = walk().block_at(place);
       const LoadRows rows = rows_of(sequence, m * K.block_m, query_head);
       const float* const statistics = p.rows.statistics_of(tile.first_block + m, query_head);
       buffers.q.claim(item_);
@@ -139,8 +146,8 @@ class BackwardProducer {
     order.index = p.rows.index_of(tile.first_block + m, query_head);
     if (p.in_order) {
       const core::Range rows = {m * K.block_m, core::min((m + 1) * K.block_m, tile.band.seqlen_q)};
-      order.rank = core::rank_of(core::key_blocks(tile.band, rows, K.block_n).seen,
-                                 tile.first_key / K.block_n, early());
+      order.rank = walk().rank_of(core::key_blocks(tile.band, rows, K.block_n).seen,
+                                  tile.first_key / K.block_n);
     }
   }
 
@@ -166,15 +173,17 @@ class BackwardProducer {
                                  keys, false, 0, buffers.first_column_v());
   }
 
-  // Of the tile whose rows are loaded: there is no register to keep it in.
-  __device__ __forceinline__ void set_early(bool value) const {
-    if constexpr (core::begins_early(K)) volatile_early() = value;
+  // Of the tile whose rows are loaded: there are no registers to keep it in.
+  __device__ __forceinline__ void keep_walk(const core::RowWalk& walk) const {
+    volatile core::RowWalk& kept = buffers.words->walk;
+    kept.flip = walk.flip;
+    kept.base = walk.base;
   }
-  __device__ __forceinline__ bool early() const {
-    if constexpr (core::begins_early(K)) return volatile_early();
-    return false;
+  __device__ __forceinline__ core::RowWalk walk() const {
+    if constexpr (!core::begins_early(K)) return {};
+    const volatile core::RowWalk& kept = buffers.words->walk;
+    return {kept.flip, kept.base};
   }
-  __device__ __forceinline__ volatile bool& volatile_early() const { return buffers.words->early; }
 
   /// Speaks for the producer.
   __device__ __forceinline__ static bool leads() { return !K.any_layout || threadIdx.x == 0; }
