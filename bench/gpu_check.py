@@ -400,6 +400,7 @@ def random_case(generator):
 
 # Tiles that are handed out as multiprocessors get free.
 HANDED_OUT = {"b": 4, "sq": 2100, "sk": 2500, "h": 8, "hk": 8, "d": 128, "packed": True, "causal": True}
+HANDED_OUT_DENSE = {"b": 8, "sq": 1000, "sk": 1000, "h": 8, "hk": 4, "d": 256, "causal": True}
 
 
 def repeats(library, count, case):
@@ -498,6 +499,7 @@ def main():
         few = Case(b=3, sq=700, sk=900, h=8, hk=2, d=64, causal=True)
         failures += failed("in a CUDA graph", in_graph(library, 20, few))
         failures += failed("in a CUDA graph, packed", in_graph(library, 20, Case(**HANDED_OUT)))
+        failures += failed("in a CUDA graph, d = 256", in_graph(library, 20, Case(**HANDED_OUT_DENSE)))
     if torch.cuda.device_count() > 1:
         failures += failed("on a GPU that is not current", on_another_gpu(library))
     sys.exit(failures > 0)
