@@ -131,7 +131,7 @@ class BackwardConsumer {
       ++member;
     }
     for (;; ++member) {
-      const int end = end_of(member);
+      const int end = tile().end_of(member);
       while (m < end) {
         const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end)
                                : m < blocks.full.end ? m
@@ -152,11 +152,6 @@ class BackwardConsumer {
 
   /// The block of rows at a place of the walk.
   __device__ __forceinline__ int block_at(int m) const { return tile().walk.block_at(m); }
-  /// Where a query head's steps end, but for the last of all.
-  __device__ __forceinline__ int end_of(int member) const {
-    const core::RowSteps::Step& last = tile().last_step;
-    return member == last.member ? last.block : tile().queries.seen.end;
-  }
 
   // A tile's first rows are hidden from the second warpgroup's keys, if a causal mask ends between
   // them: it has half a step less to do.

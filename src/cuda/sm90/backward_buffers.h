@@ -54,6 +54,11 @@ struct alignas(16) KeyTile {
   core::RowSteps::Step first_step, last_step;
   int split = 0;  ///< core::Work::split
   core::RowWalk walk;
+
+  /// Where a query head's steps end, but for the last of all.
+  __device__ __forceinline__ int end_of(int member) const {
+    return member == last_step.member ? last_step.block : queries.seen.end;
+  }
 };
 
 /// A piece of dQ that is to be added to memory.

@@ -152,8 +152,8 @@ class RoleConsumer {
     const core::QueryBlocks& blocks = queries_of_tile();
     int member = tile().first_step.member, m = tile().first_step.block;
     for (;; ++member) {
-      const int kept = kPair ? 0 : end_of(member);
-      const auto end = [&] { return kPair ? end_of(member) : kept; };
+      const int kept = kPair ? 0 : tile().end_of(member);
+      const auto end = [&] { return kPair ? tile().end_of(member) : kept; };
       while (m < end()) {
         const int masked_end = m < blocks.full.begin ? core::min(blocks.full.begin, end())
                                : m < blocks.full.end ? m
@@ -168,12 +168,6 @@ class RoleConsumer {
       m = blocks.seen.begin;
     }
     consumer.template step<true, true>(m);
-  }
-
-  /// Where a query head's steps end, but for the last of all.
-  __device__ __forceinline__ int end_of(int member) const {
-    const core::RowSteps::Step& last = tile().last_step;
-    return member == last.member ? last.block : tile().queries.seen.end;
   }
 
   // ---- products ----
