@@ -194,6 +194,9 @@ def edge_cases(dims, features):
         yield Case(b=2, sq=300, sk=500, h=2, hk=2, d=d, causal=causal, scores=scores)
     for d, causal, b in itertools.product(dims, (False, True), (4, 9)):
         yield Case(b=b, sq=300, sk=400, h=2, hk=2, d=d, causal=causal, packed=True, poisoned=True)
+    if "softcap" in features:
+        for d in dims:
+            yield Case(b=5, sq=150, sk=270, h=4, hk=2, d=d, causal=True, packed=True, poisoned=True, softcap=5.0)
     for d, s in itertools.product(dims, (512, 700)):
         for mask in ({}, {"causal": True}, {"left": 100, "right": 50}):
             yield Case(b=4, sq=s, sk=s, h=16, hk=4, d=d, **mask)

@@ -21,6 +21,7 @@
 #include "cuda/fake_driver.h"
 #include "kernels.h"
 #include "lost_page.h"
+#include "lost_sequence.h"
 #include "plan/catalog.h"
 #include "plan/names.h"
 #include "plan/select.h"
@@ -83,6 +84,13 @@ class OnFibers : public testing::TestWithParam<core::Kernel> {
     }
     if (lost) lost->fill();
     EXPECT_EQ(memory.damage(), "") << text;
+    const LostSequence sequence(memory, random);
+    if (sequence) {
+      const tools::GuardedBuffer again(plan.workspace_bytes, 0);
+      EXPECT_TRUE(cuda::run(plan, memory.tensors(), again.data(), {}).ok()) << text;
+      EXPECT_EQ(wrong_, "") << text;
+      EXPECT_EQ(sequence.changed(), "") << text;
+    }
     return true;
   }
 

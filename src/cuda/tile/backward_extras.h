@@ -29,7 +29,8 @@ __device__ __forceinline__ void transform_scores(const BackwardPass& p, const Sc
         const float x = s[i + j] * p.score.pre;
         // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends; 1 - tanh^2 does not cancel so.
         const float rest = 2.0F * ptx::rcp(ptx::ex2(2.0F * core::kLog2e * fabsf(x)) + 1.0F);
-        slope[j] = rest * (2.0F - rest);
+        // A score of another sequence's row may be NaN: its slope meets a dS of 0.
+        slope[j] = fmaxf(rest * (2.0F - rest), 0.0F);
         s[i + j] = copysignf(1.0F - rest, x) * p.score.post;
       }
       slopes[i / 2] = ptx::pack<Dtype::f16>(slope[0], slope[1]);
