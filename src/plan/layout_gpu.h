@@ -3,6 +3,7 @@
 
 #include "core/prefixes.h"
 #include "plan/plan.h"
+#include "plan/shape.h"
 #include "plan/workspace.h"
 
 namespace tessera {

@@ -166,10 +166,6 @@ TESSERA_HD std::int64_t tiles_of_head(const Problem& p) {
 TESSERA_HD bool lays_values(const PlanData& plan) {
   return plan.kernel.operand == core::Operand::e4m3 && !plan.problem.v_tiles;
 }
-/// Whether tiles of a GPU's forward are handed out as multiprocessors get free, not beforehand:
-/// where only the device knows how many keys each has, and so how long it takes; and under a mask
-/// where that is worth clearing a counter.
-bool hands_out_tiles(const PlanData& plan);
 /// What a problem's scores need besides scale and mask; the least of the catalog's words for it.
 TESSERA_HD core::Extra extra_of(const Problem& problem) {
   if (problem.bias || problem.alibi != PerHead::none || problem.dropout_p > 0.0F) {

@@ -176,37 +176,41 @@ std::int64_t filling_heads(const PlanData& plan) {
   return plan.device.threads / core::max(1, plan.work.blocks);
 }
 
-/// Of tiles that are handed out as multiprocessors get free, so rounds do not matter. The longest
-/// tiles of as many heads as fill all multiprocessors had better begin together. Not of many,
-/// though they fit: the sooner a head's tiles follow each other, the more is found.
-std::int64_t section_of_few(const PlanData& plan, std::int64_t few) {
-  return core::min(few, core::max(fitting_heads(plan), filling_heads(plan)));
+/// Of tiles that are handed out as multiprocessors get free, so rounds do not matter: heads of so
+/// many columns together. The longest tiles of as many heads as fill all multiprocessors had better
+/// begin together. Not of many, though they fit: the sooner a head's tiles follow each other, the
+/// more is found.
+constexpr int kFewColumns = 2048;
+std::int64_t section_of_few(const PlanData& plan, int columns = kFewColumns) {
+  return core::min<std::int64_t>(columns / plan.kernel.head_dim,
+                                 core::max(fitting_heads(plan), filling_heads(plan)));
 }
 
 std::int64_t section_of_backward(const PlanData& plan) {
-  const int head_dim = plan.kernel.head_dim;
   const bool in_order = adds_in_order(plan);
-  const std::int64_t few = (in_order ? 1024 : 2048) / head_dim;
+  const int few_columns = in_order ? kFewColumns / 2 : kFewColumns;
   if (tiles_are_alike(plan.problem)) {
     // Tiles of one head that all begin with the same rows add to the same dQ at the same time,
     // which takes longer where that is much. In order they wait for each other, unless each follows
     // one that began a step before: heads that take turns end so, and so begin the next.
-    if (core::splits_roles(plan.kernel) && plan.kernel.extra == core::Extra::none) return few;
+    if (core::splits_roles(plan.kernel) && plan.kernel.extra == core::Extra::none) {
+      return few_columns / plan.kernel.head_dim;
+    }
     return in_order && core::begins_early(plan.kernel)
                ? core::max<std::int64_t>(2, filling_heads(plan))
                : 1;
   }
-  if (in_order && core::begins_early(plan.kernel) && is_masked(plan.problem)) return 256 / head_dim;
-  return section_of_few(plan, few);
+  if (in_order && core::begins_early(plan.kernel) && is_masked(plan.problem)) {
+    return kFewColumns / 8 / plan.kernel.head_dim;
+  }
+  return section_of_few(plan, few_columns);
 }
 
 std::int64_t section_of_forward(const PlanData& plan) {
-  constexpr int kMasked = 24, kUnmasked = 2048;
+  constexpr int kMasked = 24;
   const Problem& p = plan.problem;
   if (tiles_are_alike(p)) return 1;
-  if (hands_out_tiles(plan)) {
-    return is_masked(p) ? kMasked : section_of_few(plan, kUnmasked / plan.kernel.head_dim);
-  }
+  if (hands_out_tiles(plan)) return is_masked(p) ? kMasked : section_of_few(plan);
   const std::int64_t rounds = heads_of_rounds(plan);
   return fitting_heads(plan) < rounds ? heads_of_pass(plan) : rounds;
 }
@@ -235,6 +239,8 @@ int early_heads(const PlanData& plan) {
   const Problem& p = plan.problem;
   if (!core::begins_early(plan.kernel) || !adds_in_order(plan) || plan.work.splits > 1) return 0;
   if (p.window_left >= 0 || p.window_right < 0 || tiles_are_alike(p)) return 0;
+  // Which heads these are depends on the batch, and the order of a sum on that.
+  if (p.batch_invariant) return 0;
   constexpr std::int64_t kLeast = 4;
   return static_cast<int>(core::min(heads_of_pass(plan), core::max(kLeast, filling_heads(plan))));
 }

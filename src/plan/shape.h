@@ -11,6 +11,11 @@ namespace tessera {
 /// Blocks of threads of a GPU's row that the device has at once.
 std::int64_t resident_blocks(const core::Kernel& row, const Device& device);
 
+/// Whether tiles of a GPU's forward are handed out as multiprocessors get free, not beforehand:
+/// where only the device knows how many keys each has, and so how long it takes; and under a mask
+/// where that is worth clearing a counter.
+bool hands_out_tiles(const PlanData& plan);
+
 /// core::WorkOrder::section. A CPU's heads all take turns. On a GPU it is few where tiles are
 /// handed out as multiprocessors get free. Where they are dealt it is heads whose keys fit two
 /// thirds of the second-level cache, and whose tiles make whole pairs of rounds, the second of

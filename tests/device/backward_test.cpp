@@ -40,6 +40,33 @@ std::string backward_problem(const core::Kernel& row, std::mt19937& random) {
 
 TEST_P(BackwardOnFibers, IsRight) { check_some(backward_problem); }
 
+/// A slope of softcap is made of every score of a tile, those of another sequence's rows too.
+class ExtrasOnFibers : public OnFibers {};
+
+TEST_P(ExtrasOnFibers, SlopesOfALostSequenceReachNobody) {
+  const core::Kernel& row = GetParam();
+  const std::string text = std::string("bwd ") + to_string(core::dtype_of(row.operand)) +
+                           " b=3 h=2/1 q=40 k=50 d=" + std::to_string(row.head_dim) + "/" +
+                           std::to_string(row.head_dim_v) + " packed=80,100 softcap=5";
+  const Result<Problem> p = parse_problem(text);
+  ASSERT_TRUE(p.ok()) << p.status().text;
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  int ran = 0;
+  for (int trial = 0; trial < 60 && ran < 4; ++trial) ran += check(*p, random()) ? 1 : 0;
+  EXPECT_EQ(ran, 4) << "seed " << seed;
+}
+
+std::vector<core::Kernel> rows_with_extras() {
+  std::vector<core::Kernel> rows;
+  for (const core::Kernel& row : backward_rows()) {
+    if (row.extra == core::Extra::all && !row.any_layout) rows.push_back(row);
+  }
+  return rows;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, ExtrasOnFibers, testing::ValuesIn(rows_with_extras()), row_name);
+
 INSTANTIATE_TEST_SUITE_P(Rows, BackwardOnFibers,
                          testing::ValuesIn(backward_rows().begin(), backward_rows().end()),
                          row_name);

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <random>
 #include <string>
@@ -16,7 +15,8 @@ namespace tessera::device {
 
 class LostSequence {
  public:
-  /// Of results that are there: a sequence of 16 bits is lost if there are others.
+  /// After a run, whose results are kept. A sequence is lost if there are others, and numbers have
+  /// 16 bits.
   LostSequence(tools::RunMemory& memory, std::mt19937& random)
       : memory_(memory), p_(memory.problem()) {
     const Tensors& t = memory.tensors();
