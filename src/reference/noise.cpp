@@ -39,6 +39,7 @@
 // element, and accumulators cut terms off (emulation.h).
 //
 // Rounding of the weights to 16 bits, u p; in the backward also of ds, u ds; of the result, u |x|.
+// Beside 16 bits a GPU may keep softcap's slopes as fp16, where the smallest are lost.
 //
 // Verdict: the smaller of the worst case and 8 standard deviations (sums of bounded independent
 // errors exceed k of them with a probability below 2 exp(-k^2 / 2): 2.5e-14), plus what is shared
@@ -453,6 +454,11 @@ class Noise {
     return e;
   }
 
+  /// What a slope may lose as fp16, however small it is.
+  double lost_slope() const {
+    return p_.softcap > 0.0F && u_ > 0.0 ? subnormal_roundoff(Dtype::f16) : 0.0;
+  }
+
   /// dP of a row, and delta with what all its keys share.
   struct Gradients {
     std::vector<Dot> dp;
@@ -541,9 +547,11 @@ class Noise {
       if (p_.bias) bias.add(size(in_.bias_index(at.b, at.h, at.i, j)), p, ds, own, e);
       // ds c, rounded; dq += ds c k, dk += ds c q
       const double slope = row.slope[size(j)], dqk = ds * slope;
+      const double lost = lost_slope();
       Error product;
-      product.add(own, slope);
+      product.add(own, slope + lost);
       product.add(slope_error(x), dqk);
+      product.add(lost * ds);
       product.round(dqk, 2);
       product.add(u_ * dqk);
       const double common = (e.common + u_) * dqk, alike = dqk * std::sqrt(e.own.variance);
@@ -552,9 +560,9 @@ class Noise {
       dq_.add(head_row, k, d, dqk, product, common, n, terms.next(k, d, dqk));
       for (std::int64_t c = 0; c < d; ++c) {
         together[size(c)] += alike * k[c];
-        from_delta[size(c)] += p * slope * k[c];
+        from_delta[size(c)] += p * (slope + lost) * k[c];
       }
-      product.add(delta_error, p * slope);
+      product.add(delta_error, p * (slope + lost));
       dk_.add(size(head_row_k * d), q, d, dqk, product, common, in_group);
     }
     const auto head_row = size((at.row * p_.num_heads + at.h) * d);

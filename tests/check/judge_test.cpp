@@ -178,6 +178,22 @@ TEST(Judge, FarScoresMayErrByMoreThanTheirWeights) {
   EXPECT_LT(noise.o[0], 4.0);
 }
 
+/// Scores far beyond a softcap: 1 - tanh^2 is less than fp16 has numbers for, so a kernel that keeps
+/// slopes in 16 bits returns 0. Noise is of the size of what that loses, and not of more.
+TEST(Judge, SlopesOfASoftcapMayVanish) {
+  Case item;
+  item.problem = parse("bwd bf16 h=1 q=2 k=3 d=64 softcap=1 scale=40");
+  item.random = 1;
+  const Judged run(item);
+  double largest = 0.0;
+  for (std::size_t i = 0; i < run.exact.dq.size(); ++i) {
+    EXPECT_GE(run.noise.dq[i], std::fabs(run.exact.dq[i]));
+    largest = std::max(largest, run.noise.dq[i]);
+  }
+  EXPECT_GT(largest, 0x1p-30);
+  EXPECT_LT(largest, 0x1p-18);
+}
+
 /// Mistakes that a kernel could make, each in one place of a reference result: all must be seen.
 TEST(Judge, SeesSmallMistakes) {
   RunMemory memory(parse("fwd bf16 h=1 q=20 k=24 d=16"), seed_with({}, 1));
