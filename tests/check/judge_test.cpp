@@ -178,8 +178,8 @@ TEST(Judge, FarScoresMayErrByMoreThanTheirWeights) {
   EXPECT_LT(noise.o[0], 4.0);
 }
 
-/// Scores far beyond a softcap: 1 - tanh^2 is less than fp16 has numbers for, so a kernel that keeps
-/// slopes in 16 bits returns 0. Noise is of the size of what that loses, and not of more.
+/// Scores far beyond a softcap: 1 - tanh^2 is less than fp16 has numbers for, so a kernel that
+/// keeps slopes in 16 bits returns 0. Noise is of the size of what that loses, and not of more.
 TEST(Judge, SlopesOfASoftcapMayVanish) {
   Case item;
   item.problem = parse("bwd bf16 h=1 q=2 k=3 d=64 softcap=1 scale=40");
