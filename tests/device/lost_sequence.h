@@ -50,7 +50,8 @@ class LostSequence {
         if (cu[sequence_] <= at && at < cu[sequence_ + 1]) continue;
         const double tolerance = name == "dq" ? 0.02 * (1.0 + std::abs(before[i])) : 0.0;
         if (!(std::abs(now[i] - before[i]) <= tolerance)) {
-          return name + " of row " + std::to_string(at) + ", element " + std::to_string(i % row) +
+          const std::int64_t column = static_cast<std::int64_t>(i) - at * row;
+          return name + " of row " + std::to_string(at) + ", element " + std::to_string(column) +
                  ": " + std::to_string(before[i]) + " became " + std::to_string(now[i]);
         }
       }
