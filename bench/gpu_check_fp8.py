@@ -31,7 +31,8 @@ import libtessera
 
 MASKS = ("", "causal", "causal align=tl", "window=60,33", "window=200,-1")
 SCALES = ("tensor/tensor/tensor", "head/head/head", "token/block:64/channel", "token/block:32/block:384",
-          "tensor/block:128/head", "head/tensor/channel")
+          "tensor/block:128/head", "head/tensor/channel", "token/block:384/block:768", "head/block:96/tensor",
+          "tensor/block:256/block:1536")
 FEATURES = {
     "mask": MASKS[1:],
     "scales": tuple(f"scales={s}" for s in SCALES[1:]),
@@ -88,6 +89,12 @@ def large():
     for d, mask in itertools.product((64, 128, 256), MASKS[:4]):
         yield line(b=2, h=16, hk=4, q=400, k=600, d=d, words=(mask,))
         yield line(b=1, h=2, hk=1, q=200, k=2300, d=d, words=(mask, "scales=token/block:64/block:384"))
+        # Without regard to the batch it is taken to be long, which some rows are for.
+        for scales in SCALES[-3:]:
+            yield line(b=1, h=2, hk=1, q=400, k=2300, d=d, words=(mask, f"scales={scales}", "batch_invariant"))
+    for d, words in itertools.product((112, 128, 208, 256), (*MASKS, "score_shift", "v_shift", "sink", "o=f16")):
+        yield line(b=2, q=385, k=401, d=d, words=(words, "batch_invariant"))
+        yield line(b=5, d=d, words=("packed=410,700", words, "batch_invariant", "scales=token/block:384/channel"))
 
 
 def random_lines(generator, count):

@@ -10,7 +10,7 @@ The grid of gpu_forward.py; inputs random normal. Modes:
   reaches in this run over what it reached there.
 - rows: the same with v in rows, as FlashAttention-3 and cuDNN take it: laying it out as tiles is part of the time.
 - scores: q and k are i8 already, v is bf16; `bar` is our own bf16 kernel.
-- quantize: from bf16, quantising included (rows of q, blocks of 64 keys, columns of v); `bar` is our own bf16 kernel.
+- quantize: from bf16, quantising included (rows of q, blocks of 384 keys, columns of v); `bar` is our own bf16 kernel.
 
 All take turns within a cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. The last line is the
 quantiser's share of a copy's rate. Needs PyTorch, and for cuDNN the wheel nvidia-cudnn-frontend on PYTHONPATH.
@@ -30,7 +30,7 @@ import libtessera
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "mode", "layout", "d", "causal", "s", "b", "h", "kernel", "tessera",
            "cudnn", "bar", "of_bar", "difference"]
-QUANTIZED = "token/block:64/channel"
+QUANTIZED = "token/block:384/channel"
 OF_INPUTS = ("inputs", "rows")  # beside cuDNN
 
 

@@ -26,6 +26,7 @@ class Quantized {
 
   /// gpu: what a GPU takes only.
   Quantized(std::mt19937& random, bool gpu) : random_(random), gpu_(gpu) {
+    plain_ = gpu && below(3) == 0;
     draw_sizes();
     draw_scales();
     draw_steps();
@@ -116,6 +117,13 @@ class Quantized {
     if (!gpu_ && below(6) == 0) p.head_dim = one_of<std::int64_t>({257, 260, 512, 700});
     p.head_dim_v = one_of<std::int64_t>({p.head_dim, 1, 5, 8, 20, 64, 72, 128, 200, 256});
     gap_ = one_of<std::int64_t>({0, 0, 16, 8, 3});
+    if (plain_) {
+      p.dtype = Dtype::e4m3;
+      shape.dtype = one_of({Dtype::bf16, Dtype::f16});
+      p.head_dim = 16 * (1 + below(16));
+      p.head_dim_v = 16 * (1 + below(16));
+      gap_ = 16 * below(2);
+    }
     p.packed = coin();
     lengths_q_.assign(size(p.batch), p.seqlen_q);
     lengths_k_.assign(size(p.batch), p.seqlen_k);
@@ -150,7 +158,7 @@ class Quantized {
       if (odd) s.block_v = one_of<std::int64_t>({3, 100, 127, 192});
       s.v_shift = coin();
     }
-    s.score_shift = coin();
+    s.score_shift = coin() && !plain_;
   }
 
   void draw_steps() {
@@ -163,7 +171,7 @@ class Quantized {
     shape.signs = coin();
     for (std::int64_t j = 0; j < p.head_dim; ++j) signs_.push_back(coin() ? 1.0F : -1.0F);
     if (shape.signs) tensors.signs = signs_.data();
-    if (p.head_dim == 1 || coin()) return;
+    if (plain_ || p.head_dim == 1 || coin()) return;
     RotaryShape rotary;
     rotary.dim = coin() ? p.head_dim / 2 * 2 : 2 * (1 + below(p.head_dim / 2));
     if (coin()) rotary.dim = std::max<std::int64_t>(rotary.dim / 16 * 16, 2);
@@ -485,6 +493,7 @@ class Quantized {
 
   std::mt19937& random_;
   bool gpu_;
+  bool plain_ = false;    ///< of 16 bits, neither rotated nor shifted, in whole pieces
   std::int64_t gap_ = 0;  ///< elements between rows and around tensors that belong to nobody
   std::vector<std::int64_t> lengths_q_, lengths_k_;
   std::vector<std::int32_t> cu_q_, cu_k_, starts_;

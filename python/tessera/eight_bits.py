@@ -100,7 +100,6 @@ def tile_shape(v_shape: Any, batch: int) -> tuple[Any, ...]:
 # ---- attention of a lower precision
 
 PRECISIONS = {"e4m3": "float8_e4m3fn", "int8": "int8"}
-K_BLOCK = 128
 
 
 def type_of(precision: Any) -> str:
@@ -131,17 +130,23 @@ def hadamard_of(head_dim: int) -> int:
     return 0 if largest <= 1 else min(largest, 256)
 
 
+def k_block_of(type_name: str) -> int:
+    """Keys that share a scale of k: integers lose by each more, others do not, and a GPU's rows take multiples of at most
+    128 and 96."""
+    return 128 if type_name == "int8" else 384
+
+
 def v_block_of(head_dim: int) -> int:
-    """Keys that share a scale of v: sums of 8-bit products go on for 512 keys (promoted_blocks in value_tiles.h), and
-    a GPU's kernels take multiples of their blocks of 64, 128, or beside a head_dim of 192 of 96."""
-    return 384 if 128 < head_dim <= 192 else 512
+    """Keys that share a scale of v: the longest that sums of 8-bit products go on for in a GPU's rows of that head_dim
+    (value_tiles.h)."""
+    return 384 if 128 < head_dim <= 192 else 512 if head_dim <= 96 else 768
 
 
 def recipe_of(arguments: Arguments, head_dim: int, type_name: str, v_tiles: bool) -> Quantization:
     """How q, k and v are quantised: rows of q, blocks of keys, q and k after a Hadamard transform."""
     a = arguments
     return Quantization(
-        type_name, "token", "block", "block", K_BLOCK, v_block_of(head_dim), v_tiles, None, None,
+        type_name, "token", "block", "block", k_block_of(type_name), v_block_of(head_dim), v_tiles, None, None,
         hadamard_of(head_dim), None, None, None, False, None, False, a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_q,
         a.max_seqlen_k,
     )  # fmt: skip

@@ -106,6 +106,25 @@ TESSERA_HD constexpr bool takes_tiles(const Kernel& row) {
          !row.any_layout && row.cluster == 1;
 }
 
+/// Whether all keys of a block share a scale where scores have 8 bits. It leaves registers for
+/// larger tiles.
+TESSERA_HD constexpr bool shares_scale(const Kernel& row) {
+  return row.operand == Operand::e4m3 && row.extra == Extra::none &&
+         ((row.head_dim == 128 && row.block_m == 192) ||
+          (row.head_dim == 256 && row.block_n == 128));
+}
+/// Keys of a block that share a scale where scores have 8 bits: each scale takes registers.
+TESSERA_HD constexpr int scaled_keys(const Kernel& row) {
+  if (shares_scale(row)) return row.block_n;
+  if (row.operand == Operand::e4m3) return 32;
+  return row.block_n % 128 == 0 ? 128 : row.block_n % 64 == 0 ? 64 : 32;
+}
+/// Scores of a thread that a row of 8 bits weighs first: of fewer than all the others follow.
+TESSERA_HD constexpr int first_scores(const Kernel& row) {
+  if (row.operand != Operand::e4m3 && row.block_m == 192) return row.block_n / 2;
+  return row.head_dim == 64 ? 32 : 16;
+}
+
 /// Whether a GPU's decoding row widens keys and values of 8 bits, with qv values alone (S14).
 TESSERA_HD constexpr bool widens(const Kernel& row) { return is_scaled(row.cached); }
 

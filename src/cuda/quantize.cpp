@@ -155,6 +155,11 @@ Status quantize(const QuantizeShape& shape, const QuantizeTensors& tensors, cons
                           std::to_string(INT32_MAX) + " are one launch");
   }
   static_assert(static_cast<int>(Dtype::f16) == 2, "the kernels are numbered by type");
+  if (params.plain(shape.dtype)) {
+    const auto kernel = shape.dtype == Dtype::bf16 ? AuxiliaryKernel::quantize_plain_bf16
+                                                   : AuxiliaryKernel::quantize_plain_f16;
+    return queue.launch_auxiliary(number_of(kernel), blocks, &params);
+  }
   const std::size_t usual = params.usual() ? static_cast<std::size_t>(kPlainDtypes) : 0;
   return queue.launch_auxiliary(
       number_of(AuxiliaryKernel::quantize_f32) + usual + static_cast<std::size_t>(shape.dtype),

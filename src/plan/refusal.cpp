@@ -77,8 +77,9 @@ std::string refused_scores(const core::Kernel& row, const Problem& problem) {
   }
   if (problem.cache) return "takes no cache";
   const ScaleShape& scales = problem.scales;
-  const std::int64_t keys =
-      dtype == Dtype::i8 ? core::kIntegerScaleKeys : core::ValueTiles::kPanelKeys;
+  const std::int64_t keys = core::shares_scale(row) ? row.block_n
+                            : dtype == Dtype::i8    ? core::kIntegerScaleKeys
+                                                    : core::ValueTiles::kPanelKeys;
   if (scales.k == Scaling::block && scales.block_k % keys != 0) {
     return "takes blocks of " + std::to_string(keys) + " keys, or a multiple, for scales of k; " +
            "block_k = " + std::to_string(scales.block_k);
@@ -99,8 +100,9 @@ std::string refused_values(const core::Kernel& row, const Problem& problem) {
            std::to_string(columns);
   }
   const ScaleShape& scales = problem.scales;
-  if (scales.v == Scaling::block && scales.block_v % row.block_n != 0) {
-    return "takes blocks of " + std::to_string(row.block_n) +
+  const int keys = core::keys_of_a_value_scale(row.block_n, core::shares_scale(row));
+  if (scales.v == Scaling::block && scales.block_v % keys != 0) {
+    return "takes blocks of " + std::to_string(keys) +
            " keys, or a multiple, for scales of v; block_v = " + std::to_string(scales.block_v);
   }
   return {};

@@ -74,19 +74,30 @@ def hand_out_pages(tiles, shares, q, k):
             yield
 
 
-def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late, exchange=None):
+def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late, exchange=None,
+            writes_first=False):
     """One warpgroup; skips(tile, group, last group): does it pass over the tile's first block?
-    exchange(): of the block's scores with the other block's, if there is one; turn_late: the next one may issue when O is there, not when it has been issued (kEndsLate)."""
+    exchange(): of the block's scores with the other block's, if there is one; turn_late: the next one may issue when O
+    is there, not when it has been issued (kEndsLate); writes_first: a tile's last O is multiplied out of turn, before
+    the next tile is asked for (kWritesFirst)."""
     if group == len(turns) - 1:
         turns[0].arrive()
     item = weighed = -1
-    mine = 0 if shares == 1 else group
+    mine, multiplies = 0 if shares == 1 else group, False
     spares = shares == 1 and q.stages > 1  # then queries are released after the last step
     for tile, blocks in enumerate(tiles):
         asked = tile * shares + mine
+        if writes_first and weighed >= 0 and not multiplies:
+            yield from v.wait_full(weighed)
+            v.read(group, weighed)
+            multiplies = True
         yield from q.wait_full(asked)
         q.read(group, asked)
         yield
+        if multiplies and blocks > 0:
+            v.done(group, weighed)
+            v.release(weighed)
+            weighed, multiplies = -1, False
         if blocks == 0:
             q.done(group, asked)
             q.release(asked)
@@ -137,13 +148,15 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
         if spares:
             q.done(group, asked)
             q.release(asked)
+    if writes_first and weighed >= 0:
+        yield from v.wait_full(weighed)
     yield from q.wait_full(len(tiles) * shares + mine)
     if weighed >= 0:
         yield from v.wait_full(weighed)
 
 
 def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
-          turn_late=False, warps=0, idle=0):
+          turn_late=False, writes_first=False, warps=0, idle=0):
     """What goes wrong under one random schedule; empty: nothing. warps: that fetch keys from pages, and as many values;
     0: there are no pages. idle: warps of each that have no part and go along."""
     schedule = random.Random(seed)
@@ -157,7 +170,7 @@ def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False
         running = [hand_out_pages(tiles, shares, q, k)]
         running += [fetch_pages(tiles, k, w < warps) for w in range(1, warps + idle)]
         running += [fetch_pages(tiles, v, w < warps) for w in range(warps + idle)]
-    running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late)
+    running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late, writes_first=writes_first)
                 for g in range(groups)]
     return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults,
                speeds=(1,) if warps == 0 else (1, 1, 5, 25))
@@ -189,7 +202,7 @@ SKIPS = {
 def main():
     first = random.SystemRandom().randrange(1 << 30)
     print(f"seed {first}")
-    runs, unwaited, late, idle, unread = 0, 0, 0, 0, 0
+    runs, unwaited, late, late_for_all, idle, unread = 0, 0, 0, 0, 0, 0
     for groups in (2, 3):
         for q_stages, shares in ((1, 1), (2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
@@ -202,7 +215,8 @@ def main():
                         clears = seed % 2 == 0
                         problem = (seed, groups, q_stages, shares, tiles, skips)
                         warps = max(seed % 5 - 2, 0)
-                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps)
+                        found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps) or fault(
+                            *problem, writes_first=True)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {warps} warps a ring, "
                                      f"seed {seed}: {found}")
@@ -220,11 +234,13 @@ def main():
                             unwaited += fault(*problem, waits=False) != ""
                         if clears:
                             late += fault(*problem, clears=True, late=True) != ""
-    if not unwaited or not late or not idle or not unread:
+                            late_for_all += fault(*problem, writes_first=True, late=True) != ""
+    if not unwaited or not late or not late_for_all or not idle or not unread:
         sys.exit("a skip that does not wait, values that come late, a warp without a part, or scores that are not "
                  "waited for went unseen")
-    print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late}, a warp without "
-          f"a part in {idle}, scores that are not waited for in {unread}")
+    print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late} and, of who needs "
+          f"them before the next tile, in {late_for_all}, a warp without a part in {idle}, scores that are not waited "
+          f"for in {unread}")
 
 
 if __name__ == "__main__":

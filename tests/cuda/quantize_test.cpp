@@ -21,20 +21,31 @@
 namespace tessera {
 namespace {
 
-template <bool kUsual>
+using cuda::aux::Known;
+
+template <Known kKnown>
 void quantize_as(const cuda::aux::QuantizeParams& p, Dtype dtype) {
   host::launch(static_cast<unsigned>(p.blocks()), [&] {
     switch (dtype) {
-      case Dtype::f32: return cuda::aux::quantize<Dtype::f32, kUsual>(p);
-      case Dtype::bf16: return cuda::aux::quantize<Dtype::bf16, kUsual>(p);
-      case Dtype::f16: return cuda::aux::quantize<Dtype::f16, kUsual>(p);
-      default: FAIL() << to_string(dtype);
+      case Dtype::bf16: return cuda::aux::quantize<Dtype::bf16, kKnown>(p);
+      case Dtype::f16: return cuda::aux::quantize<Dtype::f16, kKnown>(p);
+      default: break;
     }
+    if constexpr (kKnown != Known::plain) return cuda::aux::quantize<Dtype::f32, kKnown>(p);
+    FAIL() << to_string(dtype);
   });
 }
 
+void quantize_as(Known known, const cuda::aux::QuantizeParams& p, Dtype dtype = Dtype::bf16) {
+  switch (known) {
+    case Known::nothing: return quantize_as<Known::nothing>(p, dtype);
+    case Known::usual: return quantize_as<Known::usual>(p, dtype);
+    case Known::plain: return quantize_as<Known::plain>(p, dtype);
+  }
+}
+
 void quantize_on_host(const cuda::aux::QuantizeParams& p, Dtype dtype) {
-  p.usual() ? quantize_as<true>(p, dtype) : quantize_as<false>(p, dtype);
+  quantize_as(p.plain(dtype) ? Known::plain : p.usual() ? Known::usual : Known::nothing, p, dtype);
 }
 
 class QuantizeKernel : public testing::Test {
@@ -49,7 +60,8 @@ class QuantizeKernel : public testing::Test {
 TEST_F(QuantizeKernel, EveryBitIsThatOfTheLiteralLoops_S14) {
   constexpr const char* kWays[] = {"whole",   "whole pieces", "by elements", "direct",
                                    "by four", "2 lanes",      "4 lanes",     "8 lanes",
-                                   "tiles",   "kept",         "made twice",  "heads side by side"};
+                                   "tiles",   "kept",         "made twice",  "heads side by side",
+                                   "plain"};
   std::map<std::string, int> ways;
   const auto all_seen = [&] {
     return std::ranges::all_of(kWays, [&](const char* way) { return ways[way] > 0; });
@@ -62,6 +74,7 @@ TEST_F(QuantizeKernel, EveryBitIsThatOfTheLiteralLoops_S14) {
     ASSERT_TRUE(refused) << refused.text << "; " << quantized.text();
     cuda::aux::QuantizeParams p = cuda::quantize_params(quantized.shape, quantized.tensors);
     quantize_on_host(p, quantized.shape.dtype);
+    if (p.plain(quantized.shape.dtype)) ++ways["plain"];
     quantized.check(quantized.text());
     if (HasFatalFailure()) break;
     for (const cuda::aux::QuantizedRows* rows : {&p.q(), &p.k(), &p.v()}) {
@@ -87,10 +100,15 @@ struct Dense {
   QuantizeShape shape;
   QuantizeTensors tensors;
   Elements q, k, v, q_out, k_out, v_out;
-  std::vector<float> q_scale, k_scale, v_scale, signs;
+  std::vector<float> q_scale, k_scale, v_scale, signs, k_mean, shifts;
 
   explicit Dense(const char* words = "e4m3 scales=token/block:64/block:128 v_tiles")
-      : q_scale(320, 0.5F), k_scale(12), v_scale(512, 0.1F), signs(128, -1.0F) {
+      : q_scale(320, 0.5F),
+        k_scale(12),
+        v_scale(512, 0.1F),
+        signs(128, -1.0F),
+        k_mean(256, 0.5F),
+        shifts(320) {
     shape.problem = *parse_problem(std::string("fwd b=2 h=4/2 q=40 k=150 d=128 ") + words);
     const Problem& p = shape.problem;
     shape.hadamard = 128;
@@ -120,6 +138,11 @@ struct Dense {
     tensors.signs = signs.data();
   }
   ~Dense() = default;
+  void shift_keys() {
+    shape.problem.scales.score_shift = true;
+    tensors.k_mean = {k_mean.data(), 0, 128};
+    tensors.score_shift = {shifts.data(), 160, 40};
+  }
   Dense(const Dense&) = delete;
   Dense(Dense&&) = delete;
   Dense& operator=(Dense&&) = delete;
@@ -146,32 +169,40 @@ TEST(QuantizeParams, WorkIsSharedOut) {
 }
 
 // What kernels of attention will want, with as many keys of a block as a block of threads keeps: by
-// the kernel of what is usual, and by the other one.
+// every kernel that takes them.
 TEST(QuantizeBits, AreTheCpus_S14) {
   fake::state() = {};  // the tensors are the host's
   for (const std::string words :
        {"e4m3 scales=token/block:128/block:128 v_tiles", "e4m3 scales=token/block:120/block:256",
         "e4m3 scales=token/block:64/channel v_tiles", "i8 scales=head/block:150/block:64",
         "e4m3 scales=tensor/block:1000/tensor v_tiles"}) {
-    Dense dense(words.c_str());
-    const cuda::aux::QuantizeParams params = cuda::quantize_params(dense.shape, dense.tensors);
-    EXPECT_EQ(params.usual(), words[0] == 'e') << words;
-    for (const bool usual : {false, true}) {
-      if (usual && !params.usual()) continue;
-      for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
-      usual ? quantize_as<true>(params, Dtype::bf16) : quantize_as<false>(params, Dtype::bf16);
-      const Elements q = dense.q_out, k = dense.k_out, v = dense.v_out;
-      const std::vector<float> q_scale = dense.q_scale, k_scale = dense.k_scale;
-      const std::vector<float> v_scale = dense.v_scale;
-      for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
-      const Status status = quantize(dense.shape, dense.tensors, this_cpu());
-      ASSERT_TRUE(status) << status.text;
-      EXPECT_EQ(q, dense.q_out) << words << usual;
-      EXPECT_EQ(k, dense.k_out) << words << usual;
-      EXPECT_EQ(v, dense.v_out) << words << usual;
-      EXPECT_EQ(q_scale, dense.q_scale) << words << usual;
-      EXPECT_EQ(k_scale, dense.k_scale) << words << usual;
-      EXPECT_EQ(v_scale, dense.v_scale) << words << usual;
+    for (const bool turned : {true, false}) {
+      Dense dense(words.c_str());
+      if (!turned) dense.shape.hadamard = 0;
+      dense.shape.signs = turned;
+      if (!turned) dense.tensors.signs = nullptr;
+      const cuda::aux::QuantizeParams params = cuda::quantize_params(dense.shape, dense.tensors);
+      EXPECT_EQ(params.usual(), words[0] == 'e') << words;
+      EXPECT_EQ(params.plain(Dtype::bf16), params.usual()) << words;
+      for (const Known known : {Known::nothing, Known::usual, Known::plain}) {
+        if (known == Known::usual && !params.usual()) continue;
+        if (known == Known::plain && !params.plain(Dtype::bf16)) continue;
+        for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
+        quantize_as(known, params);
+        const Elements q = dense.q_out, k = dense.k_out, v = dense.v_out;
+        const std::vector<float> q_scale = dense.q_scale, k_scale = dense.k_scale;
+        const std::vector<float> v_scale = dense.v_scale;
+        for (Elements* out : {&dense.q_out, &dense.k_out, &dense.v_out}) out->fill();
+        const Status status = quantize(dense.shape, dense.tensors, this_cpu());
+        ASSERT_TRUE(status) << status.text;
+        const std::string text = words + " known " + std::to_string(static_cast<int>(known));
+        EXPECT_EQ(q, dense.q_out) << text;
+        EXPECT_EQ(k, dense.k_out) << text;
+        EXPECT_EQ(v, dense.v_out) << text;
+        EXPECT_EQ(q_scale, dense.q_scale) << text;
+        EXPECT_EQ(k_scale, dense.k_scale) << text;
+        EXPECT_EQ(v_scale, dense.v_scale) << text;
+      }
     }
   }
 }
@@ -208,8 +239,8 @@ class QuantizeLaunch : public testing::Test {
       place(elements->data(),
             static_cast<std::size_t>(elements->count() * elements->element_bytes()));
     }
-    for (std::vector<float>* x :
-         {&dense_.q_scale, &dense_.k_scale, &dense_.v_scale, &dense_.signs}) {
+    for (std::vector<float>* x : {&dense_.q_scale, &dense_.k_scale, &dense_.v_scale, &dense_.k_mean,
+                                  &dense_.shifts, &dense_.signs}) {
       place(x->data(), x->size() * sizeof(float));
     }
   }
@@ -231,7 +262,7 @@ TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
   const Status status = quantize(dense_.shape, dense_.tensors, execution);
   ASSERT_TRUE(status) << status.text;
   EXPECT_EQ(fake::state().enqueued, (Enqueued{{"cuLaunchKernelEx", &stream}}));
-  EXPECT_EQ(fake::state().last.kernel, "quantize_usual_bf16");
+  EXPECT_EQ(fake::state().last.kernel, "quantize_plain_bf16");
   EXPECT_TRUE(fake::state().last.begins_early);
   EXPECT_EQ(fake::state().last.context, fake::context_of(1));
   EXPECT_EQ(fake::state().last.grid_x, 30U);
@@ -241,17 +272,20 @@ TEST_F(QuantizeLaunch, ItIsOneLaunchOnTheStreamOfTheTensorsDevice) {
   }
 }
 
-TEST_F(QuantizeLaunch, TheKernelIsThatOfTheRowsTypeAndOfWhatIsUsual) {
-  for (const bool usual : {true, false}) {
-    // Rows that are not written by eights.
-    if (!usual) dense_.tensors.q_out.stride_seqlen += 1;
+// Of keys that are shifted less is known; of rows that are not written by eights, nothing.
+TEST_F(QuantizeLaunch, TheKernelIsThatOfTheRowsTypeAndOfWhatIsKnown) {
+  for (const Known known : {Known::plain, Known::usual, Known::nothing}) {
+    if (known == Known::usual) dense_.shift_keys();
+    if (known == Known::nothing) dense_.tensors.q_out.stride_seqlen += 1;
     for (const auto& [dtype, name] :
          {std::pair{Dtype::f32, "f32"}, {Dtype::bf16, "bf16"}, {Dtype::f16, "f16"}}) {
       dense_.shape.dtype = dtype;
       const Status status = quantize(dense_.shape, dense_.tensors);
       ASSERT_TRUE(status) << status.text;
-      EXPECT_EQ(fake::state().last.kernel,
-                std::string(usual ? "quantize_usual_" : "quantize_") + name);
+      const char* const kind = known == Known::nothing                        ? ""
+                               : known == Known::usual || dtype == Dtype::f32 ? "usual_"
+                                                                              : "plain_";
+      EXPECT_EQ(fake::state().last.kernel, std::string("quantize_") + kind + name);
     }
   }
 }

@@ -98,4 +98,11 @@ inline unsigned __vimax3_u32(unsigned a, unsigned b, unsigned c) {
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned>(x)); }
 inline int min(int a, int b) { return b < a ? b : a; }
+namespace tessera::cuda {
+/// NaN is a positive one, as a GPU's is, and not the host's.
+inline float fmaf(float a, float b, float c) {
+  const float y = std::fma(a, b, c);
+  return y != y ? __uint_as_float(0x7fffffffU) : y;
+}
+}  // namespace tessera::cuda
 // NOLINTEND

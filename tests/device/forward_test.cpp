@@ -99,7 +99,10 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   const Dtype scores = core::score_dtype_of(row.operand), values = core::dtype_of(row.operand);
   std::string text = std::string("fwd ") + to_string(scores) + " ";
   text += one_of(random, {"h=1 ", "h=2/1 ", "h=4/2 "});
-  const std::string longest_q = up_to(1, 200), longest_k = up_to(1, 400);
+  // Of 8 bits sometimes so many keys that sums are promoted.
+  const bool is_long = is_scaled(values) && random() % 3 == 0;
+  const std::string longest_q = up_to(1, 200),
+                    longest_k = is_long ? up_to(800, 1300) : up_to(1, 400);
   if (random() % 3 == 0) {
     text +=
         "b=2 q=" + longest_q + " k=" + longest_k + " packed=" + longest_q + "," + longest_k + " ";
@@ -116,16 +119,22 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   if (random() % 4 == 0) text += "sink ";
   if (row.extra == core::Extra::softcap) text += one_of(random, {"softcap=2 ", "softcap=40 "});
   if (!is_scaled(scores)) return text;
-  text += one_of(random, {"", "score_shift "});
-  std::string scales = "scales=" + one_of(random, {"tensor", "head", "token"}) + "/";
-  scales += scores == Dtype::i8
-                ? one_of(random, {"tensor", "head", "block:128", "block:256"})
-                : one_of(random, {"tensor", "head", "block:32", "block:64", "block:128"});
+  text += one_of(random, {"", "", "scale=1 "}) + one_of(random, {"", "score_shift "});
+  // Keys that share a scale, and those of v.
+  const std::string own = "block:" + std::to_string(row.block_n);
+  const bool shares = core::shares_scale(row);
+  const char* const narrow_block = shares              ? own.c_str()
+                                   : is_scaled(values) ? "block:32"
+                                                       : "block:128";
+  const char* const block = shares ? own.c_str() : is_scaled(values) ? "block:64" : "block:256";
+  std::string scales = "scales=" + one_of(random, {"tensor", "head", "token"}) + "/" +
+                       one_of(random, {"tensor", "head", narrow_block, block});
   if (!is_scaled(values)) return text + "v=" + to_string(values) + " " + scales + "/none";
   text += one_of(random, {"v_tiles ", ""}) + one_of(random, {"", "v_shift "}) +
           one_of(random, {"", "o=f16 "});
   return text + scales + "/" +
-         one_of(random, {"tensor", "head", "channel", "block:192", "block:384"});
+         one_of(random, {"tensor", "head", "channel", shares ? "head" : "block:192",
+                         shares ? "channel" : "block:384"});
 }
 
 TEST_P(ForwardOnFibers, IsRight) { check_some(random_problem); }

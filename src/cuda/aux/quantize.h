@@ -2,17 +2,31 @@
 // q, of k or of v. Every fp32 number is an Exact, so its bits are the CPU's.
 #pragma once
 
+#include "cuda/aux/quantize_plain.h"
 #include "cuda/aux/quantize_rows.h"
 #include "cuda/aux/quantize_tiles.h"
 #include "cuda/ptx/grid.h"
 
 namespace tessera::cuda::aux {
 
-/// The kernel, for inputs of one type; a block for each of p.blocks(). kUsual: p.usual(), of which
-/// there is half as much to ask.
-template <Dtype kType, bool kUsual>
+/// How much a kernel asks of what it is given: nothing is known; p.usual(); p.plain().
+enum class Known : std::uint8_t { nothing, usual, plain };
+
+/// What its blocks of threads share.
+template <bool kPlain>
+struct SharedOf {
+  using Type = QuantizeShared;
+};
+template <>
+struct SharedOf<true> {
+  using Type = PlainShared;
+};
+
+/// The kernel, for inputs of one type; a block for each of p.blocks().
+template <Dtype kType, Known kKnown>
 __device__ __forceinline__ void quantize(const QuantizeParams& p) {
-  __shared__ QuantizeShared shared;
+  constexpr bool kPlain = kKnown == Known::plain, kUsual = kKnown != Known::nothing;
+  __shared__ typename SharedOf<kPlain>::Type shared;
   ptx::wait_for_grids();
   const int block = static_cast<int>(blockIdx.x), keys = static_cast<int>(p.rows[0].blocks);
   const int values = keys + static_cast<int>(p.rows[1].blocks);
@@ -25,7 +39,13 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
   if (range.begin < range.end) {
     if (rows.tiles) {
       const HeadAt at = {p.sequences.at(range.batch), head};
-      TileColumns<kType, kUsual>(rows, range, at, shared).write();
+      TileColumns<kType, kUsual>(rows, range, at, shared.tile).write();
+    } else if constexpr (kPlain) {
+      if (rows.turns && (p.signs != nullptr || p.hadamard > 1)) {
+        PlainRows<kType, true>(p, which, range, head, shared).write();
+      } else {
+        PlainRows<kType, false>(p, which, range, head, shared).write();
+      }
     } else {
       quantize_rows<kType, kUsual>(p, which, range, head, shared);
     }

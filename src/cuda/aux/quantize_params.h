@@ -78,6 +78,14 @@ struct QuantizeParams {
     }
     return true;
   }
+  /// The same of 16 bits; nothing is rotated, and no rows are shifted.
+  bool plain(Dtype from) const {
+    if (from == Dtype::f32 || !usual() || rotary > 0) return false;
+    for (const QuantizedRows& r : rows) {
+      if (r.blocks > 0 && !r.tiles && (r.off || r.dot || r.score_shift != nullptr)) return false;
+    }
+    return true;
+  }
 };
 
 }  // namespace tessera::cuda::aux

@@ -7,17 +7,19 @@
 
 namespace tessera::cuda::aux {
 
-/// What a block of threads shares.
+/// What a block of threads shares that makes a tile.
+struct TileShared {
+  /// Of 256 columns: a word has four keys, in the order of tiles.
+  std::uint32_t words[256][core::ValueTiles::kKeys / 4];
+  float factors[core::ValueTiles::kKeys];  ///< of keys' blocks
+  float columns[256];                      ///< factors of columns
+  float most[kQuantizeThreads / 32];
+};
+/// The same of one that makes rows, or tiles.
 union QuantizeShared {
   /// Numbers of steps, a thread's own.
   float4 kept[kKeptSteps - 1][kThreadColumns / 4][kQuantizeThreads];
-  struct {
-    /// Of 256 columns: a word has four keys, in the order of tiles.
-    std::uint32_t words[256][core::ValueTiles::kKeys / 4];
-    float factors[core::ValueTiles::kKeys];  ///< of keys' blocks
-    float columns[256];                      ///< factors of columns
-    float most[kQuantizeThreads / 32];
-  } tile;
+  TileShared tile;
 };
 static_assert(sizeof(QuantizeShared) <= 48 * 1024);
 
@@ -72,6 +74,8 @@ struct Raw {
       if (column + i >= 0 && column + i < end) load_one(row, column + i, i);
     }
   }
+  /// Columns 2 i and 2 i + 1, of 16 bits.
+  __device__ __forceinline__ std::uint32_t pair(int i) const { return word(i); }
   __device__ __forceinline__ Exact at(int i) const {
     if constexpr (kSize == 4) return Exact(__uint_as_float(word(i)));
     if constexpr (kSize == 2) {

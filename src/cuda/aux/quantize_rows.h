@@ -5,7 +5,7 @@
 // numbers until it is known. Rows that are not direct (quantize_params.h) take another way in.
 #pragma once
 
-#include "cuda/aux/quantize_pieces.h"
+#include "cuda/aux/quantize_numbers.h"
 #include "cuda/aux/tables.h"
 
 namespace tessera::cuda::aux {
@@ -16,7 +16,6 @@ class QuantizedColumns {
  public:
   static constexpr int kSize = static_cast<int>(size_of(kType));
   using Pieces = Raw<kType, kPiece>[2];
-  using Numbers = Exact[kThreadColumns];
 
   __device__ __forceinline__ QuantizedColumns(const QuantizeParams& p, int which, const HeadAt& at,
                                               int lane, QuantizeShared& shared)
@@ -107,7 +106,7 @@ class QuantizedColumns {
 #pragma unroll
       for (int i = 0; i < kThreadColumns; ++i) x[i] = ptx::with_sign(x[i], negated_ << (31 - i));
     }
-    if (p_.hadamard > 1) transform(x);
+    if (p_.hadamard > 1) transform(x, p_.hadamard, rows_().lanes, first_);
   }
 
   /// The thread's own numbers of a step, into shared memory and back.
@@ -303,36 +302,6 @@ class QuantizedColumns {
     rows_().score_shift[first - rows_().shift.data + row] = sum[0];
   }
 
-  /// Stages of stride 1, 2, 4 and so on.
-  __device__ __forceinline__ void transform(Numbers& x) const {
-    const int n = p_.hadamard, apart = rows_().lanes * kPiece;
-#pragma unroll
-    for (int stride = 1; stride < kPiece; stride *= 2) {
-      if (stride < n) butterflies(x, stride);
-    }
-    for (int stride = kPiece; stride < n && stride < apart; stride *= 2) {
-      Numbers other;
-      ptx::exchange(x, stride / kPiece, other);
-      // a + b and a - b: the second lane's own number is b.
-      const Exact sign((first_ & stride) != 0 ? -1.0F : 1.0F);
-#pragma unroll
-      for (int i = 0; i < kThreadColumns; ++i) x[i] = fused(x[i], sign, other[i]);
-    }
-    if (n > apart) butterflies(x, kPiece);
-    const Exact factor(core::hadamard_factor(n));
-#pragma unroll
-    for (int i = 0; i < kThreadColumns; ++i) x[i] = x[i] * factor;
-  }
-  static __device__ __forceinline__ void butterflies(Numbers& x, int stride) {
-#pragma unroll
-    for (int i = 0; i < kThreadColumns; ++i) {
-      if ((i & stride) != 0) continue;
-      const Exact a = x[i], b = x[i + stride];
-      x[i] = a + b;
-      x[i + stride] = a - b;
-    }
-  }
-
   const QuantizeParams& p_;
   int which_;
   const HeadAt& at_;
@@ -342,12 +311,6 @@ class QuantizedColumns {
   const float* off_;           ///< of columns: subtracted, or what score_shift is the product with
   std::uint32_t negated_ = 0;  ///< a bit for each of the columns
 };
-
-__device__ __forceinline__ Exact most_of(Exact most, const Exact (&x)[kThreadColumns]) {
-#pragma unroll
-  for (int i = 0; i < kThreadColumns; ++i) most = ptx::larger_magnitude(most, x[i]);
-  return most;
-}
 
 /// Rows of a block of threads that stay rows.
 template <Dtype kType, bool kUsual>

@@ -17,7 +17,7 @@ template <Dtype kType, bool kUsual>
 class TileColumns {
  public:
   __device__ __forceinline__ TileColumns(const QuantizedRows& rows, const core::RowRange& range,
-                                         const HeadAt& at, QuantizeShared& shared)
+                                         const HeadAt& at, TileShared& shared)
       : rows_(rows), range_(range), at_(at), shared_(shared) {
     from_ = static_cast<const char*>(rows.from.data) +
             at.offset(rows.from.strides, false) * Columns::kSize;
@@ -31,7 +31,7 @@ class TileColumns {
     const bool written = rows_.scales.by == Scaling::block;
     float factor = 1.0F;
     for (int column = thread; by_channel() && column < rows_.dim; column += kQuantizeThreads) {
-      shared_.tile.columns[column] = (Exact(1.0F) / Exact(scale_[column])).x;
+      shared_.columns[column] = (Exact(1.0F) / Exact(scale_[column])).x;
     }
     if (written && block > kKeys) factor = scale_keys(range_.begin, range_.end);
     if (rows_.scales.by == Scaling::tensor || rows_.scales.by == Scaling::head) {
@@ -41,16 +41,21 @@ class TileColumns {
       if (written && block <= kKeys) {
         for (int key = begin; key < core::min(begin + kKeys, range_.end); key += block) {
           factor = scale_keys(key, core::min(key + block, range_.end));
-          if (thread < block) shared_.tile.factors[key - begin + thread] = factor;
+          if (thread < block) shared_.factors[key - begin + thread] = factor;
         }
       } else {
-        shared_.tile.factors[thread] = factor;
+        shared_.factors[thread] = factor;
       }
       __syncthreads();
-      if (kUsual && off_ == nullptr && begin + kKeys <= range_.end) {
-        turn<true>(begin);
+      const bool full = kUsual && off_ == nullptr && begin + kKeys <= range_.end;
+      if (full && by_channel()) {
+        turn<kUsual, true>(begin);
+      } else if (full) {
+        turn<kUsual, false>(begin);
+      } else if (by_channel()) {
+        turn<false, true>(begin);
       } else {
-        turn<false>(begin);
+        turn<false, false>(begin);
       }
       __syncthreads();
       store(begin);
@@ -91,7 +96,7 @@ class TileColumns {
         most = ptx::larger_magnitude(most, off_ != nullptr ? x - Exact(off[j]) : x);
       }
     }
-    most = largest_of_block(most, shared_.tile.most, 1);
+    most = largest_of_block(most, shared_.most, 1);
     const Written scaled = Written::of(most, core::limit_of(rows_.dtype));
     if (threadIdx.x == 0) {
       rows_.written[scale_ - rows_.scales.data + rows_.scales.index_of(begin)] = scaled.scale.x;
@@ -100,11 +105,10 @@ class TileColumns {
   }
 
   /// A tile's keys into shared memory. A thread has four of a piece of columns, which are a word of
-  /// each. kFull: all keys are there, and nothing is subtracted.
-  template <bool kFull>
+  /// each. kFull: all keys are there, and nothing is subtracted. kChannels: by_channel().
+  template <bool kFull, bool kChannels>
   __device__ __forceinline__ void turn(int begin) const {
     const int thread = static_cast<int>(threadIdx.x), word = thread % 4;
-    const bool channels = by_channel();
     for (int column = thread / 4 % 8 * kUnit; column < core::round_up(rows_.dim, 8 * kUnit);
          column += 8 * kUnit) {
       if (column >= rows_.dim) continue;
@@ -112,7 +116,7 @@ class TileColumns {
       if (!kFull) load_off(column, off);
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) {
-        if (channels) factors[i] = shared_.tile.columns[column + i];
+        if (kChannels) factors[i] = shared_.columns[column + i];
       }
 #pragma unroll 1
       for (int group = thread / 32; group < core::ValueTiles::kKeys / 16;
@@ -124,7 +128,7 @@ class TileColumns {
         for (int i = 0; i < 4; ++i) {
           keys[i] = group * 16 + core::ValueTiles::key_at(4 * word + i);
           load(begin + keys[i], column, raw[i]);
-          by_key[i] = channels ? 1.0F : shared_.tile.factors[keys[i]];
+          by_key[i] = kChannels ? 1.0F : shared_.factors[keys[i]];
         }
 #pragma unroll
         for (int j = 0; j < kUnit; ++j) {
@@ -135,10 +139,10 @@ class TileColumns {
             const bool exists = kFull || begin + keys[i] < range_.end;
             if (!kFull && off_ != nullptr && exists) x[i] = x[i] - Exact(off[j]);
             // Of keys behind the last one x is 0, whatever the factor.
-            const float factor = channels ? factors[j] : by_key[i];
+            const float factor = kChannels ? factors[j] : by_key[i];
             x[i] = exists ? x[i] * Exact(factor) : Exact(0.0F);
           }
-          shared_.tile.words[column + j][tile_word(j + column, 4 * group + word)] =
+          shared_.words[column + j][tile_word(j + column, 4 * group + word)] =
               narrow_four(Dtype::e4m3, x[0], x[1], x[2], x[3]);
         }
       }
@@ -162,8 +166,8 @@ class TileColumns {
         const std::uint32_t same = column < tiles.columns ? 0U : kOnes;
         uint4 words = {same, same, same, same};
         if (column < rows_.dim) {
-          words = *reinterpret_cast<const uint4*>(
-              &shared_.tile.words[column][tile_word(column, 4 * group)]);
+          words =
+              *reinterpret_cast<const uint4*>(&shared_.words[column][tile_word(column, 4 * group)]);
         }
         *reinterpret_cast<uint4*>(to + panel * tiles.panel_bytes() + unit * 16) = words;
       }
@@ -173,7 +177,7 @@ class TileColumns {
   const QuantizedRows& rows_;
   const core::RowRange& range_;
   const HeadAt& at_;
-  QuantizeShared& shared_;
+  TileShared& shared_;
   const char* from_;
   const float* off_;
   const float* scale_;

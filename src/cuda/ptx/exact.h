@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "tessera/types.hpp"
+
 namespace tessera::cuda::ptx {
 
 struct Exact {
@@ -52,6 +54,26 @@ __device__ __forceinline__ Exact larger_magnitude(Exact a, Exact b) {
       : "=f"(y.x)
       : "f"(a.x), "f"(b.x));
   return y;
+}
+/// The larger of a and |b| of each of two numbers of 16 bits, a's not negative; a where b is NaN.
+template <Dtype kType>
+__device__ __forceinline__ std::uint32_t larger_magnitudes(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t sizes = b & 0x7FFF7FFFU;
+#if __CUDA_ARCH__ >= 800
+  std::uint32_t y;
+  if constexpr (kType == Dtype::bf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(sizes));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(sizes));
+  }
+  return y;
+#else
+  constexpr std::uint32_t kInfinite = kType == Dtype::bf16 ? 0x7F80U : 0x7C00U;
+  const auto larger = [](std::uint32_t x, std::uint32_t y) {
+    return y > kInfinite || y < x ? x : y;
+  };
+  return larger(a & 0xFFFF, sizes & 0xFFFF) | larger(a >> 16, sizes >> 16) << 16;
+#endif
 }
 /// x, negated where the sign of `sign` is set.
 __device__ __forceinline__ Exact with_sign(Exact x, std::uint32_t sign) {

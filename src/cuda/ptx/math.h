@@ -94,6 +94,21 @@ __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, fl
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return four;
 }
+
+/// Four numbers of e4m3, each times x.
+__device__ __forceinline__ std::uint32_t scale_e4m3(std::uint32_t four, float x) {
+  std::uint32_t result;
+  asm("{\n.reg .b16 a, b, h;\n.reg .b32 c, d, f;\n"
+      "mov.b32 {a, b}, %1;\n"
+      "cvt.rn.f16x2.e4m3x2 c, a;\ncvt.rn.f16x2.e4m3x2 d, b;\n"
+      "cvt.rn.f16.f32 h, %2;\nmov.b32 f, {h, h};\n"
+      "mul.rn.f16x2 c, c, f;\nmul.rn.f16x2 d, d, f;\n"
+      "cvt.rn.satfinite.e4m3x2.f16x2 a, c;\ncvt.rn.satfinite.e4m3x2.f16x2 b, d;\n"
+      "mov.b32 %0, {a, b};\n}"
+      : "=r"(result)
+      : "r"(four), "f"(x));
+  return result;
+}
 #endif
 
 /// Bytes of a (numbers 0 to 3) and b (4 to 7), picked by the digits of `selector`, the last one for

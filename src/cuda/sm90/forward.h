@@ -34,11 +34,14 @@ template <core::Kernel K>
 class ForwardConsumer : ForwardRows<K> {
   using Base = ForwardRows<K>;
   using S = ForwardShape<K>;
+  using Base::begin_issue;
   using Base::buffers;
   using Base::clear_values;
   using Base::columns;
+  using Base::end_issue;
   using Base::group_;
   using Base::head_of;
+  using Base::item_;
   using Base::lane_;
   using Base::leads_;
   using Base::next_tile;
@@ -48,10 +51,15 @@ class ForwardConsumer : ForwardRows<K> {
   using Base::q_item_;
   using Base::queries_;
   using Base::query_of;
+  using Base::release_keys;
+  using Base::release_queries;
   using Base::row_exists;
   using Base::row_of;
+  using Base::skip_keys;
+  using Base::skip_values;
   using Base::store_lse;
   using Base::warp_;
+  using Base::weighed_;
   using ScoreWgmma = ptx::Wgmma<S::kScoreType, K.block_n>;
   static constexpr int kAccumulators = ConsumerState<K>::kAccumulators;
   static constexpr int kN = K.block_n;
@@ -61,9 +69,14 @@ class ForwardConsumer : ForwardRows<K> {
   /// warpgroups take longer over weights than over products, slower where products are the limit.
   static constexpr bool kEndsLate =
       K.extra == core::Extra::none && S::kDim == 64 && S::kGroups == 2;
-  /// 8 bits: weights are made while O is multiplied, where there are registers for two operands.
-  static constexpr bool kOverlaps = S::kScaled && S::kGroups == 2;
   static constexpr bool kIntegers = S::kScoreType == Dtype::i8;
+  /// A tile's O is written before weights of the next one are made, while their scores are
+  /// multiplied: faster where weights take a warpgroup longer than products take all of them.
+  static constexpr bool kWritesFirst =
+      S::kScaled && !rounds_promoted(K) && (S::kGroups == 2 || S::kDim == 128);
+  /// Scales of a block's keys are asked for while its scores are multiplied. Where they are not, it
+  /// is for registers' sake.
+  static constexpr bool kAsksLate = core::shares_scale(K) && !rounds_promoted(K);
 
  public:
   __device__ __forceinline__ ForwardConsumer(const ForwardParams& params,
@@ -82,32 +95,38 @@ class ForwardConsumer : ForwardRows<K> {
     } else {
       core::KeyBlocks own;
       if (!next_tile(tile_, own)) return;
+      float sum[2];
+      begin(tile_, own);
       start(own);
       for (;;) {
         walk(own);
         Tile next;
-        if (!next_tile(next, own)) break;
-        cross(next, own);
+        if constexpr (kWritesFirst) {
+          buffers.v.wait_full(weighed_);
+          issue_output();
+          const bool more = next_tile(next, own);
+          await_output();
+          if (leads_) buffers.v.release(weighed_);
+          complete_output(sum);
+          if (!more) break;
+          begin(next, own);
+          write(tile_, w_.reference, sum);
+          tile_ = buffers.order(q_item_).tile;  // `next` would have no registers until here
+          start(own);
+        } else {
+          if (!next_tile(next, own)) break;
+          cross(next, own);
+        }
       }
-      finish_output();
-      if constexpr (S::kEightBit) {
-        float sum[2];
-        scaled_.finish(tile_, o_, sum);
-        write(tile_, w_.reference, sum);
-      } else {
-        write(tile_, w_.reference, w_.sum);
+      if constexpr (!kWritesFirst) {
+        finish_output();
+        complete_output(sum);
       }
+      write(tile_, w_.reference, sum);
     }
   }
 
  private:
-  // ---- who issues ----
-
-  __device__ __forceinline__ void begin_issue() const { ptx::barrier_sync(1 + group_, 256); }
-  __device__ __forceinline__ void end_issue() const {
-    ptx::barrier_arrive(1 + (group_ + 1) % S::kGroups, 256);
-  }
-
   // ---- products ----
 
   /// S = Q K^T of item_.
@@ -141,73 +160,36 @@ class ForwardConsumer : ForwardRows<K> {
     }
   }
 
-  /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
-  /// buffer: values that clear_values() waits for come after those.
-  __device__ __forceinline__ void release_keys(bool last_of_tile) const {
-    if (leads_) {
-      buffers.k.release(item_);
-      if (!S::kSparesQueries && last_of_tile) buffers.q.release(q_item_);
-    }
-  }
-  /// Queries of a tile whose scores are all there, if nobody waits for them: asking in every step
-  /// whether it is the last one costs 1 % at d = 64.
-  __device__ __forceinline__ void release_queries() const {
-    if (S::kSparesQueries && leads_) buffers.q.release(q_item_);
-  }
-
-  // ---- blocks of the tile that lie beyond this warpgroup's diagonal ----
-
-  // A block passed by is waited for all the same, so that its buffer is not released before all are
-  // done with what lay there; and released only when the whole warpgroup has looked: whoever looks
-  // after it has been filled anew waits for ever.
-
-  /// Lets keys pass by, and with them this warpgroup's times to issue.
-  __device__ __forceinline__ void skip_keys(int count) {
-#pragma unroll 1
-    for (; agreed(count > 0); --count) {
-      ++item_;
-      buffers.k.wait_full(item_);
-      begin_issue();
-      if (leads_) buffers.k.release(item_);
-      end_issue();
-    }
-  }
-  /// Lets the values of the `count` blocks before item_ pass by.
-  __device__ __forceinline__ void skip_values(int count) const {
-#pragma unroll 1
-    for (; agreed(count > 0); --count) {
-      buffers.v.wait_full(item_ - count);
-      ptx::barrier_sync(1 + S::kGroups + group_, 128);
-      if (leads_) buffers.v.release(item_ - count);
-    }
-  }
-
   // ---- a tile ----
 
-  /// S and P of its first block, with nothing beside them.
-  __device__ __forceinline__ void start(const core::KeyBlocks& own) {
-    begin_output(own);
-    w_.reset();
-    take_scales(tile_, own);
-    const int skipped = tile_.blocks_end - own.seen.end;
-    skip_keys(skipped);
+  /// Issues S of a tile's first block, beside the last O of the tile before.
+  __device__ __forceinline__ void begin(const Tile& t, const core::KeyBlocks& own) {
+    skip_keys(t.blocks_end - own.seen.end);
     ++item_;
     buffers.k.wait_full(item_);
     begin_issue();
     issue_scores();
     end_issue();
+  }
+
+  /// P of it. There is no O yet.
+  __device__ __forceinline__ void start(const core::KeyBlocks& own) {
+    const int first = own.seen.end - 1;
+    w_.reset();
+    take_scales(tile_, own);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
     complete_scores();
+    begin_output(own);
     if constexpr (S::kScaled) {
-      weigh_scaled<true>(tile_, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      weigh_scaled<true>(tile_, first, is_masked(own, first), true, [] {}, [] {});
       take_weights();
     } else {
-      weigh(tile_, own.seen.end - 1, own);
+      weigh(tile_, first, own);
       make_operand();
     }
-    skip_values(skipped);
+    skip_values(tile_.blocks_end - own.seen.end);
     clear_values(tile_, own, weighed_);
   }
 
@@ -226,27 +208,23 @@ class ForwardConsumer : ForwardRows<K> {
 
   /// From the last block of tile_ to the first of the next one, which becomes tile_.
   __device__ __forceinline__ void cross(const Tile& next, const core::KeyBlocks& own) {
-    const int skipped = next.blocks_end - own.seen.end;
+    const int skipped = next.blocks_end - own.seen.end, first = own.seen.end - 1;
     skip_keys(skipped);
     const float reference[2] = {w_.reference[0], w_.reference[1]};
     float sum[2];
+    if constexpr (!S::kScaled) complete_output(sum);
     take_scales(next, own);
     begin_step();
     release_keys(own.seen.size() == 1);
     complete_scores();
-    if constexpr (S::kScaled) take_output();
-    if constexpr (S::kEightBit) {
-      scaled_.finish(tile_, o_, sum);
-    } else {
-      sum[0] = w_.sum[0];
-      sum[1] = w_.sum[1];
-    }
     w_.reset();
     if constexpr (S::kScaled) {
-      weigh_scaled<true>(next, own.seen.end - 1, is_masked(own, own.seen.end - 1), true, [] {});
+      take_output();
+      weigh_scaled<true>(next, first, is_masked(own, first), true, [] {}, [] {});
+      complete_output(sum);
       take_weights();
     } else {
-      weigh(next, own.seen.end - 1, own);
+      weigh(next, first, own);
       finish_step();
     }
     skip_values(skipped);
@@ -311,15 +289,25 @@ class ForwardConsumer : ForwardRows<K> {
   __device__ __forceinline__ void finish_output() {
     buffers.v.wait_full(weighed_);
     issue_output();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(o_);
+    await_output();
+  }
+
+  /// The last O of tile_ is there: all of O and the sums of its rows' weights.
+  __device__ __forceinline__ void complete_output(float (&sum)[2]) {
+    if constexpr (S::kEightBit) {
+      scaled_.finish(tile_, o_, sum);
+    } else {
+      sum[0] = w_.sum[0];
+      sum[1] = w_.sum[1];
+    }
   }
 
   // ---- a block of keys ----
 
   /// Issues S of the next item and O of the one before; returns when S is there. begun: there is
-  /// one before.
-  __device__ __forceinline__ void begin_step(bool begun = true) {
+  /// one before. beside(): what is to be done meanwhile.
+  template <class Beside>
+  __device__ __forceinline__ void begin_step(bool begun, const Beside& beside) {
     ++item_;
     buffers.k.wait_full(item_);
     begin_issue();
@@ -327,8 +315,12 @@ class ForwardConsumer : ForwardRows<K> {
     if (begun) buffers.v.wait_full(weighed_);
     issue_output();
     if constexpr (!kEndsLate) end_issue();
+    beside();
     ptx::wgmma_wait<K.any_layout ? 0 : 1>();
     ptx::wgmma_results(w_.s);
+  }
+  __device__ __forceinline__ void begin_step(bool begun = true) {
+    begin_step(begun, [] {});
   }
   /// What S is without the columns of the cluster's other block.
   __device__ __forceinline__ void complete_scores() {
@@ -341,27 +333,26 @@ class ForwardConsumer : ForwardRows<K> {
     make_operand();
   }
   __device__ __forceinline__ void take_output(bool begun = true) {
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_results(o_);
+    await_output();
     if constexpr (kEndsLate) end_issue();
     if (begun && leads_) buffers.v.release(weighed_);
+  }
+  __device__ __forceinline__ void await_output() {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_results(o_);
   }
 
   template <bool kMasked>
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
-    if constexpr (S::kScaled) scaled_.ask(tile_, n, w_);
-    begin_step();
+    if constexpr (S::kScaled && !kAsksLate) scaled_.ask(tile_, n, w_);
+    begin_step(true, [&] {
+      if constexpr (kAsksLate) scaled_.ask(tile_, n, w_);
+    });
     release_keys(last_of_tile);
     complete_scores();
     if constexpr (S::kScaled) {
-      if constexpr (!kOverlaps) take_sums(n + 1);
-      const bool rescales = weigh_scaled<kMasked>(tile_, n, kMasked, false, [&] {
-        if constexpr (!kOverlaps) rescale();
-      });
-      if constexpr (kOverlaps) {
-        take_sums(n + 1);
-        if (rescales) rescale();
-      }
+      weigh_scaled<kMasked>(tile_, n, kMasked, false, [&] { take_output(); }, [&] { rescale(); });
+      if constexpr (S::kEightBit) scaled_.promote_after(tile_, n + 1, o_);
       take_weights();
     } else if constexpr (kSoftcap) {
       soften<kMasked>(n);
@@ -403,25 +394,20 @@ class ForwardConsumer : ForwardRows<K> {
     if constexpr (S::kEightBit) scaled_.rescale(w_.factor);
   }
 
-  /// Of 8 bits: S of the n-th block of tile t, perhaps its first, becomes weights. True: O must be
-  /// rescaled. kMayMask: `masked` may be true.
-  template <bool kMayMask, class Rescale>
-  __device__ __forceinline__ bool weigh_scaled(const Tile& t, int n, bool masked, bool first,
-                                               const Rescale& rescale) {
+  /// Of 8 bits: S of the n-th block of tile t, perhaps its first, becomes weights; arrive, rescale:
+  /// see weigh_parts(). kMayMask: `masked` may be true.
+  template <bool kMayMask, class Arrive, class Rescale>
+  __device__ __forceinline__ void weigh_scaled(const Tile& t, int n, bool masked, bool first,
+                                               const Arrive& arrive, const Rescale& rescale) {
     constexpr bool kBits = kIntegers && !kMayMask && !kSoftcap;
     if constexpr (kIntegers && !kBits) w_.convert();
     if constexpr (kSoftcap) w_.cap(p.score.post);
     if (masked) mask(t, n);
-    return w_.template weigh<kBits>(first, rescale);
-  }
-  /// Waits for O of tile_'s n-th block.
-  __device__ __forceinline__ void take_sums(int n) {
-    take_output();
-    if constexpr (S::kEightBit) scaled_.promote_after(tile_, n, o_);
+    w_.template weigh<kBits>(first, arrive, rescale);
   }
   /// They are the next operand. The O before it is there.
   __device__ __forceinline__ void take_weights() {
-    w_.take(kOverlaps ? static_cast<std::uint32_t>(p.promotion) >> 31 : 0);
+    w_.take(held_scores(K) > 0 ? static_cast<std::uint32_t>(p.promotion) >> 31 : 0);
     weighed_ = item_;
   }
   /// Of 8 bits: the scales of a tile's rows, and of the keys of its first block.
@@ -461,7 +447,7 @@ class ForwardConsumer : ForwardRows<K> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::Range keys = t.band.keys_of(query_of(t, half));
-      const int first = n * kN + lane_ % 4 * 2;
+      const int first = n * kN + static_cast<int>(Base::lane_anew()) % 4 * 2;
       mask_row(w_.s, half, {keys.begin - first, keys.end - first}, -core::kInfinity);
     }
   }
@@ -552,9 +538,6 @@ class ForwardConsumer : ForwardRows<K> {
   }
 
   Tile tile_;
-  std::uint32_t item_ = ~0U;  ///< in the ring of K: whose scores come next
-  std::uint32_t weighed_ =
-      ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   typename ConsumerState<K>::Rows scaled_;  ///< or unused
   ScoreSums<kN / 2, K.block_m / 16> sums_;  ///< the same
   typename ConsumerState<K>::Type w_;       ///< S, then P; the rows' softmax

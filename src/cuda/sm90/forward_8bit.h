@@ -3,14 +3,14 @@
 //
 // wgmma adds products of 8 bits to an accumulator that keeps 13 fraction bits of its greatest term,
 // so a sum of many keys loses the small ones (docs/correctness.md). After some blocks of keys the
-// accumulators are therefore added to fp32 sums in shared memory, where each thread has its own
-// elements, and begin again. What raised references ask of those sums waits until they are added to
-// next.
+// accumulators are therefore added to sums in shared memory (promoted_sums.h), and begin again.
+// What raised references ask of those sums waits until they are added to next.
 #pragma once
 
 #include "cuda/ptx/memory.h"
 #include "cuda/sm90/forward_buffers.h"
 #include "cuda/sm90/forward_params.h"
+#include "cuda/sm90/promoted_sums.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
 #include "cuda/tile/softmax_8bit.h"
@@ -36,7 +36,7 @@ class ScaledRows {
   __device__ __forceinline__ void take_scales(const Tile& t, State& w, const QueryOf& query_of,
                                               const HeadOf& head_of) {
     const core::Sequence sequence = p.sequences.at(t.batch);
-    const int head_k = t.head / p.group;
+    const int head_k = p.group.quotient(t.head);
     k_scales_ = p.k_scale.of(sequence, head_k);
 #pragma unroll
     for (int i = 0; i < kN / State::kScaledKeys; ++i) w.key_scale[i] = k_scales_[0];
@@ -53,17 +53,20 @@ class ScaledRows {
     }
   }
 
-  /// Asks for the scales of the n-th block's keys, if it has its own. Keys past the end, which
-  /// nobody sees, have the last one's. A thread asks by a key of its own: of what is the same for
-  /// the whole warp the compiler would wait before the products are issued, to have it in uniform
-  /// registers.
+  /// Asks for the scales of the n-th block's keys. A thread asks by a key of its own: of what is
+  /// the same for the whole warp the compiler would wait before the products are issued, to have it
+  /// in uniform registers. Keys past the end, which nobody sees, have the last one's scale.
   template <class State>
   __device__ __forceinline__ void ask(const Tile& t, int n, State& w) const {
-    if (agreed(p.k_scale.by != Scaling::block)) return;
+    // Where it is one for a block, to ask takes less than to find out whether there is one of its
+    // own; it takes a register more.
+    if constexpr (!core::shares_scale(K) || rounds_promoted(K)) {
+      if (agreed(p.k_scale.by != Scaling::block)) return;
+    }
 #pragma unroll
     for (int i = 0; i < kN / State::kScaledKeys; ++i) {
       const int own = n * kN + i * State::kScaledKeys + static_cast<int>(threadIdx.x) % 4 * 2;
-      const int key = core::min(own, t.band.seqlen_k - 1);
+      const int key = core::shares_scale(K) ? own : core::min(own, t.band.seqlen_k - 1);
       w.key_scale[i] = k_scales_[p.k_scale_block.quotient(key)];
     }
   }
@@ -98,13 +101,12 @@ class EightBitRows : public ScaledRows<K> {
 
   __device__ __forceinline__ EightBitRows(const ForwardParams& params, std::uint32_t promoted,
                                           int group)
-      : Base(params, promoted, group),
-        promoted_(promoted + group * (kRows * kColumns * 4) + threadIdx.x % 128 * 16) {}
+      : Base(params, promoted, group), promoted_(promoted, group) {}
 
   /// What the accumulators of tile t's n-th block and those of its interval are multiplied by.
   __device__ __forceinline__ float part_scale(const Tile& t, int n) const {
     if (agreed(p.v_scale.by != Scaling::block)) return 1.0F;
-    const float* const scales = p.v_scale.of(p.sequences.at(t.batch), t.head / p.group);
+    const float* const scales = p.v_scale.of(p.sequences.at(t.batch), p.group.quotient(t.head));
     return scales[p.v_scale_block.quotient(n * kN)];
   }
 
@@ -129,48 +131,23 @@ class EightBitRows : public ScaledRows<K> {
     pending_[1] *= factor[1];
   }
   /// The n-th block has been added to o: it may be the last of its interval.
-  __device__ __forceinline__ void promote_after(const Tile& t, int n,
-                                                const float (&o)[kAccumulators]) {
-    if (agreed((n & p.promotion) != 0)) return;
-    const float scale = part_scale(t, n);
-    if (agreed(any_)) {
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; i += 4) {
-        float a, b, c, d;
-        ptx::load_shared(slot(i), a, b, c, d);
-        ptx::store_shared(
-            slot(i), fmaf(a, pending_[0], o[i] * scale), fmaf(b, pending_[0], o[i + 1] * scale),
-            fmaf(c, pending_[1], o[i + 2] * scale), fmaf(d, pending_[1], o[i + 3] * scale));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; i += 4) {
-        ptx::store_shared(slot(i), o[i] * scale, o[i + 1] * scale, o[i + 2] * scale,
-                          o[i + 3] * scale);
-      }
-    }
-    add_sums(o);
-    any_ = begins_ = true;
+  __device__ __forceinline__ void promote_after(const Tile& t, int n, float (&o)[kAccumulators]) {
+    if (agreed(goes_on(n))) return;
+    sum_up(t, n, o);
+    promoted_.keep(o);
+    any_ = true;
     pending_[0] = pending_[1] = 1.0F;
+    if constexpr (rounds_promoted(K)) {
+#pragma unroll
+      for (int i = kColumns / 2; i < kAccumulators; ++i) o[i] = 0.0F;
+    } else {
+      begins_ = true;
+    }
   }
   /// o becomes the sum over all of tile t's blocks, and `sum` that of the weights.
   __device__ __forceinline__ void finish(const Tile& t, float (&o)[kAccumulators],
                                          float (&sum)[2]) {
-    const float scale = part_scale(t, last_block_);
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) o[i] *= scale;
-    if (agreed(any_)) {
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; i += 4) {
-        float a, b, c, d;
-        ptx::load_shared(slot(i), a, b, c, d);
-        o[i] = fmaf(a, pending_[0], o[i]);
-        o[i + 1] = fmaf(b, pending_[0], o[i + 1]);
-        o[i + 2] = fmaf(c, pending_[1], o[i + 2]);
-        o[i + 3] = fmaf(d, pending_[1], o[i + 3]);
-      }
-    }
-    add_sums(o);
+    sum_up(t, last_block_, o);
     sum[0] = sum_[0];
     sum[1] = sum_[1];
   }
@@ -182,7 +159,7 @@ class EightBitRows : public ScaledRows<K> {
   __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2],
                                                 float (&o)[kAccumulators]) const {
     const core::Sequence sequence = p.sequences.at(t.batch);
-    const int head_k = t.head / p.group, first = static_cast<int>(threadIdx.x) % 4 * 2;
+    const int head_k = p.group.quotient(t.head), first = static_cast<int>(threadIdx.x) % 4 * 2;
     const float* const scales = p.v_scale.of(sequence, head_k);
     if (agreed(p.v_scale.by == Scaling::channel)) {
       for_columns(scales, first, [&](int i, float scale) {
@@ -201,7 +178,23 @@ class EightBitRows : public ScaledRows<K> {
   }
 
  private:
-  __device__ __forceinline__ std::uint32_t slot(int i) const { return promoted_ + i / 4 * 2048; }
+  /// Whether sums go on after the n-th block, as they are.
+  __device__ __forceinline__ bool goes_on(int n) const {
+    if constexpr (core::shares_scale(K)) return n % (core::kRarelyPromotedKeys / kN) != 0;
+    return (n & p.promotion) != 0;
+  }
+  /// o becomes the sum over all of tile t's blocks down to the n-th, and sum_ that of their
+  /// weights, of which the accumulators have two for each row.
+  __device__ __forceinline__ void sum_up(const Tile& t, int n, float (&o)[kAccumulators]) {
+    const float scale = part_scale(t, n);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) o[i] *= scale;
+    if (agreed(any_)) promoted_.add_to(o, pending_);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum_[half] = fmaf(sum_[half], pending_[half], o[kColumns / 2 + 2 * half]);
+    }
+  }
   /// body(i, number): the number of the column that o[i] and o[i + 2] are in, for all of the
   /// thread's.
   template <class Body>
@@ -216,19 +209,12 @@ class EightBitRows : public ScaledRows<K> {
       }
     }
   }
-  /// Both rows' sums of the accumulators, of which each has two.
-  __device__ __forceinline__ void add_sums(const float (&o)[kAccumulators]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum_[half] = fmaf(sum_[half], pending_[half], o[kColumns / 2 + 2 * half]);
-    }
-  }
 
-  const std::uint32_t promoted_;  ///< this thread's sums
-  int last_block_ = 0;            ///< of the tile, the leftmost
-  float pending_[2];              ///< what the promoted sums must still be multiplied by
-  float sum_[2];                  ///< of weights, promoted
-  bool any_ = false;              ///< there are promoted sums
+  const PromotedSums<K> promoted_;
+  int last_block_ = 0;  ///< of the tile, the leftmost
+  float pending_[2];    ///< what the promoted sums must still be multiplied by
+  float sum_[2];        ///< of weights, promoted
+  bool any_ = false;    ///< there are promoted sums
   bool begins_ = true;
 };
 
@@ -241,14 +227,15 @@ struct ConsumerState {
 };
 template <core::Kernel K>
 struct ConsumerState<K, true, false> {
-  using Type =
-      IntegerWeights<core::dtype_of(K.operand), K.block_n, K.extra == core::Extra::softcap>;
+  using Type = IntegerWeights<core::dtype_of(K.operand), K.block_n, K.extra == core::Extra::softcap,
+                              core::first_scores(K), held_scores(K), core::scaled_keys(K)>;
   using Rows = ScaledRows<K>;
   static constexpr int kAccumulators = own_dim_v(K) / 2;
 };
 template <core::Kernel K>
 struct ConsumerState<K, true, true> {
-  using Type = EightBitWeights<K.block_n, K.extra == core::Extra::softcap>;
+  using Type = EightBitWeights<K.block_n, K.extra == core::Extra::softcap, core::first_scores(K),
+                               held_scores(K), core::scaled_keys(K)>;
   using Rows = EightBitRows<K>;
   static constexpr int kAccumulators = Rows::kAccumulators;
 };

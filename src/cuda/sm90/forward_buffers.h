@@ -73,7 +73,7 @@ template <core::Kernel K>
 struct ForwardBuffers : BlockOf<K> {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
   Ring<kStages> k, v;
-  std::uint32_t promoted;   ///< sums of O in fp32: promoted_bytes
+  std::uint32_t promoted;   ///< sums of O (promoted_sums.h): promoted_bytes
   std::uint32_t sums;       ///< of scores: sums_bytes
   std::uint32_t sums_full;  ///< mbarriers of a warp's, all full ones before the empty ones
   char* orders;             ///< one beside each buffer of q

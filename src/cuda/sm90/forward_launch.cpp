@@ -1,6 +1,7 @@
 // From a forward plan and tensors to a launch: parameters and tensor maps.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "cuda/keep_pages.h"
 #include "cuda/lay_values.h"
@@ -43,7 +44,9 @@ void set_scales(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   params.v_scale = v_scales_of(p, t);
   params.score_shift = score_shift_of(p, t);
   params.v_shift = v_shift_of(p, t);
-  params.k_scale_block = core::Divisor(static_cast<int>(p.scales.block_k));
+  // Without blocks all keys have the first one's.
+  const auto block_k = static_cast<int>(p.scales.block_k);
+  params.k_scale_block = core::Divisor(block_k > 0 ? block_k : std::numeric_limits<int>::max());
   params.v_scale_block = core::Divisor(static_cast<int>(p.scales.block_v));
   params.o_is_f16 = p.stored_o() == Dtype::f16;
   const bool by_block = p.scales.v == Scaling::block;
@@ -66,7 +69,7 @@ Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t
   if (has_scales(row)) set_scales(params, plan, t);
   if (plan.score.capped) params.series = core::make_softcap_series(plan.score);
   params.rows.shift = std::countr_zero(static_cast<unsigned>(plan.row_heads));
-  params.group = static_cast<int>(p.group() / plan.row_heads);
+  params.group = core::Divisor(static_cast<int>(p.group() / plan.row_heads));
   return {};
 }
 

@@ -166,7 +166,8 @@ class PageProducer : TileProducer<K, true> {
       hand_out(found);
       return;
     }
-    found.head_k = static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(work.head / p.group)));
+    found.head_k =
+        static_cast<int>(ptx::opaque(static_cast<std::uint32_t>(p.group.quotient(work.head))));
     int page = fetcher_.look_up(Base::keys_at(found, blocks.end - 1));
     for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
       const LoadRows keys = Base::keys_at(found, n);

@@ -36,7 +36,7 @@ struct ForwardParams {
   core::WorkOrder work;
   std::int32_t* next_tile = nullptr;  ///< GpuForwardLayout
   core::ShiftedRows rows;             ///< of a tile: of one query head, or of a group's
-  int group = 1;                      ///< heads of `work` that share keys
+  core::Divisor group;                ///< heads of `work` that share keys
   int head_dim = 0, head_dim_v = 0;
 
   core::Cache cache;

@@ -56,7 +56,7 @@ class ForwardProducer : TileProducer<K, false> {
       load_values();
       for (int share = 0; share < S::kShares; ++share) Base::hand_out(found, rows, share);
     }
-    found.head_k = work.head / p.group;
+    found.head_k = p.group.quotient(work.head);
     for (int n = found.blocks.end - 1; n >= found.blocks.begin; --n, ++item_) {
       const bool first = n == found.blocks.end - 1;
       const LoadRows keys = Base::keys_at(found, n);

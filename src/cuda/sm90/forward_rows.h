@@ -1,5 +1,6 @@
-// Tiles of a consumer of the Hopper forward kernel (forward.h): how it gets them, which query and
-// head each of its rows is, and where their results go.
+// Tiles of a consumer of the Hopper forward kernel (forward.h): how it gets them, takes turns with
+// the others and lets buffers go, which query and head each of its rows is, and where their results
+// go.
 #pragma once
 
 #include "cuda/ptx/memory.h"
@@ -71,6 +72,56 @@ class ForwardRows {
     }
   }
 
+  // ---- who issues ----
+
+  __device__ __forceinline__ void begin_issue() const { ptx::barrier_sync(1 + group_, 256); }
+  __device__ __forceinline__ void end_issue() const {
+    ptx::barrier_arrive(1 + (group_ + 1) % S::kGroups, 256);
+  }
+
+  // ---- buffers ----
+
+  /// Keys of item_; and with a tile's last ones its queries, if the next tile's wait for their
+  /// buffer: values that clear_values() waits for come after those.
+  __device__ __forceinline__ void release_keys(bool last_of_tile) const {
+    if (leads_) {
+      buffers.k.release(item_);
+      if (!S::kSparesQueries && last_of_tile) buffers.q.release(q_item_);
+    }
+  }
+  /// Queries of a tile whose scores are all there, if nobody waits for them: asking in every step
+  /// whether it is the last one costs 1 % at d = 64.
+  __device__ __forceinline__ void release_queries() const {
+    if (S::kSparesQueries && leads_) buffers.q.release(q_item_);
+  }
+
+  // ---- blocks of the tile that lie beyond this warpgroup's diagonal ----
+
+  // A block passed by is waited for all the same, so that its buffer is not released before all are
+  // done with what lay there; and released only when the whole warpgroup has looked: whoever looks
+  // after it has been filled anew waits for ever.
+
+  /// Lets keys pass by, and with them this warpgroup's times to issue.
+  __device__ __forceinline__ void skip_keys(int count) {
+#pragma unroll 1
+    for (; agreed(count > 0); --count) {
+      ++item_;
+      buffers.k.wait_full(item_);
+      begin_issue();
+      if (leads_) buffers.k.release(item_);
+      end_issue();
+    }
+  }
+  /// Lets the values of the `count` blocks before item_ pass by.
+  __device__ __forceinline__ void skip_values(int count) const {
+#pragma unroll 1
+    for (; agreed(count > 0); --count) {
+      buffers.v.wait_full(item_ - count);
+      ptx::barrier_sync(1 + S::kGroups + group_, 128);
+      if (leads_) buffers.v.release(item_ - count);
+    }
+  }
+
   // ---- values ----
 
   /// Values beyond the end of a packed sequence, where another one lies, or of one in a cache,
@@ -100,7 +151,7 @@ class ForwardRows {
   // ---- rows and results ----
 
   __device__ __forceinline__ int row_in_tile(int half) const {
-    return group_ * kRows + warp_ * 16 + lane_ / 4 + 8 * half;
+    return group_ * kRows + warp_ * 16 + static_cast<int>(lane_anew()) / 4 + 8 * half;
   }
   __device__ __forceinline__ int row_of(const Tile& t, int half) const {
     return t.first_row + row_in_tile(half);
@@ -161,6 +212,9 @@ class ForwardRows {
   const int lane_;
   const bool leads_;  ///< arrives at barriers for its warpgroup
 
+  std::uint32_t item_ = ~0U;  ///< in the ring of K: whose scores come next
+  std::uint32_t weighed_ =
+      ~0U;  ///< in the ring of V: whose weights are the operand, still to be multiplied
   std::uint32_t q_item_;        ///< in the ring of Q
   std::uint32_t q_descriptor_;  ///< of this warpgroup's queries in it
   /// As operands, or unused.

@@ -28,7 +28,9 @@ std::string row_program(const core::Kernel& row, const std::string& name) {
          (row.cluster > 1 ? "__cluster_dims__(kRow.cluster, 1, 1)\n" : "") + name +
          "(const __grid_constant__ cuda::" + params +
          " p) {\n"
-         "  extern __shared__ char shared[];\n"
+         "  extern __shared__ " +
+         (rounds_promoted(row) ? "__align__(1024) " : "") +
+         "char shared[];\n"
          "  cuda::sm90::" +
          kernel + "<kRow>(p, shared);\n}\n";
 }

@@ -81,10 +81,16 @@ TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
          core::ValueTiles{row.head_dim_v}.panel_bytes();
 }
 /// @}
-/// Bytes of a forward row's sums of O that have been promoted to fp32.
-TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
-  return is_eight_bit(row) ? row.block_m * row.head_dim_v * 4 : 0;
+/// Whether a forward row's sums of O that have been promoted are bf16 (promoted_sums.h): where
+/// there is no room for them in fp32. And their bytes.
+/// @{
+TESSERA_HD constexpr bool rounds_promoted(const core::Kernel& row) {
+  return is_eight_bit(row) && row.head_dim_v == 256 && row.block_n == 128;
 }
+TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
+  return is_eight_bit(row) ? row.block_m * row.head_dim_v * (rounds_promoted(row) ? 2 : 4) : 0;
+}
+/// @}
 /// Bytes for the scores that another block of threads has of its columns (score_sums.h).
 TESSERA_HD constexpr int sums_bytes(const core::Kernel& row) {
   return shares_columns(row) ? row.block_m * row.block_n * 4 : 0;
@@ -99,15 +105,22 @@ TESSERA_HD constexpr bool holds_queries(const core::Kernel& row) {
   return row.extra == core::Extra::none && consumers(row) == 2 && own_dim(row) >= 96 &&
          own_dim(row) <= 128 && has_scales(row) == is_eight_bit(row);
 }
+/// Forward, of 8 bits: a thread's scores whose weights are made while O is multiplied. None where
+/// there are no registers to hold them.
+TESSERA_HD constexpr int held_scores(const core::Kernel& row) {
+  const bool holds = has_scales(row) && consumers(row) == 2 && !rounds_promoted(row);
+  return holds ? core::first_scores(row) : 0;
+}
 /// mbarriers of the forward kernel: full and empty of every buffer, and those.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
   return 2 * (row.q_stages + 2 * kStages) + sum_barriers(row);
 }
-/// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes.
+/// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes; or none,
+/// where there is not so much left and its shared memory is declared to be.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (along_bytes(row, row.q_rows) + kOrderBytes) +
          kStages * (along_bytes(row, row.block_n) + value_bytes(row)) + promoted_bytes(row) +
-         sums_bytes(row) + 8 * barriers(row) + 1024;
+         sums_bytes(row) + 8 * barriers(row) + (rounds_promoted(row) ? 0 : 1024);
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.

@@ -5,32 +5,30 @@
 // than 2^23.
 #pragma once
 
-#include "core/scales.h"
 #include "core/softmax.h"
 #include "cuda/ptx/math.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
+#include "cuda/tile/softmax_parts.h"
 
 namespace tessera::cuda {
 
-/// Of a block of kN keys, how many share a scale: each scale takes registers.
-constexpr int integer_scaled_keys(int kN) {
-  return kN % core::kIntegerScaleKeys == 0 ? core::kIntegerScaleKeys : kN % 64 == 0 ? 64 : 32;
-}
-
 /// kType: of the weights; kCapped: a softcap makes base-2 scores of s first, and no scale is left.
-template <Dtype kType, int kN, bool kCapped>
+/// kFirst, kHeld, kKeys: see EightBitWeights.
+template <Dtype kType, int kN, bool kCapped, int kFirst, int kHeld, int kKeys>
 struct IntegerWeights {
-  static constexpr int kScaledKeys = integer_scaled_keys(kN);
+  static constexpr int kScaledKeys = kKeys;
 
   float s[kN / 2];                ///< of a block: the bits of products, products, or base-2 scores
   std::uint32_t operand[kN / 4];  ///< the weights as the A operand of the next product
-  std::uint32_t made[kN / 4];     ///< what it becomes, made while the one before is multiplied
-  float reference[2];             ///< of the rows, base 2
-  float sum[2];                   ///< of the rows' weights, this thread's
-  float factor[2];                ///< what O must be multiplied by after raise()
-  float row_scale[2];             ///< what makes products scores, less the keys' scale
-  float row_shift[2];             ///< capped: what is added to them then
+  std::uint32_t held[core::max(kHeld / 2, 1)];  ///< see EightBitWeights
+  float reference[2];                           ///< of the rows, base 2
+  float shift[2];                               ///< what is subtracted from the rows' scores
+  float sum[2];                                 ///< of the rows' weights, this thread's
+  float part[2];                                ///< the same of those that were made last
+  float factor[2];                              ///< what O must be multiplied by after raise()
+  float row_scale[2];  ///< what makes products scores, less the keys' scale
+  float row_shift[2];  ///< capped: what is added to them then
   float key_scale[kN / kScaledKeys];
 
   __device__ __forceinline__ explicit IntegerWeights(float /*to_base2*/) {}
@@ -45,37 +43,19 @@ struct IntegerWeights {
     for (int i = 0; i < kN / 2; ++i) s[i] = converted(i);
   }
 
-  /// Scores become weights, in `made`. kBits: of products that have not been converted; each is,
-  /// where it is used, as all of them before the first exponential would hold those up.
-  /// References are raised for a tile's first block, which has none, and if weights turn out too
-  /// large; then all are made anew. True: O must be multiplied by `factor`.
-  template <bool kBits, class Rescale>
-  __device__ __forceinline__ bool weigh(bool first, const Rescale& rescale) {
-    float shift[2] = {reference[0], reference[1]};
-    // Not known to the compiler: it would have two copies of what follows.
-    std::uint32_t raises = ptx::opaque(first ? 1 : 0);
-#pragma unroll 1
-    for (;;) {
-      if (agreed(raises != 0)) {
-        raise<kBits>();
-        rescale();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) shift[half] = core::shift_of(reference[half]);
-      }
-      float part[2];
-      make_weights<kBits>(shift, part);
-      if (!agreed(raises == 0 && !(part[0] < kMostPart && part[1] < kMostPart))) {
-        sum[0] += part[0];
-        sum[1] += part[1];
-        return raises != 0;
-      }
-      raises = ptx::opaque(1);
-    }
+  /// Scores become weights. kBits: of products that have not been converted; each is, where it is
+  /// used, as all of them before the first exponential would hold those up. Otherwise as
+  /// EightBitWeights::weigh().
+  template <bool kBits, class Arrive, class Rescale>
+  __device__ __forceinline__ void weigh(bool first, const Arrive& arrive, const Rescale& rescale) {
+    shift[0] = reference[0];
+    shift[1] = reference[1];
+    weigh_parts<kN / 2, kFirst, (kHeld > 0), kBits>(*this, first, arrive, rescale);
   }
-  /// The operand has been multiplied: it becomes what was made. zero: see EightBitWeights.
+  /// The operand is complete. zero: see EightBitWeights.
   __device__ __forceinline__ void take(std::uint32_t zero) {
 #pragma unroll
-    for (int i = 0; i < kN / 4; ++i) operand[i] = made[i] ^ zero;
+    for (int i = 0; i < kHeld / 2; ++i) operand[i] = held[i] ^ zero;
   }
 
   /// As EightBitWeights::cap().
@@ -87,7 +67,73 @@ struct IntegerWeights {
     }
   }
 
+  /// Weights, powers of 2, are made of scores kFrom to kTo. True: they are too large.
+  template <int kFrom, int kTo, bool kBits>
+  __device__ __forceinline__ bool make() {
+    constexpr int kScores = core::min(kScaledKeys / 2, kTo - kFrom);  // with the same scales
+    part[0] = part[1] = 0.0F;
+#pragma unroll
+    for (int first = kFrom; first < kTo; first += kScores) {
+      const float scale[2] = {kCapped ? 1.0F : scale_of(first),
+                              kCapped ? 1.0F : scale_of(first + 2)};
+#pragma unroll
+      for (int i = first; i < first + kScores; i += 2) {
+        const int half = i / 2 % 2;
+        float weight[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          weight[j] = ptx::ex2(fmaf(at<kBits>(i + j), scale[half], -shift[half]));
+          part[half] += weight[j];
+        }
+        word(i / 2) = ptx::pack<kType>(weight[0], weight[1]);
+      }
+    }
+    return !(part[0] < kMostPart && part[1] < kMostPart);
+  }
+  __device__ __forceinline__ void keep() {
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+  /// References become the rows' greatest scores from the kFrom-th on, where these are greater;
+  /// what goes by them follows, but for O.
+  template <int kFrom, bool kBits>
+  __device__ __forceinline__ void raise() {
+    // Not known to the compiler: it would look for the greatest score of every block.
+    const float one = __uint_as_float(ptx::opaque(0x3F800000));
+    float top[2] = {-core::kInfinity, -core::kInfinity};
+#pragma unroll
+    for (int i = kFrom; i < kN / 2; ++i) {
+      const float score = at<kBits>(i) * (kCapped ? one : scale_of(i) * one);
+      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
+      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
+      const float raised = top[half] > reference[half]
+                               ? raised_reference<(kFrom > 0)>(reference[half], top[half])
+                               : reference[half];
+      factor[half] = raised == -core::kInfinity ? 1.0F : ptx::ex2(reference[half] - raised);
+      reference[half] = raised;
+      shift[half] = core::shift_of(raised);
+      sum[half] *= factor[half];
+    }
+#pragma unroll
+    for (int i = 0; i < kFrom / 2; ++i) {
+      // The factor alone may be less than fp16 has numbers for.
+      const auto product = [&](int at) {
+        return ptx::widen<kType>(static_cast<std::uint16_t>(word(i) >> at)) * factor[i % 2];
+      };
+      word(i) = ptx::pack<kType>(product(0), product(16));
+    }
+  }
+
  private:
+  /// Word i of the weights.
+  __device__ __forceinline__ std::uint32_t& word(int i) {
+    return i < kHeld / 2 ? held[i] : operand[i];
+  }
   /// What makes product i of s a score.
   __device__ __forceinline__ float scale_of(int i) const {
     return row_scale[i / 2 % 2] * key_scale[i / (kScaledKeys / 2)];
@@ -96,52 +142,6 @@ struct IntegerWeights {
   template <bool kBits>
   __device__ __forceinline__ float at(int i) const {
     return kBits ? converted(i) : s[i];
-  }
-
-  /// Weights, powers of 2, are made; part: their sums.
-  template <bool kBits>
-  __device__ __forceinline__ void make_weights(const float (&shift)[2], float (&part)[2]) {
-    constexpr int kScores = kScaledKeys / 2;  // of a thread, with the same scales
-    part[0] = part[1] = 0.0F;
-#pragma unroll
-    for (int group = 0; group < kN / kScaledKeys; ++group) {
-      const float scale[2] = {kCapped ? 1.0F : scale_of(group * kScores),
-                              kCapped ? 1.0F : scale_of(group * kScores + 2)};
-#pragma unroll
-      for (int i = group * kScores; i < (group + 1) * kScores; i += 2) {
-        const int half = i / 2 % 2;
-        float weight[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          weight[j] = ptx::ex2(fmaf(at<kBits>(i + j), scale[half], -shift[half]));
-          part[half] += weight[j];
-        }
-        made[i / 2] = ptx::pack<kType>(weight[0], weight[1]);
-      }
-    }
-  }
-
-  /// References become the rows' greatest scores, where these are greater; what goes by them
-  /// follows, but for O.
-  template <bool kBits>
-  __device__ __forceinline__ void raise() {
-    // Not known to the compiler: it would look for the greatest score of every block.
-    const float one = __uint_as_float(ptx::opaque(0x3F800000));
-    float top[2] = {-core::kInfinity, -core::kInfinity};
-#pragma unroll
-    for (int i = 0; i < kN / 2; ++i) {
-      const float score = at<kBits>(i) * (kCapped ? one : scale_of(i) * one);
-      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], score);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 1));
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0U, top[half], 2));
-      const float raised = fmaxf(top[half], reference[half]);
-      factor[half] = raised == -core::kInfinity ? 1.0F : ptx::ex2(reference[half] - raised);
-      reference[half] = raised;
-      sum[half] *= factor[half];
-    }
   }
 };
 

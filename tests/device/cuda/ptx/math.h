@@ -69,5 +69,11 @@ inline std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   }
   return four;
 }
+/// Four numbers of e4m3, each times x.
+inline std::uint32_t scale_e4m3(std::uint32_t four, float x) {
+  float y[4];
+  for (int i = 0; i < 4; ++i) y[i] = static_cast<float>(reference::load(Dtype::e4m3, &four, i));
+  return pack_e4m3(y[0] * x, y[1] * x, y[2] * x, y[3] * x);
+}
 
 }  // namespace tessera::cuda::ptx
