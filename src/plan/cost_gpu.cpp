@@ -122,6 +122,17 @@ double mma_piece_cost(const PlanData& plan, const MmaCosts& costs, double steps)
   return steps * step + (shares ? costs.shared_tile : costs.tile) / blocks;
 }
 
+/// A tile of a row whose queries, keys and values have 8 bits.
+double eight_bit_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
+  const core::Kernel& row = plan.kernel;
+  const double pairs = static_cast<double>(row.block_m) * row.block_n;
+  const double step = pairs * (row.head_dim + row.head_dim_v) / costs.eight_bit_multiply_adds +
+                      costs.eight_bit_step;
+  const double tile_row =
+      crowded(row, costs) ? costs.eight_bit_crowded_tile_row : costs.eight_bit_tile_row;
+  return steps * step + tile_row * row.block_m;
+}
+
 }  // namespace
 
 double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps) {
@@ -145,17 +156,16 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
     const double reads = reads_of(plan, p, fitting) / core::max(1.0, blocks_of(plan, p));
     return steps * passes * core::max(multiply, bytes / costs.decode_read * reads);
   }
+  if (row.operand == core::Operand::e4m3) return eight_bit_piece_cost(plan, costs, steps);
   const std::int64_t rows = compared(plan).seqlen_q * plan.row_heads;
-  const bool is_crowded = crowded(row, costs), eight_bit = row.operand == core::Operand::e4m3;
+  const bool is_crowded = crowded(row, costs);
   const double pairs = static_cast<double>(row.block_m) * row.block_n;
   // Scores of 8 bits, twice as many at a time.
-  const double multiplied =
-      eight_bit ? (row.head_dim + row.head_dim_v) / costs.eight_bits
-                : row.head_dim / (is_scaled(core::score_dtype_of(row.operand)) ? 2.0 : 1.0) +
-                      row.head_dim_v;
-  const double ease = !is_crowded || eight_bit ? 1.0
-                      : rows < costs.few_rows  ? costs.crowded_of_few
-                                               : costs.crowded;
+  const double at_a_time = is_scaled(core::score_dtype_of(row.operand)) ? 2.0 : 1.0;
+  const double multiplied = row.head_dim / at_a_time + row.head_dim_v;
+  const double ease = !is_crowded             ? 1.0
+                      : rows < costs.few_rows ? costs.crowded_of_few
+                                              : costs.crowded;
   // At the row's own head dims and on whole tiles, of all blocks of threads that share them.
   const double multiply =
       ease * (pairs * multiplied / costs.multiply_adds + costs.step * row.cluster);
@@ -168,11 +178,8 @@ double gpu_piece_cost(const PlanData& plan, const GpuCosts& costs, double steps)
   const bool waits = row.pass == Pass::forward && row.q_stages == 1;
   // From its queries to its results a tile of few keys does all one after another.
   const bool alone = row.pass == Pass::forward && !is_crowded && steps * row.block_n <= kFewKeys;
-  const double tile_row =
-      eight_bit ? (is_crowded ? costs.eight_bit_crowded_tile_row : costs.eight_bit_tile_row)
-                : (is_crowded ? costs.crowded_tile_row : costs.tile_row);
-  const double between = tile_row * row.block_m + (waits ? costs.wait * row.cluster : 0.0) +
-                         (alone ? costs.alone : 0.0);
+  const double between = (is_crowded ? costs.crowded_tile_row : costs.tile_row) * row.block_m +
+                         (waits ? costs.wait * row.cluster : 0.0) + (alone ? costs.alone : 0.0);
   return steps * (waits ? costs.waiting_step : 1.0) * step + between;
 }
 

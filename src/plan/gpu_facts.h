@@ -43,7 +43,6 @@ inline constexpr MmaCosts kMmaCosts = {
 /// is left out.
 struct GpuCosts {
   double multiply_adds = 0.0;  ///< a cycle, of 16-bit operands
-  double eight_bits = 2.0;     ///< times as many, where weights have 8 bits, too: they take as long
   double step = 0.0;           ///< beside its multiply-adds
   /// The shortest that a step of a warpgroup can be, from its scores to its weights: a chain of
   /// latencies. And where they go through two warpgroups (core::splits_roles).
@@ -68,7 +67,9 @@ struct GpuCosts {
   int few_rows = 0;                            ///< less than this
   double crowded = 1.0, crowded_of_few = 1.0;  ///< times as long as their multiply-adds say
   double crowded_tile_row = 0.0;               ///< instead of tile_row
-  /// Both of rows whose weights have 8 bits; they are not crowded besides.
+  /// All of this of rows whose weights have 8 bits, which take longer than their products; latency,
+  /// and what crowds them, is in it.
+  double eight_bit_multiply_adds = 1.0, eight_bit_step = 0.0;
   double eight_bit_tile_row = 0.0, eight_bit_crowded_tile_row = 0.0;
   MmaCosts mma = {};
   double moved = 1.0;  ///< bytes a cycle, where values are laid out as tiles
@@ -111,7 +112,6 @@ inline constexpr GpuFacts kGpuFacts[] = {
         .costs =
             {
                 .multiply_adds = 2048.0,
-                .eight_bits = 1.23,
                 .step = 150.0,
                 .latency = 1300.0,
                 .latency_of_roles = 1600.0,
@@ -133,6 +133,8 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .crowded = 0.905,
                 .crowded_of_few = 1.4,
                 .crowded_tile_row = 22.0,
+                .eight_bit_multiply_adds = 11000.0,
+                .eight_bit_step = 1620.0,
                 .eight_bit_tile_row = 47.0,
                 .eight_bit_crowded_tile_row = 37.0,
                 .mma = kWideCosts,

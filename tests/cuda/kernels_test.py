@@ -162,11 +162,9 @@ def wanted_loop(row):
         return {"HGMMA": (row["head_dim"] + row["head_dim_v"]) // 16 + row["head_dim_v"] // 128 * row["block_n"] // 16,
                 "MUFU": row["block_m"] // 2 + row["block_m"] // 4 + 1}
     if row["scores"] == 32 and row["values"] == 16:
-        # Integer scores; references are raised in the same loop, by greatest scores, before each part of the weights:
-        # three warpgroups make them in one.
-        parts = 1 if row["block_m"] == 192 else 2
-        return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2 * parts,
-                "I2F": 0, "SHFL": 4 * parts, "BAR": 2}
+        # Integer scores; references are raised in the same loop, by greatest scores.
+        return {"IGMMA": row["head_dim"] // 32, "HGMMA": row["block_n"] // 16, "MUFU": row["block_n"] // 2 + 2,
+                "I2F": 0, "SHFL": 4, "BAR": 2}
     if row["values"] == 32:
         # The sums of weights are columns of O, of which one wgmma has at most 256. Before each of two parts
         # references may be raised, for which the mean of some scores is looked for, too. A division is where sums

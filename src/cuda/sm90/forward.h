@@ -212,7 +212,7 @@ class ForwardConsumer : ForwardRows<K> {
     skip_keys(skipped);
     const float reference[2] = {w_.reference[0], w_.reference[1]};
     float sum[2];
-    if constexpr (!S::kScaled) complete_output(sum);
+    if constexpr (!S::kEightBit) complete_output(sum);
     take_scales(next, own);
     begin_step();
     release_keys(own.seen.size() == 1);
@@ -221,7 +221,7 @@ class ForwardConsumer : ForwardRows<K> {
     if constexpr (S::kScaled) {
       take_output();
       weigh_scaled<true>(next, first, is_masked(own, first), true, [] {}, [] {});
-      complete_output(sum);
+      if constexpr (S::kEightBit) complete_output(sum);
       take_weights();
     } else {
       weigh(next, first, own);
