@@ -10,7 +10,8 @@ The grid of gpu_forward.py; inputs random normal. Modes:
   reaches in this run over what it reached there.
 - rows: the same with v in rows, as FlashAttention-3 and cuDNN take it: laying it out as tiles is part of the time.
 - scores: q and k are i8 already, v is bf16; `bar` is our own bf16 kernel.
-- quantize: from bf16, quantising included (rows of q, blocks of 384 keys, columns of v); `bar` is our own bf16 kernel.
+- quantize: from bf16, quantising included (rows of q, blocks of 96 or 128 keys, columns of v); `bar` is our own bf16
+  kernel.
 
 All take turns within a cell; medians of CUDA-event times. FLOPs: 4 b h s s d, halved when causal. The last line is the
 quantiser's share of a copy's rate. Needs PyTorch, and for cuDNN the wheel nvidia-cudnn-frontend on PYTHONPATH.
@@ -30,7 +31,6 @@ import libtessera
 
 COLUMNS = ["date", "commit", "driver", "sm_mhz", "mode", "layout", "d", "causal", "s", "b", "h", "kernel", "tessera",
            "cudnn", "bar", "of_bar", "difference"]
-QUANTIZED = "token/block:384/channel"
 OF_INPUTS = ("inputs", "rows")  # beside cuDNN
 
 
@@ -40,6 +40,11 @@ def peer_factors():
     with path.open(newline="") as file:
         return {(int(r["d"]), int(r["causal"]), int(r["s"])): max(1.0, float(r["best_over_cudnn"]))
                 for r in csv.DictReader(file)}
+
+
+def scales_of(d):
+    """The smallest blocks of keys that all rows take are quantised fastest."""
+    return f"token/block:{96 if d <= 128 else 128}/channel"
 
 
 def medians(functions, flops, rounds):
@@ -66,7 +71,7 @@ def measure(library, mode, d, causal, s, rounds):
     if mode == "scores":
         line = f"fwd i8 b={b} h={h} q={s} k={s} d={d}{mask} v=bf16 scales="
     if mode not in OF_INPUTS:
-        made = Quantized(library, line + ("token/block:128/none" if mode == "scores" else QUANTIZED), q, k, v)
+        made = Quantized(library, line + ("token/block:128/none" if mode == "scores" else scales_of(d)), q, k, v)
         plan, attend = made.attend(library, "gpu", o, lse, stream)
         ours = lambda: (made.run("gpu", stream), attend())
         wide = library.plan(f"fwd bf16 b={b} h={h} q={s} k={s} d={d}{mask}", "gpu")
@@ -93,7 +98,7 @@ def measure(library, mode, d, causal, s, rounds):
 def quantizer_rate(library, rounds):
     """Bytes a second of quantising 16,384 rows of 2048 columns, and of a copy that reads and writes as many."""
     q, k, v = (torch.randn(1, TOKENS, 16, 128, device="cuda").bfloat16() for _ in range(3))
-    line = f"fwd e4m3 b=1 h=16 q={TOKENS} k={TOKENS} d=128 v_tiles scales={QUANTIZED}"
+    line = f"fwd e4m3 b=1 h=16 q={TOKENS} k={TOKENS} d=128 v_tiles scales={scales_of(128)}"
     stream = torch.cuda.current_stream().cuda_stream
     signs = torch.randint(0, 2, (128,), device="cuda") * 2.0 - 1.0
     made = Quantized(library, line, q, k, v, hadamard=128, signs=signs)

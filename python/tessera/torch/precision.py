@@ -29,7 +29,7 @@ def _numbers(q: Tensor, v: Tensor, options: tuple[Any, ...], precision: str) -> 
     longest_q, longest_k = options[:2]
     type_name = eight_bits.type_of(precision)
     return (
-        longest_q, longest_k, eight_bits.k_block_of(type_name), eight_bits.v_block_of(q.shape[-1]),
+        longest_q, longest_k, eight_bits.k_block_of(type_name, q.shape[-1]), eight_bits.v_block_of(q.shape[-1]),
         eight_bits.hadamard_of(q.shape[-1]), _in_tiles(v, precision), False, False, quantize.TYPES[type_name],
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def _rounded(ctx: Any, saved: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     packed, dtype = cu_seqlens_q is not None, ctx.dtype
     q = (q8.float() * quantize.of_tokens(q_scale, packed)).to(dtype)
     rows = ctx.rows_k
-    k_block = eight_bits.k_block_of(eight_bits.type_of(ctx.precision))
+    k_block = eight_bits.k_block_of(eight_bits.type_of(ctx.precision), q8.shape[-1])
     k = (k8.float() * quantize.of_blocks(k_scale, k_block, rows, cu_seqlens_k)).to(dtype)
     if v is None:
         if ctx.tiles:
