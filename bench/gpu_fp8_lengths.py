@@ -7,7 +7,7 @@ which a column has a mean of 0 or half a deviation. `who`:
 
 - e4m3, int8: this library; int8 has values of bf16;
 - never, 512: what wgmma's accumulator makes of weights of e4m3 (docs/correctness.md), emulated term by term: never
-  promoted to fp32, as in FlashAttention-3 and cuDNN, and every 512 keys.
+  promoted to fp32, as in FlashAttention-3 and cuDNN, and every 512 keys, as here where sequences are short.
 
 plot_gpu.py --pass fp8_lengths draws it. Needs PyTorch.
 """

@@ -137,7 +137,7 @@ def k_block_of(type_name: str, head_dim: int) -> int:
 
 
 def v_block_of(head_dim: int) -> int:
-    """Keys that share a scale of v: the longest that sums of 8-bit products go on for in a GPU's rows of that head_dim
+    """Keys that share a scale of v: as long as sums of 8-bit products go on for in a GPU's rows for long sequences
     (value_tiles.h)."""
     return 384 if 128 < head_dim <= 192 else 512 if head_dim <= 96 else 768
 

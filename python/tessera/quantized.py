@@ -84,7 +84,8 @@ def quantize(
         v_scale: "block", for `v_block` keys each; "head", "tensor", and "channel" for a column of a sequence and head,
             (batch, num_heads_k, head_dim_v); or scales. None: v, of 16 bits, stays as it is.
         k_block, v_block: keys that share a scale. Kernels of a GPU want multiples of 32 and of their own block of keys:
-            512 does for v, but 384 beside a head_dim of 192.
+            512 does for v, but 384 beside a head_dim of 192. Those for long sequences want 96 and 768 at a head_dim
+            of 97 to 128, 128 and 768 above 192, or multiples.
         v_tiles: v lies as tensor cores multiply it, (batch, num_heads_k, tiles, 4, rows, 32), packed without batch. It
             spares a GPU a pass over v; a CPU takes it, too. Of float8_e4m3fn and up to 256 columns.
         k_mean: float32 (batch, num_heads_k, head_dim), subtracted from all keys of a sequence and head, such as their

@@ -3,6 +3,7 @@
 // on its way. The one place that knows the layout.
 #pragma once
 
+#include "core/kernel.h"
 #include "core/sequences.h"
 
 namespace tessera::core {
@@ -71,26 +72,29 @@ struct ValueTiles {
   }
 };
 
-/// Keys after which sums of 8-bit products are promoted to fp32, at most. After 512 a sum of equal
-/// terms errs by 0.35 % at most, and the sum of weights by as much, so that a constant comes back.
-/// Rows whose blocks of keys share one scale promote more rarely.
+/// Keys after which sums of 8-bit products are promoted, at most. After 512 a sum of equal terms
+/// errs by 0.35 % at most, and the sum of weights by as much, so that a constant comes back. Rows
+/// whose blocks of keys share one scale promote more rarely.
 /// @{
 inline constexpr int kPromotedKeys = 512;
 inline constexpr int kRarelyPromotedKeys = 768;
 /// @}
 
-/// The same in blocks of block_n keys: a power of two, of which a block of block_v keys that share
-/// a scale of v (0: all do) is a multiple.
-TESSERA_HD constexpr int promoted_blocks(int block_n, std::int64_t block_v) {
-  int blocks = 1;
-  for (int keys = 2 * block_n; keys <= kPromotedKeys && block_v % keys == 0; keys *= 2) blocks *= 2;
-  return blocks;
+/// What a block of keys that share a scale of v is a multiple of, for a row.
+TESSERA_HD constexpr int keys_of_a_value_scale(const Kernel& row) {
+  return shares_scale(row) ? kRarelyPromotedKeys : row.block_n;
 }
 
-/// What a block of keys that share a scale of v is a multiple of, by a row's block_n; rarely: the
-/// row promotes after kRarelyPromotedKeys.
-TESSERA_HD constexpr int keys_of_a_value_scale(int block_n, bool rarely) {
-  return rarely ? kRarelyPromotedKeys : block_n;
+/// The blocks of keys of a row that are promoted together: a power of two, of which a block of
+/// block_v keys that share a scale of v (0: all do) is a multiple; or as many as there are in
+/// kRarelyPromotedKeys.
+TESSERA_HD constexpr int promoted_blocks(const Kernel& row, std::int64_t block_v) {
+  if (shares_scale(row)) return kRarelyPromotedKeys / row.block_n;
+  int blocks = 1;
+  for (int keys = 2 * row.block_n; keys <= kPromotedKeys && block_v % keys == 0; keys *= 2) {
+    blocks *= 2;
+  }
+  return blocks;
 }
 
 }  // namespace tessera::core

@@ -100,7 +100,7 @@ std::string refused_values(const core::Kernel& row, const Problem& problem) {
            std::to_string(columns);
   }
   const ScaleShape& scales = problem.scales;
-  const int keys = core::keys_of_a_value_scale(row.block_n, core::shares_scale(row));
+  const int keys = core::keys_of_a_value_scale(row);
   if (scales.v == Scaling::block && scales.block_v % keys != 0) {
     return "takes blocks of " + std::to_string(keys) +
            " keys, or a multiple, for scales of v; block_v = " + std::to_string(scales.block_v);

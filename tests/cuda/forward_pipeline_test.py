@@ -216,7 +216,7 @@ def main():
                         problem = (seed, groups, q_stages, shares, tiles, skips)
                         warps = max(seed % 5 - 2, 0)
                         found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps) or fault(
-                            *problem, writes_first=True)
+                            *problem, writes_first=True, turn_late=seed % 4 > 1)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {warps} warps a ring, "
                                      f"seed {seed}: {found}")

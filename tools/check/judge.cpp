@@ -61,8 +61,7 @@ std::vector<Verdict> judge_eight_bits(const core::Kernel& kernel_row,
   // As the Hopper rows do it (cuda/tile/softmax_8bit.h): the last blocks first.
   const reference::EightBitKernel kernel = {
       .block_n = kernel_row.block_n,
-      .promote_n =
-          std::int64_t{kernel_row.block_n} * core::promoted_blocks(kernel_row.block_n, block_v),
+      .promote_n = std::int64_t{kernel_row.block_n} * core::promoted_blocks(kernel_row, block_v),
       .offset = 6.0,
       .slack = 2.8,
       .product_sum = true,

@@ -6,7 +6,7 @@
 // into rings. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
 // += P V of the block before it, then P of the new block is made from S in registers. The stream of
 // blocks does not end with a tile: the first S of the next tile is issued beside the last O of this
-// one. The warpgroups issue one after the other (a named barrier each), so that one multiplies
+// one, or beside its way to memory. The warpgroups issue one after the other (a named barrier each), so that one multiplies
 // while another is at its exponentials. Of wide heads two blocks of threads share a tile (pair.h),
 // and sum S (score_sums.h).
 #pragma once
@@ -70,10 +70,10 @@ class ForwardConsumer : ForwardRows<K> {
   static constexpr bool kEndsLate =
       K.extra == core::Extra::none && S::kDim == 64 && S::kGroups == 2;
   static constexpr bool kIntegers = S::kScoreType == Dtype::i8;
-  /// A tile's O is written before weights of the next one are made, while their scores are
-  /// multiplied: faster where weights take a warpgroup longer than products take all of them.
+  /// The last O of a tile is multiplied before the next tile is asked for, and written while that
+  /// one's first S is multiplied: faster where weights take longer than products.
   static constexpr bool kWritesFirst =
-      S::kScaled && !rounds_promoted(K) && (S::kGroups == 2 || S::kDim == 128);
+      S::kEightBit && !rounds_promoted(K) && (S::kGroups == 2 || S::kDim == 128);
   /// Scales of a block's keys are asked for while its scores are multiplied. Where they are not, it
   /// is for registers' sake.
   static constexpr bool kAsksLate = core::shares_scale(K) && !rounds_promoted(K);
@@ -111,7 +111,7 @@ class ForwardConsumer : ForwardRows<K> {
           if (!more) break;
           begin(next, own);
           write(tile_, w_.reference, sum);
-          tile_ = buffers.order(q_item_).tile;  // `next` would have no registers until here
+          tile_ = next;
           start(own);
         } else {
           if (!next_tile(next, own)) break;
@@ -162,7 +162,7 @@ class ForwardConsumer : ForwardRows<K> {
 
   // ---- a tile ----
 
-  /// Issues S of a tile's first block, beside the last O of the tile before.
+  /// Issues S of a tile's first block, with nothing beside it.
   __device__ __forceinline__ void begin(const Tile& t, const core::KeyBlocks& own) {
     skip_keys(t.blocks_end - own.seen.end);
     ++item_;

@@ -138,6 +138,13 @@ class EightBitRows : public ScaledRows<K> {
     any_ = true;
     pending_[0] = pending_[1] = 1.0F;
     if constexpr (rounds_promoted(K)) {
+      // What is left there is multiplied by the next interval's scale, which begins with block n
+      // - 1.
+      if (agreed(p.v_scale.by == Scaling::block)) {
+        const float scale = part_scale(t, n - 1), inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) o[i] *= inverse;
+      }
 #pragma unroll
       for (int i = kColumns / 2; i < kAccumulators; ++i) o[i] = 0.0F;
     } else {
@@ -180,7 +187,7 @@ class EightBitRows : public ScaledRows<K> {
  private:
   /// Whether sums go on after the n-th block, as they are.
   __device__ __forceinline__ bool goes_on(int n) const {
-    if constexpr (core::shares_scale(K)) return n % (core::kRarelyPromotedKeys / kN) != 0;
+    if constexpr (core::shares_scale(K)) return n % core::promoted_blocks(K, 0) != 0;
     return (n & p.promotion) != 0;
   }
   /// o becomes the sum over all of tile t's blocks down to the n-th, and sum_ that of their

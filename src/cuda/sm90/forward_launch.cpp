@@ -50,8 +50,7 @@ void set_scales(ForwardParams& params, const PlanData& plan, const Tensors& t) {
   params.v_scale_block = core::Divisor(static_cast<int>(p.scales.block_v));
   params.o_is_f16 = p.stored_o() == Dtype::f16;
   const bool by_block = p.scales.v == Scaling::block;
-  params.promotion =
-      core::promoted_blocks(plan.kernel.block_n, by_block ? p.scales.block_v : 0) - 1;
+  params.promotion = core::promoted_blocks(plan.kernel, by_block ? p.scales.block_v : 0) - 1;
 }
 
 Status make_params(ForwardParams& params, const PlanData& plan, const Tensors& t) {
