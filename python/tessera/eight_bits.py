@@ -131,8 +131,8 @@ def hadamard_of(head_dim: int) -> int:
 
 
 def k_block_of(type_name: str, head_dim: int) -> int:
-    """Keys that share a scale of k: the fewest that all of a GPU's rows of that head_dim take. Of more, quantising takes
-    longer."""
+    """Keys that share a scale of k: the fewest that all of a GPU's rows of that head_dim take. Of more, quantising
+    takes longer."""
     return 128 if type_name == "int8" or head_dim > 128 else 96
 
 
@@ -146,7 +146,7 @@ def recipe_of(arguments: Arguments, head_dim: int, type_name: str, v_tiles: bool
     """How q, k and v are quantised: rows of q, blocks of keys, q and k after a Hadamard transform."""
     a = arguments
     return Quantization(
-        type_name, "token", "block", "block", k_block_of(type_name, head_dim), v_block_of(head_dim), v_tiles, None, None,
-        hadamard_of(head_dim), None, None, None, False, None, False, a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_q,
-        a.max_seqlen_k,
+        type_name, "token", "block", "block", k_block_of(type_name, head_dim), v_block_of(head_dim), v_tiles, None,
+        None, hadamard_of(head_dim), None, None, None, False, None, False, a.cu_seqlens_q, a.cu_seqlens_k,
+        a.max_seqlen_q, a.max_seqlen_k,
     )  # fmt: skip

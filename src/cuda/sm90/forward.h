@@ -6,9 +6,9 @@
 // into rings. The other warpgroups consume, 64 rows each: S = Q K^T of a block is issued beside O
 // += P V of the block before it, then P of the new block is made from S in registers. The stream of
 // blocks does not end with a tile: the first S of the next tile is issued beside the last O of this
-// one, or beside its way to memory. The warpgroups issue one after the other (a named barrier each), so that one multiplies
-// while another is at its exponentials. Of wide heads two blocks of threads share a tile (pair.h),
-// and sum S (score_sums.h).
+// one, or beside its way to memory. The warpgroups issue one after the other (a named barrier
+// each), so that one multiplies while another is at its exponentials. Of wide heads two blocks of
+// threads share a tile (pair.h), and sum S (score_sums.h).
 #pragma once
 
 #include "core/softmax.h"
