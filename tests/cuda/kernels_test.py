@@ -168,9 +168,10 @@ def wanted_loop(row):
     if row["values"] == 32:
         # The sums of weights are columns of O, of which one wgmma has at most 256. Before each of two parts
         # references may be raised, for which the mean of some scores is looked for, too. A division is where sums
-        # are promoted.
+        # are promoted; and two more where they are rounded, and what is left goes on in another scale.
+        divisions = 3 if row["head_dim_v"] == 256 and row["block_n"] == 128 else 1
         return {"QGMMA": row["head_dim"] // 32 + row["block_n"] // 32 * ((row["head_dim_v"] + 8) // 257 + 1),
-                "MUFU": row["block_n"] // 2 + 5, "VIMNMX3": row["block_n"] // 4, "SHFL": 16, "BAR": 2}
+                "MUFU": row["block_n"] // 2 + 4 + divisions, "VIMNMX3": row["block_n"] // 4, "SHFL": 16, "BAR": 2}
     return {"HGMMA": row["head_dim"] // 16 + row["block_n"] // 16,
             "MUFU": row["block_n"] // 2 + 2,  # of a thread: a score each, and two rescaling factors
             "VIMNMX3": 0, "SHFL": 4,  # the greatest score is only looked for where weights turn out too large

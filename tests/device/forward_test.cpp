@@ -102,8 +102,8 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   // Of 8 bits sometimes so many keys that sums are promoted.
   const bool is_long = is_scaled(values) && random() % 3 == 0;
   const std::string longest_q = up_to(1, 200),
-                    longest_k = is_long ? up_to(800, core::shares_scale(row) ? 1900 : 1300)
-                                        : up_to(1, 400);
+                    longest_k =
+                        is_long ? up_to(800, core::shares_scale(row) ? 1900 : 1300) : up_to(1, 400);
   if (random() % 3 == 0) {
     text +=
         "b=2 q=" + longest_q + " k=" + longest_k + " packed=" + longest_q + "," + longest_k + " ";

@@ -25,10 +25,10 @@ constexpr bool chosen(const core::Kernel& row) {
   constexpr core::Extra kNone = core::Extra::none, kSoftcap = core::Extra::softcap;
   return is(row, bf16, 64, 64, 128, kNone) || is(row, bf16, 64, 64, 192, kSoftcap) ||
          is(row, e4m3, 64, 64, 128, kNone) || is(row, e4m3, 64, 64, 192, kNone) ||
-         is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 192, 128, 128, kNone) ||
-         is(row, e4m3, 256, 256, 128, kNone) || is(row, e4m3, 64, 64, 128, kSoftcap) ||
-         is(row, i8_bf16, 64, 64, 192, kNone) || is(row, i8_f16, 128, 128, 128, kNone) ||
-         is(row, i8_bf16, 192, 192, 128, kNone) ||
+         is(row, e4m3, 128, 128, 128, kNone) || is(row, e4m3, 128, 128, 192, kNone) ||
+         is(row, e4m3, 192, 128, 128, kNone) || is(row, e4m3, 256, 256, 128, kNone) ||
+         is(row, e4m3, 64, 64, 128, kSoftcap) || is(row, i8_bf16, 64, 64, 192, kNone) ||
+         is(row, i8_f16, 128, 128, 128, kNone) || is(row, i8_bf16, 192, 192, 128, kNone) ||
          (row.cluster > 1 && row.pass == Pass::forward && row.operand == bf16) ||
          is(row, i8_bf16, 128, 128, 128, kSoftcap);
 }
