@@ -138,8 +138,7 @@ class EightBitRows : public ScaledRows<K> {
     any_ = true;
     pending_[0] = pending_[1] = 1.0F;
     if constexpr (rounds_promoted(K)) {
-      // What is left there is multiplied by the next interval's scale, which begins with block n
-      // - 1.
+      // What is left there will be multiplied by the scale of the next interval, block n - 1's.
       if (agreed(p.v_scale.by == Scaling::block)) {
         const float scale = part_scale(t, n - 1), inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
 #pragma unroll
