@@ -475,14 +475,15 @@ void RunMemory::fill(Block& block) const {
     });
     return;
   }
-  // Scales are far from 1, and of i8 such that values are about as large as of other types. Those of
-  // blocks of values are far from each other: sums over several blocks have all of them.
+  // Scales are far from 1, and of i8 such that values are about as large as of other types. Those
+  // of blocks of values are far from each other, where o has the numbers: sums have several blocks.
   const bool is_scale = name.ends_with("_scale");
   const Dtype scaled = name == "v_scale" ? problem_.stored_v() : problem_.stored_k();
   const double step = (is_scale ? scaled : block.dtype) == Dtype::i8 ? 24.0 : 1.0;
   if (is_scale) {
-    const double octaves =
-        name == "v_scale" && problem_.scales.v == Scaling::block ? 12.0 : 4.0;
+    const bool far = name == "v_scale" && problem_.scales.v == Scaling::block &&
+                     problem_.stored_o() != Dtype::f16;
+    const double octaves = far ? 12.0 : 4.0;
     block.for_each([&](std::int64_t index, std::int64_t offset) {
       store(offset,
             std::exp2(octaves * numbers.uniform(static_cast<std::uint64_t>(index)) - 2.0) / step);
