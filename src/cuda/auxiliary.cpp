@@ -21,10 +21,15 @@ std::string auxiliary_program(std::span<const Auxiliary> kernels, const std::str
         "aux::kLayThreads", "aux::kQuantizeThreads", "aux::kRowThreads"}) {
     text += std::string("static_assert(") + threads + " == kThreads);\n";
   }
+  // For Turing the same code takes a few registers more.
+  text +=
+      "constexpr int resident(int blocks) {\n"
+      "  return __CUDA_ARCH__ < 800 && blocks == 5 ? 4 : blocks;\n"
+      "}\n";
   for (const Auxiliary& kernel : kernels) {
     // With room for 64 registers (8 blocks): left to itself, ptxas takes 56 and spills one.
-    text += "extern \"C\" __global__ void __launch_bounds__(kThreads, " +
-            std::to_string(kernel.resident) + ")\n" + kernel.name + "(const __grid_constant__ " +
+    text += "extern \"C\" __global__ void __launch_bounds__(kThreads, resident(" +
+            std::to_string(kernel.resident) + "))\n" + kernel.name + "(const __grid_constant__ " +
             kernel.params + " p) { cuda::" + kernel.call + "(p); }\n";
   }
   return text;
