@@ -49,8 +49,8 @@ struct ForwardParams {
   // Of 8 bits only (S14).
   core::Scales q_scale, k_scale, v_scale, score_shift, v_shift;
   core::Divisor k_scale_block, v_scale_block;  ///< keys
-  /// Blocks of keys after which sums are promoted, a power of two, less 1: where a block's number
-  /// has none of these bits.
+  /// Blocks of keys after which sums are promoted, less 1. But for core::shares_scale(), which does
+  /// not ask, a power of two: where a block's number has none of these bits.
   int promotion = 0;
   bool o_is_f16 = false;  ///< else bf16
 
