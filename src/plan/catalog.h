@@ -131,12 +131,12 @@ inline constexpr core::Kernel kEightBitRows[] = {
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     192,    64,     96,      0,    0,     128,       128,    192,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     96,      0,    0,     192,       128,    128,       2, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     192,       192,    128,       1, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::none},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     256,       256,    128,       1, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     192,       192,     64,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,     64,       2, core::Extra::none},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     256,       256,     64,       2, core::Extra::none},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,      64,        64,    128,       2, core::Extra::softcap},
   {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,    128,      0,    0,     128,       128,    128,       2, core::Extra::softcap},
-  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,    128,       1, core::Extra::softcap},
+  {Arch::sm90, Pass::forward, core::Form::tile, core::Operand::e4m3,     128,    64,     64,      0,    0,     256,       256,     64,       2, core::Extra::softcap},
 };
 // Decoding. Memory answers Hopper after some 0.8 us, in which a multiprocessor takes 30 KB: so many are in stages. Narrow
 // heads need more blocks: there is less to a tile, so latencies of its instructions count. Each of these is two rows: bf16,

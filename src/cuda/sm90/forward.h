@@ -70,10 +70,7 @@ class ForwardConsumer : ForwardRows<K> {
   static constexpr bool kEndsLate =
       K.extra == core::Extra::none && S::kDim == 64 && S::kGroups == 2;
   static constexpr bool kIntegers = S::kScoreType == Dtype::i8;
-  /// The last O of a tile is multiplied before the next tile is asked for, and written while that
-  /// one's first S is multiplied: faster where weights take longer than products.
-  static constexpr bool kWritesFirst =
-      S::kEightBit && !rounds_promoted(K) && (S::kGroups == 2 || S::kDim == 128);
+  static constexpr bool kWritesFirst = writes_first(K);
   /// Scales of a block's keys are asked for while its scores are multiplied. Where they are not, it
   /// is for registers' sake.
   static constexpr bool kAsksLate = core::shares_scale(K) && !rounds_promoted(K);
@@ -107,11 +104,13 @@ class ForwardConsumer : ForwardRows<K> {
           const bool more = next_tile(next, own);
           await_output();
           if (leads_) buffers.v.release(weighed_);
+          recall_tile();
           complete_output(sum);
           if (!more) break;
-          begin(next, own);
-          write(tile_, w_.reference, sum);
+          if constexpr (!rounds_promoted(K)) begin(next, own);
+          write(tile_, w_.reference, sum, v_scale_before());
           tile_ = next;
+          if constexpr (rounds_promoted(K)) begin(tile_, own);
           start(own);
         } else {
           if (!next_tile(next, own)) break;
@@ -122,7 +121,7 @@ class ForwardConsumer : ForwardRows<K> {
         finish_output();
         complete_output(sum);
       }
-      write(tile_, w_.reference, sum);
+      write(tile_, w_.reference, sum, v_scale_before());
     }
   }
 
@@ -210,7 +209,7 @@ class ForwardConsumer : ForwardRows<K> {
   __device__ __forceinline__ void cross(const Tile& next, const core::KeyBlocks& own) {
     const int skipped = next.blocks_end - own.seen.end, first = own.seen.end - 1;
     skip_keys(skipped);
-    const float reference[2] = {w_.reference[0], w_.reference[1]};
+    const float reference[2] = {w_.reference[0], w_.reference[1]}, v_scale = v_scale_before();
     float sum[2];
     if constexpr (!S::kEightBit) complete_output(sum);
     take_scales(next, own);
@@ -229,7 +228,7 @@ class ForwardConsumer : ForwardRows<K> {
     }
     skip_values(skipped);
     clear_values(next, own, weighed_);
-    write(tile_, reference, sum);
+    write(tile_, reference, sum, v_scale);
     begin_output(own);
     tile_ = next;
   }
@@ -277,7 +276,7 @@ class ForwardConsumer : ForwardRows<K> {
           skip_values(skipped);
           clear_values(next, own, weighed_);
         }
-        write(tile_, reference, sum);
+        write(tile_, reference, sum, v_scale_before());
         if (!more) return;
         clear_output();
         tile_ = next;
@@ -344,9 +343,9 @@ class ForwardConsumer : ForwardRows<K> {
 
   template <bool kMasked>
   __device__ __forceinline__ void step(int n, bool last_of_tile) {
-    if constexpr (S::kScaled && !kAsksLate) scaled_.ask(tile_, n, w_);
+    if constexpr (S::kScaled && !kAsksLate) scaled_.ask(tile_, n, buffers.scales(q_item_), w_);
     begin_step(true, [&] {
-      if constexpr (kAsksLate) scaled_.ask(tile_, n, w_);
+      if constexpr (kAsksLate) scaled_.ask(tile_, n, buffers.scales(q_item_), w_);
     });
     release_keys(last_of_tile);
     complete_scores();
@@ -414,9 +413,9 @@ class ForwardConsumer : ForwardRows<K> {
   __device__ __forceinline__ void take_scales(const Tile& t, const core::KeyBlocks& own) {
     if constexpr (S::kScaled) {
       scaled_.take_scales(
-          t, w_, [&](int half) { return query_of(t, half); },
+          t, buffers.scales(q_item_), w_, [&](int half) { return query_of(t, half); },
           [&](int half) { return head_of(t, half); });
-      scaled_.ask(t, own.seen.end - 1, w_);
+      scaled_.ask(t, own.seen.end - 1, buffers.scales(q_item_), w_);
     }
   }
 
@@ -497,12 +496,27 @@ class ForwardConsumer : ForwardRows<K> {
 
   // ---- results ----
 
+  /// The scale that the values of the tile before share. Where tiles go their order says so, until
+  /// it is let go with the queries.
+  __device__ __forceinline__ float v_scale_before() const {
+    if constexpr (S::kEightBit) return buffers.scales(q_item_).last_v;
+    return 1.0F;
+  }
+  /// What tile_ needs for its results, of which the next one's order speaks, too: no registers hold
+  /// it until then.
+  __device__ __forceinline__ void recall_tile() {
+    const TileScales& scales = buffers.scales(q_item_);
+    tile_.head = scales.last_head;
+    tile_.batch = scales.last_batch;
+    tile_.o = scales.last_o;
+    tile_.softmax_lse = scales.last_softmax_lse;
+  }
   /// A tile's rows: their softmax, and O.
-  __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2],
-                                        float (&sum)[2]) {
+  __device__ __forceinline__ void write(const Tile& t, const float (&reference)[2], float (&sum)[2],
+                                        float v_scale) {
     const float sink = p.sink == nullptr ? 0.0F : p.sink[t.head];
-    float scale = 1.0F;  // what o must be multiplied by besides
-    if constexpr (S::kEightBit) scale = scaled_.scale_values(t, sum, o_);
+    float scale = v_scale;  // what o must be multiplied by besides
+    if constexpr (S::kEightBit) scale = scaled_.scale_values(t, v_scale, sum, o_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::Softmax<float> row = row_state(t, half, reference[half], sum[half]);
@@ -565,7 +579,14 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
         return;
       }
     }
-    if (threadIdx.x < S::kProducers) ForwardProducer<K>(p, buffers).run();
+    if constexpr (plans_apart(K)) {
+      const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+      if (threadIdx.x % 32 != 0) return;
+      if (warp == 0) ForwardProducer<K>(p, buffers).run();
+      if (warp == 1) ForwardPlanner<K>(p, buffers).run();
+    } else if (threadIdx.x < S::kProducers) {
+      ForwardProducer<K>(p, buffers).run();
+    }
   } else {
     ptx::raise_registers<S::kConsumerRegisters>();
     ForwardConsumer<K>(p, buffers, group - 1).run();

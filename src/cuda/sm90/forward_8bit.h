@@ -18,12 +18,20 @@
 
 namespace tessera::cuda::sm90 {
 
+/// What makes scores of products besides scales of queries and keys.
+template <core::Kernel K>
+__device__ __forceinline__ float scale_factor(const ForwardParams& p) {
+  return K.extra == core::Extra::softcap ? 2.0F * core::kLog2e * p.score.pre : p.score.pre;
+}
+
 /// Scales of queries and keys.
 template <core::Kernel K>
 class ScaledRows {
  protected:
   static constexpr int kN = K.block_n;
   static constexpr bool kCapped = K.extra == core::Extra::softcap;
+  /// Where the keys' scales lie is in registers, not looked up at every step.
+  static constexpr bool kKeepsScales = !rounds_promoted(K);
 
  public:
   __device__ __forceinline__ ScaledRows(const ForwardParams& params, std::uint32_t /*promoted*/,
@@ -33,23 +41,29 @@ class ScaledRows {
   /// Those of a tile's sequence and head, and of its rows: row_of(half) is a query, head_of(half)
   /// its head.
   template <class State, class QueryOf, class HeadOf>
-  __device__ __forceinline__ void take_scales(const Tile& t, State& w, const QueryOf& query_of,
-                                              const HeadOf& head_of) {
-    const core::Sequence sequence = p.sequences.at(t.batch);
-    const int head_k = p.group.quotient(t.head);
-    k_scales_ = p.k_scale.of(sequence, head_k);
+  __device__ __forceinline__ void take_scales(const Tile& t, const TileScales& scales, State& w,
+                                              const QueryOf& query_of, const HeadOf& head_of) {
+    if constexpr (kKeepsScales) k_scales_ = scales.k;
+    const float first_k = scales.first_k, q = scales.q;
 #pragma unroll
-    for (int i = 0; i < kN / State::kScaledKeys; ++i) w.key_scale[i] = k_scales_[0];
-    const float factor = kCapped ? 2.0F * core::kLog2e * p.score.pre : p.score.pre;
+    for (int i = 0; i < kN / State::kScaledKeys; ++i) w.key_scale[i] = first_k;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      w.row_scale[half] = q;
+      w.row_shift[half] = 0.0F;
+    }
+    if (agreed(p.q_scale.by != Scaling::token && !(kCapped && p.score_shift))) return;
+    const core::Sequence sequence = p.sequences.at(t.batch);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // Rows past the sequence's end go with its last one.
       const int query = core::min(query_of(half), sequence.seqlen_q - 1), head = head_of(half);
-      const bool own = p.q_scale.by == Scaling::token;
-      const float* const scales = p.q_scale.of(sequence, own ? head : head_k);
-      w.row_scale[half] = factor * scales[p.q_scale.index_of(query)];
-      w.row_shift[half] =
-          kCapped && p.score_shift ? factor * p.score_shift.of(sequence, head)[query] : 0.0F;
+      if (p.q_scale.by == Scaling::token) {
+        w.row_scale[half] = scale_factor<K>(p) * p.q_scale.of(sequence, head)[query];
+      }
+      if (kCapped && p.score_shift) {
+        w.row_shift[half] = scale_factor<K>(p) * p.score_shift.of(sequence, head)[query];
+      }
     }
   }
 
@@ -57,17 +71,19 @@ class ScaledRows {
   /// the same for the whole warp the compiler would wait before the products are issued, to have it
   /// in uniform registers. Keys past the end, which nobody sees, have the last one's scale.
   template <class State>
-  __device__ __forceinline__ void ask(const Tile& t, int n, State& w) const {
+  __device__ __forceinline__ void ask(const Tile& t, int n, const TileScales& scales,
+                                      State& w) const {
     // Where it is one for a block, to ask takes less than to find out whether there is one of its
     // own; it takes a register more.
     if constexpr (!core::shares_scale(K) || rounds_promoted(K)) {
       if (agreed(p.k_scale.by != Scaling::block)) return;
     }
+    const float* const k_scales = kKeepsScales ? k_scales_ : scales.k;
 #pragma unroll
     for (int i = 0; i < kN / State::kScaledKeys; ++i) {
       const int own = n * kN + i * State::kScaledKeys + static_cast<int>(threadIdx.x) % 4 * 2;
       const int key = core::shares_scale(K) ? own : core::min(own, t.band.seqlen_k - 1);
-      w.key_scale[i] = k_scales_[p.k_scale_block.quotient(key)];
+      w.key_scale[i] = k_scales[p.k_scale_block.quotient(key)];
     }
   }
 
@@ -103,9 +119,9 @@ class EightBitRows : public ScaledRows<K> {
                                           int group)
       : Base(params, promoted, group), promoted_(promoted, group) {}
 
-  /// What the accumulators of tile t's n-th block and those of its interval are multiplied by.
+  /// By block: what the accumulators of tile t's n-th block and those of its interval are
+  /// multiplied by.
   __device__ __forceinline__ float part_scale(const Tile& t, int n) const {
-    if (agreed(p.v_scale.by != Scaling::block)) return 1.0F;
     const float* const scales = p.v_scale.of(p.sequences.at(t.batch), p.group.quotient(t.head));
     return scales[p.v_scale_block.quotient(n * kN)];
   }
@@ -161,20 +177,17 @@ class EightBitRows : public ScaledRows<K> {
   // ---- results ----
 
   /// What is left of values' scales: a factor of all of o. Those by column, and shifts, are done to
-  /// o, whose rows' weights add up to `sum`.
-  __device__ __forceinline__ float scale_values(const Tile& t, const float (&sum)[2],
+  /// o, whose rows' weights add up to `sum`. scale: that of all values, or 1.
+  __device__ __forceinline__ float scale_values(const Tile& t, float scale, const float (&sum)[2],
                                                 float (&o)[kAccumulators]) const {
     const core::Sequence sequence = p.sequences.at(t.batch);
     const int head_k = p.group.quotient(t.head), first = static_cast<int>(threadIdx.x) % 4 * 2;
-    const float* const scales = p.v_scale.of(sequence, head_k);
     if (agreed(p.v_scale.by == Scaling::channel)) {
-      for_columns(scales, first, [&](int i, float scale) {
+      for_columns(p.v_scale.of(sequence, head_k), first, [&](int i, float scale) {
         o[i] *= scale;
         o[i + 2] *= scale;
       });
     }
-    const float scale =
-        p.v_scale.by == Scaling::tensor || p.v_scale.by == Scaling::head ? scales[0] : 1.0F;
     if (agreed(!p.v_shift)) return scale;
     for_columns(p.v_shift.of(sequence, head_k), first, [&](int i, float shift) {
       o[i] = fmaf(sum[0], shift, o[i] * scale);
@@ -192,9 +205,11 @@ class EightBitRows : public ScaledRows<K> {
   /// o becomes the sum over all of tile t's blocks down to the n-th, and sum_ that of their
   /// weights, of which the accumulators have two for each row.
   __device__ __forceinline__ void sum_up(const Tile& t, int n, float (&o)[kAccumulators]) {
-    const float scale = part_scale(t, n);
+    if (agreed(p.v_scale.by == Scaling::block)) {
+      const float scale = part_scale(t, n);
 #pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) o[i] *= scale;
+      for (int i = 0; i < kColumns / 2; ++i) o[i] *= scale;
+    }
     if (agreed(any_)) promoted_.add_to(o, pending_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -4,6 +4,7 @@
 
 #include "core/storage.h"
 #include "core/work.h"
+#include "cuda/sm90/load.h"
 #include "cuda/sm90/pair.h"
 #include "cuda/sm90/ring.h"
 #include "cuda/sm90/shape.h"
@@ -69,6 +70,30 @@ struct Order {
   static_assert(sizeof(Tile) + consumers(K) * sizeof(Walk) <= kOrderBytes);
 };
 
+/// What is to be loaded for a tile, as the warp that plans tells the one that loads.
+struct alignas(16) TilePlan {
+  core::Range blocks;  ///< of keys; it begins below 0: there are no more tiles
+  LoadRows queries;    ///< from the tile's first one on
+  LoadRows keys;       ///< of block 0
+  const char* panels = nullptr;  ///< of values in tiles (core/value_tiles.h): the sequence's first
+  int panel_count = 0;
+};
+static_assert(sizeof(TilePlan) <= kPlanBytes);
+
+/// Scales of a tile whose tensors have 8 bits (S14), looked up beforehand: consumers would wait
+/// for memory between two tiles.
+struct alignas(16) TileScales {
+  const float* k = nullptr;  ///< of the keys, all blocks'
+  float q = 1.0F;            ///< of its queries, where they share one
+  float first_k = 1.0F;      ///< of the keys, where they share one
+  float v = 1.0F;            ///< of its values, where they share one
+  // Of the last tile before that has keys: its results need no registers until they are written.
+  float last_v = 1.0F;
+  int last_head = 0, last_batch = 0;
+  std::int64_t last_o = 0, last_softmax_lse = 0;
+};
+static_assert(sizeof(TileScales) <= kTileScalesBytes);
+
 template <core::Kernel K>
 struct ForwardBuffers : BlockOf<K> {
   Ring<K.q_stages> q;  ///< item: a tile's queries, or a warpgroup's share of them
@@ -76,7 +101,8 @@ struct ForwardBuffers : BlockOf<K> {
   std::uint32_t promoted;   ///< sums of O (promoted_sums.h): promoted_bytes
   std::uint32_t sums;       ///< of scores: sums_bytes
   std::uint32_t sums_full;  ///< mbarriers of a warp's, all full ones before the empty ones
-  char* orders;             ///< one beside each buffer of q
+  std::uint32_t planned;    ///< mbarriers of plans, and of orders that are written
+  char* orders;             ///< one beside each buffer of q; behind them the plans
 
   __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
     using S = ForwardShape<K>;
@@ -97,6 +123,7 @@ struct ForwardBuffers : BlockOf<K> {
     v.full = k.empty + 8 * kStages;
     v.empty = v.full + 8 * kStages;
     sums_full = v.empty + 8 * kStages;
+    planned = sums_full + 8 * sum_barriers(K);
     orders = shared + (q.full + 8 * barriers(K) - start);
   }
 
@@ -106,11 +133,35 @@ struct ForwardBuffers : BlockOf<K> {
     k.initialise(producers, ForwardShape<K>::kGroups);
     v.initialise(producers, ForwardShape<K>::kGroups);
     for (int i = 0; i < sum_barriers(K); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
+    for (int i = 0; i < plan_barriers(K); ++i) ptx::mbarrier_init(planned + 8 * i, 1);
     ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ Order<K>& order(std::uint32_t q_item) const {
-    return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * kOrderBytes);
+    return *reinterpret_cast<Order<K>*>(orders + q_item % K.q_stages * order_bytes(K));
+  }
+  /// Its scales, of rows that have them.
+  __device__ __forceinline__ TileScales& scales(std::uint32_t q_item) const {
+    return *reinterpret_cast<TileScales*>(reinterpret_cast<char*>(&order(q_item)) + kOrderBytes);
+  }
+
+  // ---- between the warps that plan and load; n counts tiles ----
+
+  __device__ __forceinline__ TilePlan& plan(std::uint32_t n) const {
+    return *reinterpret_cast<TilePlan*>(orders + K.q_stages * order_bytes(K) +
+                                        n % kPlans * kPlanBytes);
+  }
+  __device__ __forceinline__ void tell_plan(std::uint32_t n) const {
+    ptx::mbarrier_arrive(planned + n % kPlans * 8);
+  }
+  __device__ __forceinline__ void await_plan(std::uint32_t n) const {
+    ptx::mbarrier_wait(planned + n % kPlans * 8, n / kPlans & 1);
+  }
+  __device__ __forceinline__ void tell_order(std::uint32_t q_item) const {
+    ptx::mbarrier_arrive(planned + (kPlans + q_item % K.q_stages) * 8);
+  }
+  __device__ __forceinline__ void await_order(std::uint32_t q_item) const {
+    ptx::mbarrier_wait(planned + (kPlans + q_item % K.q_stages) * 8, q_item / K.q_stages & 1);
   }
 };
 

@@ -153,7 +153,11 @@ class PageProducer : TileProducer<K, true> {
   __device__ __forceinline__ void run() {
     core::Work work;
     while (Base::next(work)) produce(work);
-    if (hands_out()) Base::finish();
+    if (!hands_out()) return;
+    for (int share = 0; share < S::kShares; ++share) {
+      Base::describe_end();
+      Base::load_queries({}, false, share);
+    }
   }
 
  private:
@@ -192,7 +196,10 @@ class PageProducer : TileProducer<K, true> {
       if (!hands_out()) return;
       const LoadRows rows = Base::queries_of(found);
 #pragma unroll 1
-      for (int share = 0; share < S::kShares; ++share) Base::hand_out(found, rows, share);
+      for (int share = 0; share < S::kShares; ++share) {
+        Base::describe(found, share);
+        Base::load_queries(rows, !found.blocks.empty(), share);
+      }
     }
   }
 

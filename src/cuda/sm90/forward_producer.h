@@ -24,11 +24,59 @@ __device__ __forceinline__ bool find_slot(const std::uint16_t*& from, const Sour
   return true;
 }
 
+/// Finds tiles for the warp that loads, one ahead of those whose orders are written.
+template <core::Kernel K>
+class ForwardPlanner : TileProducer<K, false> {
+  using Base = TileProducer<K, false>;
+  using Base::buffers;
+  using Base::p;
+  using Base::q_item_;
+  using typename Base::S;
+
+ public:
+  __device__ __forceinline__ ForwardPlanner(const ForwardParams& params,
+                                            const ForwardBuffers<K>& shared)
+      : Base(params, shared) {}
+
+  __device__ __forceinline__ void run() {
+    core::Work work;
+    while (Base::next(work)) plan(work);
+    buffers.plan(tile_).blocks.begin = -1;
+    buffers.tell_plan(tile_);
+#pragma unroll 1
+    for (int share = 0; share < S::kShares; ++share) {
+      Base::describe_end();
+      buffers.tell_order(q_item_++);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void plan(const core::Work& work) {
+    typename Base::Found found;
+    if (!Base::find(work, found)) return;
+    found.head_k = p.group.quotient(work.head);
+    // That plan's last reader has done: of its tile all keys have come, as the queries of the one
+    // that is kPlans - 1 before this one have been let go.
+    buffers.plan(tile_) = Base::plan_of(found);
+    buffers.tell_plan(tile_++);
+    Base::place_results(found.tile, found.sequence);
+#pragma unroll 1
+    for (int share = 0; share < S::kShares; ++share) {
+      Base::describe(found, share);
+      buffers.tell_order(q_item_++);
+    }
+  }
+
+  std::uint32_t tile_ = 0;  ///< next to be planned
+};
+
 template <core::Kernel K>
 class ForwardProducer : TileProducer<K, false> {
   using Base = TileProducer<K, false>;
   using Base::buffers;
   using Base::p;
+  using Base::q_item_;
+  using typename Base::Found;
   using typename Base::S;
 
  public:
@@ -37,39 +85,99 @@ class ForwardProducer : TileProducer<K, false> {
       : Base(params, shared) {}
 
   __device__ __forceinline__ void run() {
-    core::Work work;
-    while (Base::next(work)) produce(work);
-    load_values();
-    Base::finish();
+    if constexpr (plans_apart(K)) {
+      for (std::uint32_t tile = 0;; ++tile) {
+        // Whoever waits for a tile's last values must not wait for the next tile to be found.
+        load_values();
+        buffers.await_plan(tile);
+        const TilePlan plan = buffers.plan(tile);
+        if (plan.blocks.begin < 0) break;
+        produce(plan);
+      }
+#pragma unroll 1
+      for (int share = 0; share < S::kShares; ++share) {
+        buffers.await_order(q_item_);
+        Base::load_queries({}, false, share);
+      }
+    } else {
+      core::Work work;
+      while (Base::next(work)) produce(work);
+      load_values();
+      for (int share = 0; share < S::kShares; ++share) {
+        Base::describe_end();
+        Base::load_queries({}, false, share);
+      }
+    }
   }
 
  private:
-  /// A tile.
+  /// A tile that has been planned.
+  __device__ __forceinline__ void produce(const TilePlan& plan) {
+    const bool any = !plan.blocks.empty();
+    const auto hand_out = [&](int share) {
+      buffers.await_order(q_item_);
+      Base::load_queries(plan.queries, any, share);
+    };
+    if (!any) hand_out_empty(hand_out);
+    load_blocks(
+        plan.blocks,
+        [&](int n) {
+          LoadRows keys = plan.keys;
+          keys.row += n * K.block_n;
+          keys.valid -= n * K.block_n;
+          return keys;
+        },
+        hand_out,
+        [&](int n) {
+          if constexpr (S::kEightBit) {
+            constexpr int kBytes = core::ValueTiles{K.head_dim_v}.panel_bytes();
+            panel_ = plan.panels + n * (S::kPanels * kBytes);
+            panels_ = plan.panel_count - n * S::kPanels;
+          }
+        });
+  }
+  /// A tile that has not been.
   __device__ __forceinline__ void produce(const core::Work& work) {
     typename Base::Found found;
     if (!Base::find(work, found)) return;
     Base::place_results(found.tile, found.sequence);
     const LoadRows rows = Base::queries_of(found);
-    // Consumers may wait for values before they look at the next tile; with keys theirs come in
-    // time.
-    if (found.blocks.empty()) {
-      load_values();
-      for (int share = 0; share < S::kShares; ++share) Base::hand_out(found, rows, share);
-    }
+    const bool any = !found.blocks.empty();
+    const auto hand_out = [&](int share) {
+      Base::describe(found, share);
+      Base::load_queries(rows, any, share);
+    };
+    if (!any) hand_out_empty(hand_out);
     found.head_k = p.group.quotient(work.head);
-    for (int n = found.blocks.end - 1; n >= found.blocks.begin; --n, ++item_) {
-      const bool first = n == found.blocks.end - 1;
-      const LoadRows keys = Base::keys_at(found, n);
+    load_blocks(
+        found.blocks, [&](int n) { return Base::keys_at(found, n); }, hand_out, [](int) {});
+  }
+
+  /// Of a tile without keys. Consumers may wait for values before they look at it; with keys theirs
+  /// come in time.
+  template <class HandOut>
+  __device__ __forceinline__ void hand_out_empty(const HandOut& hand_out) {
+    load_values();
+    for (int share = 0; share < S::kShares; ++share) hand_out(share);
+  }
+  /// A tile's keys and values; behind the first keys its shares are handed out. note(n): of the
+  /// values of block n, which come next.
+  template <class KeysAt, class HandOut, class Note>
+  __device__ __forceinline__ void load_blocks(core::Range blocks, const KeysAt& keys_at,
+                                              const HandOut& hand_out, const Note& note) {
+    for (int n = blocks.end - 1; n >= blocks.begin; --n, ++item_) {
+      const bool first = n == blocks.end - 1;
+      const LoadRows keys = keys_at(n);
       fetch<S::kChunks, S::kChunkColumns>(buffers.k, item_, p.k, p.k_source, p.head_dim, keys,
                                           buffers.first_column());
       // In the order in which they are wanted: the first warpgroup is ahead of the others.
 #pragma unroll 1
       for (int share = 0; share == 0 || (first && share < S::kShares); ++share) {
-        if (first) Base::hand_out(found, rows, share);
+        if (first) hand_out(share);
         if (share == 0) load_values();
       }
       waiting_ = keys;
-      if constexpr (S::kEightBit) find_panels(found, n);
+      note(n);
     }
   }
 
@@ -108,19 +216,6 @@ class ForwardProducer : TileProducer<K, false> {
       ptx::bulk_load(to + i * kBytes, panel_ + core::min(i, panels_ - 1) * kBytes, kBytes, full);
     }
   }
-  /// Where a tile's n-th block has its panels, and how many its sequence has from there on.
-  __device__ __forceinline__ void find_panels(const typename Base::Found& found, int n) {
-    constexpr core::ValueTiles kTiles = {K.head_dim_v};
-    const core::Sequence& sequence = found.sequence;
-    panel_ = static_cast<const char*>(p.v_source.data) +
-             sequence.entry_k * p.v_source.strides.batch + found.head_k * p.v_source.strides.head +
-             core::ValueTiles::first_of(sequence) * kTiles.tile_bytes() +
-             n * (S::kPanels * kTiles.panel_bytes());
-    panels_ = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
-                  (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys) -
-              n * S::kPanels;
-  }
-
   /// The values whose keys were asked for last, if any: they follow one block behind.
   __device__ __forceinline__ void load_values() {
     if (waiting_.row < 0) return;

@@ -188,7 +188,7 @@ class ForwardRows {
   }
   __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
     ptx::store_if(
-        exists && p.softmax_lse != nullptr && lane_ % 4 == 0 && buffers.block() == 0,
+        exists && p.softmax_lse != nullptr && lane_anew() % 4 == 0 && buffers.block() == 0,
         p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
   }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {

@@ -27,19 +27,24 @@ class TileProducer {
 
   /// The next tile of this block, or cluster; false: there are no more.
   __device__ __forceinline__ bool next(core::Work& work) {
-    // kPaged: made anew for every tile, as there are no registers to keep them in.
-    const auto anew = [](std::uint32_t x) { return kPaged ? ptx::opaque(x) : x; };
+    // Made anew for every tile where there are no registers to keep them in.
+    constexpr bool kAnew = kPaged || S::kEightBit;
+    const auto anew = [](std::uint32_t x) { return kAnew ? ptx::opaque(x) : x; };
     const auto turn = [&] {
       return core::WorkOrder::index_of(turn_++, static_cast<int>(anew(blockIdx.x / K.cluster)),
                                        static_cast<int>(anew(gridDim.x / K.cluster)));
     };
+    const auto take = [&] {
+      return p.next_tile == nullptr ? turn()
+                                    : static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+    };
     int index = 0;
     if constexpr (!kPaged && core::takes_tiles(K)) {
       if (turn_ == 0) taken_ = turn();
+      else if (plans_apart(K)) taken_ = take();
       index = __shfl_sync(1, taken_, 0);  // the compiler now knows it to be the same for the warp
       // A tile is asked for while there is another one to do: the answer takes its time.
-      taken_ =
-          p.next_tile == nullptr ? turn() : static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
+      if constexpr (!plans_apart(K)) taken_ = take();
     } else {
       index = turn();
     }
@@ -88,42 +93,68 @@ class TileProducer {
     return keys;
   }
 
-  /// A share of a tile: what it is, and its queries, of the tile's `rows`.
-  __device__ __forceinline__ void hand_out(const Found& found, LoadRows rows, int share) {
-    const core::Range blocks = found.blocks;
-    buffers.q.claim(q_item_);
-    if (leads()) {
-      Order<K>& order = buffers.order(q_item_);
-      order.tile = found.tile;
-      if constexpr (kPaged) place_results(order.tile, found.sequence);
-      for (int i = share; i < share + S::kGroups / S::kShares; ++i) {
-        order.walks[i].blocks =
-            blocks.empty() ? core::KeyBlocks{} : walk_of(found.tile, p.rows, blocks, i);
-      }
+  /// What is to be loaded for a tile.
+  __device__ __forceinline__ TilePlan plan_of(const Found& found) const {
+    TilePlan plan;
+    plan.queries = queries_of(found);
+    plan.keys = keys_at(found, 0);
+    plan.blocks = found.blocks;
+    if constexpr (S::kEightBit) {
+      constexpr core::ValueTiles kTiles = {K.head_dim_v};
+      const core::Sequence& sequence = found.sequence;
+      plan.panels =
+          static_cast<const char*>(p.v_source.data) +
+          sequence.entry_k * p.v_source.strides.batch + found.head_k * p.v_source.strides.head +
+          core::ValueTiles::first_of(sequence) * kTiles.tile_bytes();
+      plan.panel_count = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
+                         (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys);
     }
-    if (blocks.empty()) {
+    return plan;
+  }
+
+  /// Says what a share of a tile is, once its buffer of queries is free.
+  __device__ __forceinline__ void describe(const Found& found, int share) {
+    const core::Range blocks = found.blocks;
+    [[maybe_unused]] Shared shared;
+    if constexpr (S::kScaled) shared = scales_of(found);
+    buffers.q.claim(q_item_);
+    if constexpr (S::kEightBit) keep_last();
+    if (!leads()) return;
+    Order<K>& order = buffers.order(q_item_);
+    order.tile = found.tile;
+    if constexpr (kPaged) place_results(order.tile, found.sequence);
+    if constexpr (S::kScaled) {
+      TileScales& scales = buffers.scales(q_item_);
+      scales.q = scale_factor<K>(p) * shared.q;
+      scales.first_k = shared.k;
+      scales.v = shared.v;
+      scales.k = p.k_scale.of(found.sequence, found.head_k);
+    }
+    for (int i = share; i < share + S::kGroups / S::kShares; ++i) {
+      order.walks[i].blocks =
+          blocks.empty() ? core::KeyBlocks{} : walk_of(found.tile, p.rows, blocks, i);
+    }
+  }
+  /// The queries of a share that has been described, of the tile's.
+  __device__ __forceinline__ void load_queries(LoadRows rows, bool exist, int share) {
+    const int before = share * K.q_rows >> p.rows.shift;
+    rows.row += before;
+    rows.valid -= before;
+    if (!exist) {
       announce_queries();
-    } else {
-      const int before = share * K.q_rows >> p.rows.shift;
-      rows.row += before;
-      rows.valid -= before;
-      if (!kPaged || leads()) {
-        fill<K.any_layout, K.q_rows, S::kChunkColumns>(buffers.q, q_item_, p.q, p.q_source,
-                                                       p.head_dim, S::kChunks, rows,
-                                                       p.rows.shift > 0, 0, buffers.first_column());
-      }
+    } else if (!kPaged || leads()) {
+      fill<K.any_layout, K.q_rows, S::kChunkColumns>(buffers.q, q_item_, p.q, p.q_source,
+                                                     p.head_dim, S::kChunks, rows, p.rows.shift > 0,
+                                                     0, buffers.first_column());
     }
     ++q_item_;
   }
 
   /// Says that there are no more tiles.
-  __device__ __forceinline__ void finish() {
-    for (int share = 0; share < S::kShares; ++share) {
-      buffers.q.claim(q_item_);
-      if (leads()) buffers.order(q_item_).tile.first_row = -1;
-      announce_queries();
-      ++q_item_;
-    }
+  __device__ __forceinline__ void describe_end() const {
+    buffers.q.claim(q_item_);
+    if constexpr (S::kEightBit) keep_last();
+    if (leads()) buffers.order(q_item_).tile.first_row = -1;
   }
 
   /// Speaks for the producer.
@@ -133,6 +164,7 @@ class TileProducer {
 
   const ForwardParams& p;
   const ForwardBuffers<K>& buffers;
+  std::uint32_t q_item_ = 0;  ///< next in the ring of Q
 
  private:
   /// Blocks that a warpgroup of the tile walks over: all but the rightmost one if its rows do not
@@ -149,12 +181,40 @@ class TileProducer {
     return {{blocks.begin, core::max(own.seen.end, least)}, own.full};
   }
 
+  /// Scales that tiles share.
+  struct Shared {
+    float q = 1.0F, k = 1.0F, v = 1.0F;
+  };
+  /// Those of a tile whose head_k is known.
+  __device__ __forceinline__ Shared scales_of(const Found& found) const {
+    const core::Sequence& sequence = found.sequence;
+    Shared shared;
+    if (p.q_scale.by != Scaling::token) shared.q = p.q_scale.of(sequence, found.head_k)[0];
+    shared.k = p.k_scale.of(sequence, found.head_k)[0];
+    if (S::kEightBit && (p.v_scale.by == Scaling::tensor || p.v_scale.by == Scaling::head)) {
+      shared.v = p.v_scale.of(sequence, found.head_k)[0];
+    }
+    return shared;
+  }
+  /// What the next item says of the tile before, of which the one before speaks.
+  __device__ __forceinline__ void keep_last() const {
+    const std::uint32_t before = q_item_ - S::kShares;
+    const TileScales& its = buffers.scales(before);
+    TileScales& scales = buffers.scales(q_item_);
+    const Tile& tile = buffers.order(before).tile;
+    const bool empty = buffers.order(before).walks[q_item_ % S::kShares].blocks.seen.empty();
+    scales.last_v = empty ? its.last_v : its.v;
+    scales.last_head = empty ? its.last_head : tile.head;
+    scales.last_batch = empty ? its.last_batch : tile.batch;
+    scales.last_o = empty ? its.last_o : tile.o;
+    scales.last_softmax_lse = empty ? its.last_softmax_lse : tile.softmax_lse;
+  }
+
   /// An item of Q without queries.
   __device__ __forceinline__ void announce_queries() const {
     if (!kPaged || leads()) buffers.q.announce(q_item_, 0);
   }
 
-  std::uint32_t q_item_ = 0;  ///< next in the ring of Q
   int turn_ = 0;              ///< how many tiles the block has looked for
   int taken_ = 0;             ///< index of the next one, where it is known early
 };
