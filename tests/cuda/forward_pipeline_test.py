@@ -7,8 +7,10 @@ block's values at once, to clear some. No schedule may end with everybody waitin
 somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages (forward_pages.h) some
 warps fetch keys and as many others values, each its part of every block; the first one of the keys hands out tiles.
 Two blocks of a cluster, each with all of that, exchange scores warpgroup by warpgroup, block by block.
+Of 8 bits one warp finds tiles, tells another one what to load, and describes each share once its buffer is free.
 Dropping the waits of skip_keys() and skip_values() must be seen, and so must values that come late and a warp without a
-part that goes along, and scores that are sent before the last ones have been read, or the model would prove nothing.
+part that goes along, scores that are sent before the last ones have been read, and plans with too little room, or the
+model would prove nothing.
 """
 
 import functools
@@ -18,6 +20,7 @@ import sys
 from pipeline_model import Ring, Sums, Turn, run
 
 STAGES = 2
+PLANS = 4
 
 
 def produce(tiles, shares, q, k, v, late):
@@ -46,6 +49,46 @@ def produce(tiles, shares, q, k, v, late):
         yield from v.fill(values)
     for share in range(shares):
         yield from q.fill(handed + share)  # says that there are no more
+
+
+def plan(tiles, shares, q, plans, orders):
+    """The warp that finds tiles (ForwardPlanner). What it says of a share lies beside the buffer of its queries."""
+    handed = 0
+    for n in range(len(tiles) + 1):  # the last one: there are no more
+        yield
+        plans.land(n)
+        for _ in range(shares):
+            yield from q.claim(handed)
+            q.faults += [f"(reader, order) {reader} is overwritten" for reader in q.readers[handed % q.stages]]
+            yield
+            orders.land(handed)
+            handed += 1
+
+
+def load_planned(tiles, shares, q, k, v, plans, orders):
+    """The warp that loads what has been planned."""
+    item = values = handed = 0
+    for n, blocks in enumerate([*tiles, 0]):
+        if values < item:
+            yield from v.fill(values)
+            values += 1
+        yield from plans.wait_full(n)
+        plans.read("loads", n)
+        yield
+        plans.done("loads", n)
+        for block in range(max(blocks, 1)):
+            if blocks > 0:
+                yield from k.fill(item)
+            for share in range(shares if block == 0 else 1):
+                if block == 0:
+                    yield from orders.wait_full(handed)
+                    q.land(handed)
+                    handed += 1
+                if share == 0 and values < item:
+                    yield from v.fill(values)
+                    values += 1
+            item += blocks > 0
+            yield
 
 
 def fetch_pages(tiles, ring, part=True):
@@ -156,15 +199,18 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
 
 
 def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
-          turn_late=False, writes_first=False, warps=0, idle=0):
+          turn_late=False, writes_first=False, warps=0, idle=0, rooms=0):
     """What goes wrong under one random schedule; empty: nothing. warps: that fetch keys from pages, and as many values;
-    0: there are no pages. idle: warps of each that have no part and go along."""
+    0: there are no pages. idle: warps of each that have no part and go along. rooms: for plans; 0: there are none."""
     schedule = random.Random(seed)
     faults = []
     q = Ring(q_stages, groups // shares, faults)
     k, v = (Ring(STAGES, groups, faults, max(warps, 1)) for _ in range(2))
     turns = [Turn() for _ in range(groups)]
-    if warps == 0:
+    if rooms > 0:
+        plans, orders = Ring(rooms, 1, faults), Ring(q_stages, 1, faults)
+        running = [plan(tiles, shares, q, plans, orders), load_planned(tiles, shares, q, k, v, plans, orders)]
+    elif warps == 0:
         running = [produce(tiles, shares, q, k, v, late)]
     else:
         running = [hand_out_pages(tiles, shares, q, k)]
@@ -173,7 +219,7 @@ def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False
     running += [consume(g, tiles, shares, skips, turns, q, k, v, waits, clears, turn_late, writes_first=writes_first)
                 for g in range(groups)]
     return run(schedule, running, 4000 * (sum(tiles) + len(tiles)), faults,
-               speeds=(1,) if warps == 0 else (1, 1, 5, 25))
+               speeds=(1,) if warps == rooms == 0 else (1, 1, 5, 25))
 
 
 def fault_of_pair(seed, q_stages, shares, tiles, skips, sums_wait=True):
@@ -202,7 +248,7 @@ SKIPS = {
 def main():
     first = random.SystemRandom().randrange(1 << 30)
     print(f"seed {first}")
-    runs, unwaited, late, late_for_all, idle, unread = 0, 0, 0, 0, 0, 0
+    runs, unwaited, late, late_for_all, idle, unread, crowded = 0, 0, 0, 0, 0, 0, 0
     for groups in (2, 3):
         for q_stages, shares in ((1, 1), (2, 1), (groups, groups), (groups + 1, groups)):
             for name, skips in SKIPS.items():
@@ -216,7 +262,8 @@ def main():
                         problem = (seed, groups, q_stages, shares, tiles, skips)
                         warps = max(seed % 5 - 2, 0)
                         found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps) or fault(
-                            *problem, writes_first=True, turn_late=seed % 4 > 1)
+                            *problem, writes_first=True, turn_late=seed % 4 > 1) or fault(
+                            *problem, writes_first=seed % 3 > 0, rooms=PLANS)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {warps} warps a ring, "
                                      f"seed {seed}: {found}")
@@ -225,6 +272,7 @@ def main():
                             idle += fault(*problem, warps=1, idle=1) != ""
                         if seed >= first + 6:
                             continue
+                        crowded += fault(*problem, writes_first=True, rooms=1) != ""
                         if groups == 2 and (q_stages, shares) in ((1, 1), (2, 1)):
                             of_pair = (seed, q_stages, shares, tiles, skips)
                             if found := fault_of_pair(*of_pair):
@@ -235,12 +283,12 @@ def main():
                         if clears:
                             late += fault(*problem, clears=True, late=True) != ""
                             late_for_all += fault(*problem, writes_first=True, late=True) != ""
-    if not unwaited or not late or not late_for_all or not idle or not unread:
-        sys.exit("a skip that does not wait, values that come late, a warp without a part, or scores that are not "
-                 "waited for went unseen")
+    if not unwaited or not late or not late_for_all or not idle or not unread or not crowded:
+        sys.exit("a skip that does not wait, values that come late, a warp without a part, scores that are not "
+                 "waited for, or plans that are overwritten went unseen")
     print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late} and, of who needs "
           f"them before the next tile, in {late_for_all}, a warp without a part in {idle}, scores that are not waited "
-          f"for in {unread}")
+          f"for in {unread}, plans without room in {crowded}")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,17 @@ __device__ __forceinline__ void bulk_store(float* to, std::uint32_t from, std::u
                "r"(bytes)
                : "memory");
 }
+/// Copies a box to a four-dimensional tensor, but for what lies outside. Part of the thread's bulk
+/// group. If a condition holds: a branch of one lane would part it from its warp.
+__device__ __forceinline__ void tma_store_if(bool condition, const TensorMap& map,
+                                             std::uint32_t from, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
+      "@p cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%1, {%3, %4, %5, %6}], [%2];\n}"
+      "\n" ::"r"(static_cast<int>(condition)),
+      "l"(&map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -122,6 +122,8 @@ class ForwardConsumer : ForwardRows<K> {
         complete_output(sum);
       }
       write(tile_, w_.reference, sum, v_scale_before());
+      // What is on its way is read from this block's memory.
+      if constexpr (stages_rows(K)) StagedRows<K>::await();
     }
   }
 
@@ -176,6 +178,7 @@ class ForwardConsumer : ForwardRows<K> {
     const int first = own.seen.end - 1;
     w_.reset();
     take_scales(tile_, own);
+    if constexpr (!S::kSparesQueries) await_readers(own);
     ptx::wgmma_wait<0>();
     ptx::wgmma_results(w_.s);
     release_keys(own.seen.size() == 1);
@@ -202,7 +205,15 @@ class ForwardConsumer : ForwardRows<K> {
     for (; n >= full_begin; --n) step<false>(n, n == own.seen.begin);
 #pragma unroll 1
     for (; n >= own.seen.begin; --n) step<true>(n, n == own.seen.begin);
+    if constexpr (S::kSparesQueries) await_readers(own);
     release_queries();
+  }
+  /// With the queries of an only block the tile's scales are let go: by now all warps must have
+  /// read them. With more blocks their next turn to issue sees to that.
+  __device__ __forceinline__ void await_readers(const core::KeyBlocks& own) const {
+    if constexpr (S::kScaled) {
+      if (agreed(own.seen.size() == 1)) ptx::barrier_sync(1 + S::kGroups + group_, 128);
+    }
   }
 
   /// From the last block of tile_ to the first of the next one, which becomes tile_.
@@ -508,6 +519,7 @@ class ForwardConsumer : ForwardRows<K> {
     const TileScales& scales = buffers.scales(q_item_);
     tile_.head = scales.last_head;
     tile_.batch = scales.last_batch;
+    tile_.first_q = scales.last_first_q;
     tile_.o = scales.last_o;
     tile_.softmax_lse = scales.last_softmax_lse;
   }
@@ -517,24 +529,62 @@ class ForwardConsumer : ForwardRows<K> {
     const float sink = p.sink == nullptr ? 0.0F : p.sink[t.head];
     float scale = v_scale;  // what o must be multiplied by besides
     if constexpr (S::kEightBit) scale = scaled_.scale_values(t, v_scale, sum, o_);
+    [[maybe_unused]] float factor[2], lse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::Softmax<float> row = row_state(t, half, reference[half], sum[half]);
       const core::FinishedRow<float> end = core::finish(row, p.sink != nullptr, sink);
-      const bool exists = row_exists(t, half);
-      store_lse(t, half, exists, core::lse_of(end.state));
-      std::uint16_t* const to = output_of(t, half);
-      if constexpr (S::kEightBit) {
-        // Not two ways to store: what they have in common would have no registers.
-        store_row<S::kDimV, false>(o_, half, end.factor * scale, exists, Base::lane_anew(),
-                                   Base::columns(), to, [&](float a, float b) {
-                                     const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
-                                     return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
-                                   });
+      if constexpr (stages_rows(K)) {
+        factor[half] = end.factor * scale;
+        lse[half] = core::lse_of(end.state);
       } else {
-        store_row<S::kType, K.any_layout>(o_, half, end.factor, exists, lane_, columns(), to);
+        const bool exists = row_exists(t, half);
+        store_lse(t, half, exists, core::lse_of(end.state));
+        store(t, half, exists, end.factor * scale);
       }
     }
+    if constexpr (stages_rows(K)) {
+      send(t, factor);
+      // Not before: the copy engine's fence would wait for it.
+#pragma unroll
+      for (int half = 0; half < 2; ++half) store_lse(t, half, row_exists(t, half), lse[half]);
+    }
+  }
+  /// A row of O, times that.
+  __device__ __forceinline__ void store(const Tile& t, int half, bool exists, float factor) const {
+    std::uint16_t* const to = output_of(t, half);
+    if constexpr (S::kEightBit) {
+      // Not two ways to store: what they have in common would have no registers.
+      store_row<S::kDimV, false>(o_, half, factor, exists, Base::lane_anew(), columns(), to,
+                                 [&](float a, float b) {
+                                   const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
+                                   return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
+                                 });
+    } else {
+      store_row<S::kType, K.any_layout>(o_, half, factor, exists, lane_, columns(), to);
+    }
+  }
+  /// A warp's rows of O at once, times their factors. Where they are not all of their sequence, and
+  /// others lie behind them, each thread stores what exists.
+  __device__ __forceinline__ void send(const Tile& t, const float (&factor)[2]) const {
+    const int row = t.first_row + group_ * kRows + warp_ * kStagedRows;
+    const int query = p.rows.query_of(row), head = t.head << p.rows.shift;
+    const bool whole = p.rows.query_of(row + kStagedRows - 1) < t.band.seqlen_q;
+    if (agreed(p.o_in_boxes && (whole || !p.sequences.packed()))) {
+      const StagedRows<K> staged = scaled_.staged();
+      staged.await();
+      if (agreed(p.o_is_f16)) {
+        staged.template lay<Dtype::f16>(o_, factor);
+      } else {
+        staged.template lay<Dtype::bf16>(o_, factor);
+      }
+      const int at = t.first_q + query, batch = p.sequences.packed() ? 0 : t.batch;
+      const bool heads_first = p.rows.shift > 0;
+      staged.send(p.o_map, heads_first ? head : at, heads_first ? at : head, batch);
+      return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) store(t, half, row_exists(t, half), factor[half]);
   }
   /// Of a row, from what a thread has of it.
   __device__ __forceinline__ core::Softmax<float> row_state(const Tile& t, int half,

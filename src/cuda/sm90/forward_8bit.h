@@ -11,6 +11,7 @@
 #include "cuda/sm90/forward_buffers.h"
 #include "cuda/sm90/forward_params.h"
 #include "cuda/sm90/promoted_sums.h"
+#include "cuda/sm90/staged_rows.h"
 #include "cuda/tile/fragment.h"
 #include "cuda/tile/softmax.h"
 #include "cuda/tile/softmax_8bit.h"
@@ -30,7 +31,8 @@ class ScaledRows {
  protected:
   static constexpr int kN = K.block_n;
   static constexpr bool kCapped = K.extra == core::Extra::softcap;
-  /// Where the keys' scales lie is in registers, not looked up at every step.
+  /// Where the keys' scales lie is in registers, not looked up at every step: then before its turn to
+  /// issue, which no warp of the warpgroup passes without the others.
   static constexpr bool kKeepsScales = !rounds_promoted(K);
 
  public:
@@ -150,6 +152,7 @@ class EightBitRows : public ScaledRows<K> {
   __device__ __forceinline__ void promote_after(const Tile& t, int n, float (&o)[kAccumulators]) {
     if (agreed(goes_on(n))) return;
     sum_up(t, n, o);
+    if constexpr (stages_rows(K)) StagedRows<K>::await();
     promoted_.keep(o);
     any_ = true;
     pending_[0] = pending_[1] = 1.0F;
@@ -175,6 +178,12 @@ class EightBitRows : public ScaledRows<K> {
   }
 
   // ---- results ----
+
+  /// The warp's rows on their way out. The sums have been added to o.
+  __device__ __forceinline__ StagedRows<K> staged() const {
+    const std::uint32_t lane = ptx::opaque(threadIdx.x) % 32;
+    return {promoted_.warp_part(lane), lane};
+  }
 
   /// What is left of values' scales: a factor of all of o. Those by column, and shifts, are done to
   /// o, whose rows' weights add up to `sum`. scale: that of all values, or 1.

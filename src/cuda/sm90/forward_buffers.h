@@ -55,6 +55,7 @@ struct alignas(16) Tile {
   int head = 0, batch = 0;  ///< head: of the work's, 2^rows.shift query heads each
   int blocks_end = 0;       ///< of the blocks of keys that its rows see
   core::Band band;
+  int first_q = 0;  ///< of the sequence: core::Sequence
   std::int64_t o = 0;            ///< elements from p.o to the first query's of its first head
   std::int64_t softmax_lse = 0;  ///< the same of p.softmax_lse
 };
@@ -89,7 +90,7 @@ struct alignas(16) TileScales {
   float v = 1.0F;            ///< of its values, where they share one
   // Of the last tile before that has keys: its results need no registers until they are written.
   float last_v = 1.0F;
-  int last_head = 0, last_batch = 0;
+  int last_head = 0, last_batch = 0, last_first_q = 0;
   std::int64_t last_o = 0, last_softmax_lse = 0;
 };
 static_assert(sizeof(TileScales) <= kTileScalesBytes);
@@ -114,7 +115,7 @@ struct ForwardBuffers : BlockOf<K> {
     q.bytes = S::kQBytes;
     k.bytes = S::kKBytes;
     v.bytes = S::kVBytes;
-    promoted = v.data + kStages * S::kVBytes;
+    promoted = v.data + values_bytes(K);
     sums = promoted + promoted_bytes(K);
     q.full = sums + sums_bytes(K);
     q.empty = q.full + 8 * K.q_stages;

@@ -33,6 +33,11 @@ Status make_maps(ForwardParams& params, const PlanData& plan, const Tensors& t) 
     status = make_map(params.v, "v", t.v, p, p.stored_v(), false, dv, keys, 1);
   }
   if (status) status = check_aligned("o", t.o, p, p.stored_o(), true);
+  if (status && stages_rows(row) && plan.row_heads <= kStagedRows) {
+    params.o_in_boxes =
+        make_map(params.o_map, "o", t.o, p, p.stored_o(), true, dv, kStagedRows, plan.row_heads)
+            .ok();
+  }
   return status;
 }
 

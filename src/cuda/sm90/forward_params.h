@@ -53,6 +53,9 @@ struct ForwardParams {
   /// not ask, a power of two: where a block's number has none of these bits.
   int promotion = 0;
   bool o_is_f16 = false;  ///< else bf16
+  bool o_in_boxes = false;  ///< the copy engine can take o
+
+  ptx::TensorMap o_map;  ///< where o_in_boxes: as q's, of kStagedRows rows
 
   TESSERA_HD constexpr bool copies_rows() const { return box_keys == 1; }
 };

@@ -187,9 +187,11 @@ class ForwardRows {
     return (t.head << p.rows.shift) + member_of(t, half);
   }
   __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
-    ptx::store_if(
-        exists && p.softmax_lse != nullptr && lane_anew() % 4 == 0 && buffers.block() == 0,
-        p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
+    const bool writes = is_eight_bit(K) ? lane_anew() % 4 == 0 : lane_ % 4 == 0;
+    ptx::store_if(exists && p.softmax_lse != nullptr && writes && buffers.block() == 0,
+                  p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head +
+                      query_of(t, half),
+                  x);
   }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
     return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +

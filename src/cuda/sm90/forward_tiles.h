@@ -78,6 +78,7 @@ class TileProducer {
   /// Where a tile's results go.
   __device__ __forceinline__ void place_results(Tile& tile, const core::Sequence& sequence) const {
     const int shift = p.rows.shift, first_head = tile.head << shift;
+    if constexpr (S::kEightBit) tile.first_q = sequence.first_q;
     tile.o = sequence.query_offset(p.o_strides, 0, first_head);
     tile.softmax_lse = sequence.lse_index(p.lse_head, p.work.heads << shift, first_head, 0);
   }
@@ -206,6 +207,7 @@ class TileProducer {
     scales.last_v = empty ? its.last_v : its.v;
     scales.last_head = empty ? its.last_head : tile.head;
     scales.last_batch = empty ? its.last_batch : tile.batch;
+    scales.last_first_q = empty ? its.last_first_q : tile.first_q;
     scales.last_o = empty ? its.last_o : tile.o;
     scales.last_softmax_lse = empty ? its.last_softmax_lse : tile.softmax_lse;
   }

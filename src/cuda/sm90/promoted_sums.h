@@ -1,4 +1,4 @@
-// Sums of O in shared memory, each thread's own elements, where 8-bit products are added to
+// Sums of O in shared memory, each warp's in a part of its own and there each thread's own elements, where 8-bit products are added to
 // accumulators that lose small terms (forward_8bit.h).
 #pragma once
 
@@ -15,10 +15,17 @@ class PromotedSums {
   static constexpr int kCount = K.head_dim_v / 2;  ///< of a thread
   static constexpr bool kRounded = rounds_promoted(K);
   static constexpr int kOfWord = kRounded ? 2 : 1, kAtOnce = 4 * kOfWord;
+  static constexpr int kWarpBytes = promoted_bytes(K) / (K.block_m / 16);
 
  public:
   __device__ __forceinline__ PromotedSums(std::uint32_t promoted, int group)
-      : start_(promoted + group * (kRows * K.head_dim_v * 4 / kOfWord) + threadIdx.x % 128 * 16) {}
+      : start_(promoted + (group * 4 + threadIdx.x % 128 / 32) * kWarpBytes +
+               threadIdx.x % 32 * 16) {}
+
+  /// Where the warp's are.
+  __device__ __forceinline__ std::uint32_t warp_part(std::uint32_t lane) const {
+    return start_ - lane * 16;
+  }
 
   /// o += the sums times their rows' factors.
   template <int kAll>
@@ -53,7 +60,7 @@ class PromotedSums {
   }
 
  private:
-  __device__ __forceinline__ std::uint32_t slot(int i) const { return start_ + i / kAtOnce * 2048; }
+  __device__ __forceinline__ std::uint32_t slot(int i) const { return start_ + i / kAtOnce * 512; }
   /// The j-th of a row of elements, which is in that word.
   static __device__ __forceinline__ float element(float word, int j) {
     if (!kRounded) return word;

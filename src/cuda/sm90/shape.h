@@ -13,6 +13,7 @@ namespace tessera::cuda::sm90 {
 inline constexpr int kStages = 2;    ///< of the rings of keys and of values
 inline constexpr int kColumns = 64;  ///< of 16 bits of a chunk: 128 bytes, the swizzle's width
 inline constexpr int kRows = 64;     ///< query rows of a warpgroup
+inline constexpr int kStagedRows = 16;  ///< of a warp: of O, on their way out
 inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
 inline constexpr int kPageWarps = 2;            ///< that fetch keys from pages; values as many
 inline constexpr int kLeastBox = 4;             ///< keys of a box that the copy engine is asked for
@@ -83,6 +84,10 @@ TESSERA_HD constexpr int value_bytes(const core::Kernel& row) {
   return row.block_n / core::ValueTiles::kPanelKeys *
          core::ValueTiles{row.head_dim_v}.panel_bytes();
 }
+/// Of the ring of values; what comes behind it is aligned to the swizzle.
+TESSERA_HD constexpr int values_bytes(const core::Kernel& row) {
+  return core::round_up(kStages * value_bytes(row), is_eight_bit(row) ? 1024 : 1);
+}
 /// @}
 /// Whether a forward row's sums of O that have been promoted are bf16 (promoted_sums.h): where
 /// there is no room for them in fp32. And their bytes.
@@ -108,6 +113,9 @@ TESSERA_HD constexpr bool plans_apart(const core::Kernel& row) {
 TESSERA_HD constexpr int order_bytes(const core::Kernel& row) {
   return kOrderBytes + (has_scales(row) ? kTileScalesBytes : 0);
 }
+/// Whether a forward row's O leaves through the sums' shared memory (staged_rows.h): where tiles
+/// are large, and of others it is no faster.
+TESSERA_HD constexpr bool stages_rows(const core::Kernel& row) { return core::shares_scale(row); }
 /// Bytes for the scores that another block of threads has of its columns (score_sums.h).
 TESSERA_HD constexpr int sums_bytes(const core::Kernel& row) {
   return shares_columns(row) ? row.block_m * row.block_n * 4 : 0;
@@ -142,7 +150,7 @@ TESSERA_HD constexpr int barriers(const core::Kernel& row) {
 /// where there is not so much left and its shared memory is declared to be.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (along_bytes(row, row.q_rows) + order_bytes(row)) +
-         kStages * (along_bytes(row, row.block_n) + value_bytes(row)) + promoted_bytes(row) +
+         kStages * along_bytes(row, row.block_n) + values_bytes(row) + promoted_bytes(row) +
          (plans_apart(row) ? kPlans * kPlanBytes : 0) +
          sums_bytes(row) + 8 * barriers(row) + (rounds_promoted(row) ? 0 : 1024);
 }

@@ -13,13 +13,14 @@ inline std::uint32_t swizzled128(std::uint32_t address) {
   return address ^ (address >> 7 & 7) << 4;
 }
 
-inline void tma_load(std::uint32_t to, const TensorMap& map, std::uint32_t barrier, int c0, int c1,
-                     int c2, int c3) {
-  fake::EncodedMap m;
-  std::memcpy(&m, &map, sizeof m);
+/// body(shared, element): of every element of a box its place in shared memory, from an address on,
+/// and that in the tensor; null: outside. Returns the bytes in shared memory.
+template <class Body>
+std::int64_t for_box(const fake::EncodedMap& m, std::uint32_t shared, int c0, int c1, int c2,
+                     int c3, const Body& body) {
   const int at[4] = {c0, c1, c2, c3};
   const auto size = static_cast<std::int64_t>(m.element_bytes);
-  std::uint32_t line = to;
+  std::uint32_t line = shared;
   for (unsigned i3 = 0; i3 < m.box[3]; ++i3) {
     for (unsigned i2 = 0; i2 < m.box[2]; ++i2) {
       for (unsigned i1 = 0; i1 < m.box[1]; ++i1, line += 128) {
@@ -32,24 +33,46 @@ inline void tma_load(std::uint32_t to, const TensorMap& map, std::uint32_t barri
             inside = inside && index[i] >= 0 && index[i] < static_cast<std::int64_t>(m.sizes[i]);
             if (i > 0) offset += index[i] * static_cast<std::int64_t>(m.strides[i - 1]);
           }
-          char* const place =
-              shared_memory(swizzled128(line + i0 * static_cast<std::uint32_t>(size)));
-          if (inside) {
-            std::memcpy(place, m.address + offset, static_cast<std::size_t>(size));
-          } else {
-            std::memset(place, 0, static_cast<std::size_t>(size));
-          }
+          body(shared_memory(swizzled128(line + i0 * static_cast<std::uint32_t>(size))),
+               inside ? const_cast<char*>(m.address) + offset : nullptr);
         }
       }
     }
   }
-  mbarrier_complete(barrier, std::int64_t{line} - to);
+  return std::int64_t{line} - shared;
+}
+
+inline void tma_load(std::uint32_t to, const TensorMap& map, std::uint32_t barrier, int c0, int c1,
+                     int c2, int c3) {
+  fake::EncodedMap m;
+  std::memcpy(&m, &map, sizeof m);
+  const std::int64_t bytes = for_box(m, to, c0, c1, c2, c3, [&](char* shared, const char* element) {
+    if (element != nullptr) {
+      std::memcpy(shared, element, m.element_bytes);
+    } else {
+      std::memset(shared, 0, m.element_bytes);
+    }
+  });
+  mbarrier_complete(barrier, bytes);
 }
 inline void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
                       std::uint32_t barrier, std::uint64_t /*policy*/ = 0) {
   std::memcpy(shared_memory(to), from, bytes);
   mbarrier_complete(barrier, bytes);
 }
+
+/// What comes from the copy engine goes to the tensor at once.
+inline void tma_store_if(bool condition, const TensorMap& map, std::uint32_t from, int c0, int c1,
+                         int c2, int c3) {
+  if (!condition) return;
+  fake::EncodedMap m;
+  std::memcpy(&m, &map, sizeof m);
+  for_box(m, from, c0, c1, c2, c3, [&](char* shared, char* element) {
+    if (element != nullptr) std::memcpy(element, shared, m.element_bytes);
+  });
+}
+inline void bulk_commit() {}
+inline void bulk_wait_read() {}
 
 inline void load_matrices(std::uint32_t* words, std::uint32_t from) {
   const auto* const row = device::show_warp({from});
