@@ -39,6 +39,12 @@ TESSERA_HD constexpr Dtype score_dtype_of(Operand operand) {
   return integers ? Dtype::i8 : dtype_of(operand);
 }
 
+/// Whether a GPU's row waits by itself for what was enqueued before it, and may be launched before
+/// that is done: what is often short, or comes right behind kernels that it reads from.
+TESSERA_HD constexpr bool waits_for_grids(const Kernel& row) {
+  return row.form == Form::decode || is_scaled(score_dtype_of(row.operand));
+}
+
 /// Bytes of a row of the swizzled layout in which wgmma reads shared memory, and of the part of a
 /// row that one wgmma multiplies.
 inline constexpr int kSwizzleBytes = 128, kMultiplyBytes = 32;

@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "core/storage.h"
 #include "cuda/backend.h"
 #include "cuda/code.h"
 #include "cuda/context.h"
@@ -110,7 +111,7 @@ Status Queue::launch(const core::Kernel& row, std::int64_t blocks, const void* p
   const Result<CuFunction> function = load(row);
   if (!function) return function.status();
   return enqueue(*function, blocks, architecture->threads(row), architecture->shared_bytes(row),
-                 stream, params, architecture->begins_early && row.form == core::Form::decode);
+                 stream, params, architecture->begins_early && core::waits_for_grids(row));
 }
 
 Status Queue::launch_auxiliary(std::size_t number, std::int64_t blocks, const void* params) const {

@@ -51,21 +51,21 @@ def produce(tiles, shares, q, k, v, late):
         yield from q.fill(handed + share)  # says that there are no more
 
 
-def plan(tiles, shares, q, plans, orders):
-    """The warp that finds tiles (ForwardPlanner). What it says of a share lies beside the buffer of its queries."""
+def plan(tiles, shares, q, plans):
+    """The warp that finds tiles (ForwardPlanner). What it says of a share is a part of the buffer of its queries."""
     handed = 0
     for n in range(len(tiles) + 1):  # the last one: there are no more
         yield
         plans.land(n)
         for _ in range(shares):
             yield from q.claim(handed)
-            q.faults += [f"(reader, order) {reader} is overwritten" for reader in q.readers[handed % q.stages]]
             yield
-            orders.land(handed)
+            q.land(handed)
             handed += 1
+            yield
 
 
-def load_planned(tiles, shares, q, k, v, plans, orders):
+def load_planned(tiles, shares, q, k, v, plans):
     """The warp that loads what has been planned."""
     item = values = handed = 0
     for n, blocks in enumerate([*tiles, 0]):
@@ -81,8 +81,7 @@ def load_planned(tiles, shares, q, k, v, plans, orders):
                 yield from k.fill(item)
             for share in range(shares if block == 0 else 1):
                 if block == 0:
-                    yield from orders.wait_full(handed)
-                    q.land(handed)
+                    yield from q.fill(handed)
                     handed += 1
                 if share == 0 and values < item:
                     yield from v.fill(values)
@@ -204,12 +203,12 @@ def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False
     0: there are no pages. idle: warps of each that have no part and go along. rooms: for plans; 0: there are none."""
     schedule = random.Random(seed)
     faults = []
-    q = Ring(q_stages, groups // shares, faults)
+    q = Ring(q_stages, groups // shares, faults, 2 if rooms > 0 else 1)
     k, v = (Ring(STAGES, groups, faults, max(warps, 1)) for _ in range(2))
     turns = [Turn() for _ in range(groups)]
     if rooms > 0:
-        plans, orders = Ring(rooms, 1, faults), Ring(q_stages, 1, faults)
-        running = [plan(tiles, shares, q, plans, orders), load_planned(tiles, shares, q, k, v, plans, orders)]
+        plans = Ring(rooms, 1, faults)
+        running = [plan(tiles, shares, q, plans), load_planned(tiles, shares, q, k, v, plans)]
     elif warps == 0:
         running = [produce(tiles, shares, q, k, v, late)]
     else:

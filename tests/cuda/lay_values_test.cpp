@@ -250,7 +250,7 @@ TEST_F(RowsLaunches, TilesAreLaidOutBeforeTheForwardReadsThem_S14) {
       EXPECT_EQ(launch.block_x, 128U);
     } else {
       forward = *static_cast<const cuda::sm90::ForwardParams*>(parameters);
-      EXPECT_FALSE(launch.begins_early);
+      EXPECT_TRUE(launch.begins_early);
     }
     EXPECT_EQ(launch.stream, &stream);
   };

@@ -31,8 +31,8 @@ class ScaledRows {
  protected:
   static constexpr int kN = K.block_n;
   static constexpr bool kCapped = K.extra == core::Extra::softcap;
-  /// Where the keys' scales lie is in registers, not looked up at every step: then before its turn to
-  /// issue, which no warp of the warpgroup passes without the others.
+  /// Where the keys' scales lie is in registers, not looked up at every step: then before its turn
+  /// to issue, which no warp of the warpgroup passes without the others.
   static constexpr bool kKeepsScales = !rounds_promoted(K);
 
  public:

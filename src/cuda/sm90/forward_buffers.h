@@ -55,7 +55,7 @@ struct alignas(16) Tile {
   int head = 0, batch = 0;  ///< head: of the work's, 2^rows.shift query heads each
   int blocks_end = 0;       ///< of the blocks of keys that its rows see
   core::Band band;
-  int first_q = 0;  ///< of the sequence: core::Sequence
+  int first_q = 0;               ///< of the sequence: core::Sequence
   std::int64_t o = 0;            ///< elements from p.o to the first query's of its first head
   std::int64_t softmax_lse = 0;  ///< the same of p.softmax_lse
 };
@@ -73,9 +73,9 @@ struct Order {
 
 /// What is to be loaded for a tile, as the warp that plans tells the one that loads.
 struct alignas(16) TilePlan {
-  core::Range blocks;  ///< of keys; it begins below 0: there are no more tiles
-  LoadRows queries;    ///< from the tile's first one on
-  LoadRows keys;       ///< of block 0
+  core::Range blocks;            ///< of keys; it begins below 0: there are no more tiles
+  LoadRows queries;              ///< from the tile's first one on
+  LoadRows keys;                 ///< of block 0
   const char* panels = nullptr;  ///< of values in tiles (core/value_tiles.h): the sequence's first
   int panel_count = 0;
 };
@@ -102,7 +102,7 @@ struct ForwardBuffers : BlockOf<K> {
   std::uint32_t promoted;   ///< sums of O (promoted_sums.h): promoted_bytes
   std::uint32_t sums;       ///< of scores: sums_bytes
   std::uint32_t sums_full;  ///< mbarriers of a warp's, all full ones before the empty ones
-  std::uint32_t planned;    ///< mbarriers of plans, and of orders that are written
+  std::uint32_t planned;    ///< mbarriers of plans
   char* orders;             ///< one beside each buffer of q; behind them the plans
 
   __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
@@ -130,11 +130,13 @@ struct ForwardBuffers : BlockOf<K> {
 
   /// producers: arrivals that make a buffer of keys or values full.
   __device__ __forceinline__ void initialise(std::uint32_t producers) const {
-    q.initialise(ForwardShape<K>::kProducers, ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
+    // Queries are there when they have come, and when their tile has been described.
+    q.initialise(ForwardShape<K>::kProducers + (plans_apart(K) ? 1 : 0),
+                 ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
     k.initialise(producers, ForwardShape<K>::kGroups);
     v.initialise(producers, ForwardShape<K>::kGroups);
     for (int i = 0; i < sum_barriers(K); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
-    for (int i = 0; i < plan_barriers(K); ++i) ptx::mbarrier_init(planned + 8 * i, 1);
+    for (int i = 0; plans_apart(K) && i < kPlans; ++i) ptx::mbarrier_init(planned + 8 * i, 1);
     ptx::fence_mbarrier_init();
   }
 
@@ -157,12 +159,6 @@ struct ForwardBuffers : BlockOf<K> {
   }
   __device__ __forceinline__ void await_plan(std::uint32_t n) const {
     ptx::mbarrier_wait(planned + n % kPlans * 8, n / kPlans & 1);
-  }
-  __device__ __forceinline__ void tell_order(std::uint32_t q_item) const {
-    ptx::mbarrier_arrive(planned + (kPlans + q_item % K.q_stages) * 8);
-  }
-  __device__ __forceinline__ void await_order(std::uint32_t q_item) const {
-    ptx::mbarrier_wait(planned + (kPlans + q_item % K.q_stages) * 8, q_item / K.q_stages & 1);
   }
 };
 

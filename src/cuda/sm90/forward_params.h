@@ -52,7 +52,7 @@ struct ForwardParams {
   /// Blocks of keys after which sums are promoted, less 1. But for core::shares_scale(), which does
   /// not ask, a power of two: where a block's number has none of these bits.
   int promotion = 0;
-  bool o_is_f16 = false;  ///< else bf16
+  bool o_is_f16 = false;    ///< else bf16
   bool o_in_boxes = false;  ///< the copy engine can take o
 
   ptx::TensorMap o_map;  ///< where o_in_boxes: as q's, of kStagedRows rows

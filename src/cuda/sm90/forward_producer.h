@@ -1,7 +1,8 @@
 // The producer of the Hopper forward kernel: it decides which tiles this block computes, tells the
-// consumers, and fills the buffers that they read. One thread asks the copy engine to; in rows that
-// take any layout a warpgroup does it by itself, all threads on the same way. Where keys lie in
-// pages, warps do (forward_pages.h).
+// consumers, and fills the buffers that they read. One thread asks the copy engine to; of 8 bits a
+// thread of another warp finds the tiles, which takes longer than a step. In rows that take any
+// layout a warpgroup does all by itself, its threads on the same way. Where keys lie in pages,
+// warps do (forward_pages.h).
 #pragma once
 
 #include "cuda/sm90/forward_tiles.h"
@@ -46,7 +47,7 @@ class ForwardPlanner : TileProducer<K, false> {
 #pragma unroll 1
     for (int share = 0; share < S::kShares; ++share) {
       Base::describe_end();
-      buffers.tell_order(q_item_++);
+      buffers.q.arrive_full(q_item_++);
     }
   }
 
@@ -63,7 +64,7 @@ class ForwardPlanner : TileProducer<K, false> {
 #pragma unroll 1
     for (int share = 0; share < S::kShares; ++share) {
       Base::describe(found, share);
-      buffers.tell_order(q_item_++);
+      buffers.q.arrive_full(q_item_++);
     }
   }
 
@@ -96,7 +97,7 @@ class ForwardProducer : TileProducer<K, false> {
       }
 #pragma unroll 1
       for (int share = 0; share < S::kShares; ++share) {
-        buffers.await_order(q_item_);
+        buffers.q.claim(q_item_);
         Base::load_queries({}, false, share);
       }
     } else {
@@ -115,7 +116,7 @@ class ForwardProducer : TileProducer<K, false> {
   __device__ __forceinline__ void produce(const TilePlan& plan) {
     const bool any = !plan.blocks.empty();
     const auto hand_out = [&](int share) {
-      buffers.await_order(q_item_);
+      buffers.q.claim(q_item_);
       Base::load_queries(plan.queries, any, share);
     };
     if (!any) hand_out_empty(hand_out);
@@ -149,8 +150,7 @@ class ForwardProducer : TileProducer<K, false> {
     };
     if (!any) hand_out_empty(hand_out);
     found.head_k = p.group.quotient(work.head);
-    load_blocks(
-        found.blocks, [&](int n) { return Base::keys_at(found, n); }, hand_out, [](int) {});
+    load_blocks(found.blocks, [&](int n) { return Base::keys_at(found, n); }, hand_out, [](int) {});
   }
 
   /// Of a tile without keys. Consumers may wait for values before they look at it; with keys theirs

@@ -188,15 +188,30 @@ class ForwardRows {
   }
   __device__ __forceinline__ void store_lse(const Tile& t, int half, bool exists, float x) const {
     const bool writes = is_eight_bit(K) ? lane_anew() % 4 == 0 : lane_ % 4 == 0;
-    ptx::store_if(exists && p.softmax_lse != nullptr && writes && buffers.block() == 0,
-                  p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head +
-                      query_of(t, half),
-                  x);
+    ptx::store_if(
+        exists && p.softmax_lse != nullptr && writes && buffers.block() == 0,
+        p.softmax_lse + t.softmax_lse + member_of(t, half) * p.lse_head + query_of(t, half), x);
   }
   __device__ __forceinline__ std::uint16_t* output_of(const Tile& t, int half) const {
     return static_cast<std::uint16_t*>(p.o) + t.o + query_of(t, half) * p.o_strides.seqlen +
            member_of(t, half) * p.o_strides.head + buffers.first_column_v() +
            store_column(lane_anew());
+  }
+  /// A row of O, times that.
+  template <int kAll>
+  __device__ __forceinline__ void store(const Tile& t, int half, bool exists,
+                                        const float (&o)[kAll], float factor) const {
+    std::uint16_t* const to = output_of(t, half);
+    if constexpr (S::kEightBit) {
+      // Not two ways to store: what they have in common would have no registers.
+      store_row<S::kDimV, false>(o, half, factor, exists, lane_anew(), columns(), to,
+                                 [&](float a, float b) {
+                                   const std::uint32_t f16 = ptx::pack<Dtype::f16>(a, b);
+                                   return p.o_is_f16 ? f16 : ptx::pack<Dtype::bf16>(a, b);
+                                 });
+    } else {
+      store_row<S::kType, K.any_layout>(o, half, factor, exists, lane_, columns(), to);
+    }
   }
   /// Columns of o that exist from this block's first on.
   __device__ __forceinline__ int columns() const { return p.head_dim_v - buffers.first_column_v(); }

@@ -40,8 +40,10 @@ class TileProducer {
     };
     int index = 0;
     if constexpr (!kPaged && core::takes_tiles(K)) {
-      if (turn_ == 0) taken_ = turn();
-      else if (plans_apart(K)) taken_ = take();
+      if (turn_ == 0)
+        taken_ = turn();
+      else if (plans_apart(K))
+        taken_ = take();
       index = __shfl_sync(1, taken_, 0);  // the compiler now knows it to be the same for the warp
       // A tile is asked for while there is another one to do: the answer takes its time.
       if constexpr (!plans_apart(K)) taken_ = take();
@@ -103,10 +105,10 @@ class TileProducer {
     if constexpr (S::kEightBit) {
       constexpr core::ValueTiles kTiles = {K.head_dim_v};
       const core::Sequence& sequence = found.sequence;
-      plan.panels =
-          static_cast<const char*>(p.v_source.data) +
-          sequence.entry_k * p.v_source.strides.batch + found.head_k * p.v_source.strides.head +
-          core::ValueTiles::first_of(sequence) * kTiles.tile_bytes();
+      plan.panels = static_cast<const char*>(p.v_source.data) +
+                    sequence.entry_k * p.v_source.strides.batch +
+                    found.head_k * p.v_source.strides.head +
+                    core::ValueTiles::first_of(sequence) * kTiles.tile_bytes();
       plan.panel_count = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
                          (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys);
     }
@@ -217,8 +219,8 @@ class TileProducer {
     if (!kPaged || leads()) buffers.q.announce(q_item_, 0);
   }
 
-  int turn_ = 0;              ///< how many tiles the block has looked for
-  int taken_ = 0;             ///< index of the next one, where it is known early
+  int turn_ = 0;   ///< how many tiles the block has looked for
+  int taken_ = 0;  ///< index of the next one, where it is known early
 };
 
 }  // namespace tessera::cuda::sm90

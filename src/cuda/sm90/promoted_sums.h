@@ -1,5 +1,5 @@
-// Sums of O in shared memory, each warp's in a part of its own and there each thread's own elements, where 8-bit products are added to
-// accumulators that lose small terms (forward_8bit.h).
+// Sums of O in shared memory, each warp's in a part of its own and there each thread's own
+// elements, where 8-bit products are added to accumulators that lose small terms (forward_8bit.h).
 #pragma once
 
 #include "cuda/ptx/math.h"

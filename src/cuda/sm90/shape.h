@@ -10,16 +10,16 @@
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kStages = 2;    ///< of the rings of keys and of values
-inline constexpr int kColumns = 64;  ///< of 16 bits of a chunk: 128 bytes, the swizzle's width
-inline constexpr int kRows = 64;     ///< query rows of a warpgroup
+inline constexpr int kStages = 2;       ///< of the rings of keys and of values
+inline constexpr int kColumns = 64;     ///< of 16 bits of a chunk: 128 bytes, the swizzle's width
+inline constexpr int kRows = 64;        ///< query rows of a warpgroup
 inline constexpr int kStagedRows = 16;  ///< of a warp: of O, on their way out
-inline constexpr int kCopyingThreads = 128;     ///< of a producer without the copy engine
-inline constexpr int kPageWarps = 2;            ///< that fetch keys from pages; values as many
-inline constexpr int kLeastBox = 4;             ///< keys of a box that the copy engine is asked for
-inline constexpr int kOrderBytes = 128;         ///< room for what is said of a tile
-inline constexpr int kPlans = 4;                ///< tiles that are found at most before they are loaded
-inline constexpr int kPlanBytes = 64;           ///< room for what is to be loaded for one
+inline constexpr int kCopyingThreads = 128;  ///< of a producer without the copy engine
+inline constexpr int kPageWarps = 2;         ///< that fetch keys from pages; values as many
+inline constexpr int kLeastBox = 4;          ///< keys of a box that the copy engine is asked for
+inline constexpr int kOrderBytes = 128;      ///< room for what is said of a tile
+inline constexpr int kPlans = 4;       ///< tiles that are found at most before they are loaded
+inline constexpr int kPlanBytes = 64;  ///< room for what is to be loaded for one
 inline constexpr int kTileScalesBytes = 64;     ///< and for its scales
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
@@ -99,8 +99,9 @@ TESSERA_HD constexpr int promoted_bytes(const core::Kernel& row) {
   return is_eight_bit(row) ? row.block_m * row.head_dim_v * (rounds_promoted(row) ? 2 : 4) : 0;
 }
 /// @}
-/// Whether a forward row multiplies the last O of a tile before it asks for the next one, and writes
-/// it while that one's first S is multiplied: faster where weights take longer than products.
+/// Whether a forward row multiplies the last O of a tile before it asks for the next one, and
+/// writes it while that one's first S is multiplied: faster where weights take longer than
+/// products.
 TESSERA_HD constexpr bool writes_first(const core::Kernel& row) {
   return is_eight_bit(row) && (consumers(row) == 2 || row.head_dim == 128);
 }
@@ -136,23 +137,18 @@ TESSERA_HD constexpr int held_scores(const core::Kernel& row) {
   const bool holds = has_scales(row) && consumers(row) == 2 && !rounds_promoted(row);
   return holds ? core::first_scores(row) : 0;
 }
-/// Of the warp that plans: mbarriers of plans, and of what it says of buffers of queries.
-TESSERA_HD constexpr int plan_barriers(const core::Kernel& row) {
-  return plans_apart(row) ? kPlans + row.q_stages : 0;
-}
-/// mbarriers of the forward kernel: full and empty of every buffer, and those. An even number, as
-/// what comes behind them is aligned to 16 bytes.
+/// mbarriers of the forward kernel: full and empty of every buffer, those, and of plans. An even
+/// number, as what comes behind them is aligned to 16 bytes.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
-  const int count = 2 * (row.q_stages + 2 * kStages) + sum_barriers(row) + plan_barriers(row);
-  return core::round_up(count, 2);
+  return 2 * (row.q_stages + 2 * kStages) + sum_barriers(row) + (plans_apart(row) ? kPlans : 0);
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes; or none,
 /// where there is not so much left and its shared memory is declared to be.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (along_bytes(row, row.q_rows) + order_bytes(row)) +
          kStages * along_bytes(row, row.block_n) + values_bytes(row) + promoted_bytes(row) +
-         (plans_apart(row) ? kPlans * kPlanBytes : 0) +
-         sums_bytes(row) + 8 * barriers(row) + (rounds_promoted(row) ? 0 : 1024);
+         (plans_apart(row) ? kPlans * kPlanBytes : 0) + sums_bytes(row) + 8 * barriers(row) +
+         (rounds_promoted(row) ? 0 : 1024);
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.
