@@ -136,7 +136,7 @@ inline constexpr GpuFacts kGpuFacts[] = {
                 .eight_bit_multiply_adds = 11000.0,
                 .eight_bit_step = 1620.0,
                 .eight_bit_tile_row = 47.0,
-                .eight_bit_crowded_tile_row = 37.0,
+                .eight_bit_crowded_tile_row = 35.3,
                 .mma = kWideCosts,
                 .moved = 16.0,
             },

@@ -1,15 +1,15 @@
 """The Hopper forward kernel's pipeline as a model: its barriers, in its order, under random schedules.
 
-One producer (src/cuda/sm90/forward_producer.h), two or three warpgroups (forward.h), rings of two for keys and values;
+One producer (src/cuda/sm90/forward_producer.h), two or three warpgroups (forward_consumer.h), rings of two for keys and values;
 the queries of a tile are one item of their ring, or one for each warpgroup. A tile's description travels with them,
 tiles without keys and the end of work too. In some tiles a warpgroup passes over the first block, in some it wants the first
 block's values at once, to clear some. No schedule may end with everybody waiting, and no buffer may be filled while
 somebody still multiplies what lies in it, or read before it is there. Where keys lie in pages (forward_pages.h) some
 warps fetch keys and as many others values, each its part of every block; the first one of the keys hands out tiles.
 Two blocks of a cluster, each with all of that, exchange scores warpgroup by warpgroup, block by block.
-Of 8 bits one warp finds tiles, tells another one what to load, and describes each share once its buffer is free.
+Of 8 bits one warp schedules: it tells another one what to load, and describes each share once its buffer is free.
 Dropping the waits of skip_keys() and skip_values() must be seen, and so must values that come late and a warp without a
-part that goes along, scores that are sent before the last ones have been read, and plans with too little room, or the
+part that goes along, scores that are sent before the last ones have been read, and loads with too little room, or the
 model would prove nothing.
 """
 
@@ -20,7 +20,7 @@ import sys
 from pipeline_model import Ring, Sums, Turn, run
 
 STAGES = 2
-PLANS = 4
+AHEAD = 4
 
 
 def produce(tiles, shares, q, k, v, late):
@@ -51,12 +51,12 @@ def produce(tiles, shares, q, k, v, late):
         yield from q.fill(handed + share)  # says that there are no more
 
 
-def plan(tiles, shares, q, plans):
-    """The warp that finds tiles (ForwardPlanner). What it says of a share is a part of the buffer of its queries."""
+def schedule_tiles(tiles, shares, q, loads):
+    """The warp that finds tiles (ForwardScheduler). What it says of a share is a part of the buffer of its queries."""
     handed = 0
     for n in range(len(tiles) + 1):  # the last one: there are no more
         yield
-        plans.land(n)
+        loads.land(n)
         for _ in range(shares):
             yield from q.claim(handed)
             yield
@@ -65,17 +65,17 @@ def plan(tiles, shares, q, plans):
             yield
 
 
-def load_planned(tiles, shares, q, k, v, plans):
-    """The warp that loads what has been planned."""
+def load_scheduled(tiles, shares, q, k, v, loads):
+    """The warp that loads what has been scheduled."""
     item = values = handed = 0
     for n, blocks in enumerate([*tiles, 0]):
         if values < item:
             yield from v.fill(values)
             values += 1
-        yield from plans.wait_full(n)
-        plans.read("loads", n)
+        yield from loads.wait_full(n)
+        loads.read("loader", n)
         yield
-        plans.done("loads", n)
+        loads.done("loader", n)
         for block in range(max(blocks, 1)):
             if blocks > 0:
                 yield from k.fill(item)
@@ -200,15 +200,15 @@ def consume(group, tiles, shares, skips, turns, q, k, v, waits, clears, turn_lat
 def fault(seed, groups, q_stages, shares, tiles, skips, waits=True, clears=False, late=False,
           turn_late=False, writes_first=False, warps=0, idle=0, rooms=0):
     """What goes wrong under one random schedule; empty: nothing. warps: that fetch keys from pages, and as many values;
-    0: there are no pages. idle: warps of each that have no part and go along. rooms: for plans; 0: there are none."""
+    0: there are no pages. idle: warps of each that have no part and go along. rooms: for loads that are told; 0: there are none."""
     schedule = random.Random(seed)
     faults = []
     q = Ring(q_stages, groups // shares, faults, 2 if rooms > 0 else 1)
     k, v = (Ring(STAGES, groups, faults, max(warps, 1)) for _ in range(2))
     turns = [Turn() for _ in range(groups)]
     if rooms > 0:
-        plans = Ring(rooms, 1, faults)
-        running = [plan(tiles, shares, q, plans), load_planned(tiles, shares, q, k, v, plans)]
+        loads = Ring(rooms, 1, faults)
+        running = [schedule_tiles(tiles, shares, q, loads), load_scheduled(tiles, shares, q, k, v, loads)]
     elif warps == 0:
         running = [produce(tiles, shares, q, k, v, late)]
     else:
@@ -262,7 +262,7 @@ def main():
                         warps = max(seed % 5 - 2, 0)
                         found = fault(*problem, clears=clears, turn_late=seed % 4 > 1, warps=warps) or fault(
                             *problem, writes_first=True, turn_late=seed % 4 > 1) or fault(
-                            *problem, writes_first=seed % 3 > 0, rooms=PLANS)
+                            *problem, writes_first=seed % 3 > 0, rooms=AHEAD)
                         if found:
                             sys.exit(f"{groups} warpgroups, {name} skips, tiles {tiles}, {warps} warps a ring, "
                                      f"seed {seed}: {found}")
@@ -284,10 +284,10 @@ def main():
                             late_for_all += fault(*problem, writes_first=True, late=True) != ""
     if not unwaited or not late or not late_for_all or not idle or not unread or not crowded:
         sys.exit("a skip that does not wait, values that come late, a warp without a part, scores that are not "
-                 "waited for, or plans that are overwritten went unseen")
+                 "waited for, or loads that are overwritten went unseen")
     print(f"{runs} schedules; a skip that does not wait is seen in {unwaited}, late values in {late} and, of who needs "
           f"them before the next tile, in {late_for_all}, a warp without a part in {idle}, scores that are not waited "
-          f"for in {unread}, plans without room in {crowded}")
+          f"for in {unread}, loads without room in {crowded}")
 
 
 if __name__ == "__main__":

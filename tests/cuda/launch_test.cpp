@@ -287,7 +287,7 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
 }
 
 // What another run has left in the workspace must not be taken for a part.
-// Its kernel waits for what was enqueued before it, others do not.
+// Its kernel waits for what was enqueued before it, others of 16 bits do not.
 TEST_F(DecodeLaunches, BeginEarly) {
   EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64"));
   EXPECT_TRUE(fake::state().last.begins_early);

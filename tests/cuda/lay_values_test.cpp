@@ -279,6 +279,29 @@ TEST_F(RowsLaunches, TilesThatAreGivenAreRead_S14) {
   EXPECT_EQ(launched(), "tessera_sm90_forward_e4m3_d128_128x128 24\n");
 }
 
+// Where the copy engine cannot address o, threads store it.
+TEST_F(RowsLaunches, LargeTilesSendBoxesOfRows) {
+  const Problem p = problem_of("fwd e4m3 b=2 h=6/2 q=900 k=2000 d=256 scales=tensor/tensor/tensor");
+  Tensors t = tensors_of(p);
+  cuda::sm90::ForwardParams forward;
+  fake::state().on_launch = [&](const fake::Launch& launch, const void* parameters) {
+    if (launch.kernel == "lay_values") return;
+    EXPECT_EQ(launch.kernel, "tessera_sm90_forward_e4m3_d256_128x128");
+    forward = *static_cast<const cuda::sm90::ForwardParams*>(parameters);
+  };
+  ASSERT_TRUE(enqueue_rows(p, t));
+  EXPECT_TRUE(forward.o_in_boxes);
+  fake::EncodedMap map;
+  std::memcpy(&map, &forward.o_map, sizeof map);
+  EXPECT_EQ(map.address, static_cast<const char*>(t.o.data));
+  EXPECT_EQ(map.box, (std::array<unsigned, 4>{64, 16, 1, 1}));
+  EXPECT_EQ(map.sizes, (std::array<std::uint64_t, 4>{256, 900, 6, 2}));
+  t.o.stride_batch = std::int64_t{1} << 40;
+  ASSERT_TRUE(enqueue_rows(p, t));
+  EXPECT_FALSE(forward.o_in_boxes);
+  fake::state().on_launch = nullptr;
+}
+
 // Without keys there is nothing to lay out, and without queries nobody who asks.
 TEST_F(RowsLaunches, WithoutRowsNothingIsLaidOut) {
   for (const char* text :

@@ -98,7 +98,7 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
   };
   const Dtype scores = core::score_dtype_of(row.operand), values = core::dtype_of(row.operand);
   std::string text = std::string("fwd ") + to_string(scores) + " ";
-  text += one_of(random, {"h=1 ", "h=2/1 ", "h=4/2 "});
+  text += one_of(random, {"h=1 ", "h=2/1 ", "h=4/2 ", "h=8/1 "});
   // Of 8 bits sometimes so many keys that sums are promoted.
   const bool is_long = is_scaled(values) && random() % 3 == 0;
   const std::string longest_q = up_to(1, 200),

@@ -38,11 +38,11 @@ __device__ __forceinline__ void forward(const ForwardParams& p, char* shared) {
         return;
       }
     }
-    if constexpr (plans_apart(K)) {
+    if constexpr (schedules_apart(K)) {
       const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
       if (threadIdx.x % 32 != 0) return;
       if (warp == 0) ForwardProducer<K>(p, buffers).run();
-      if (warp == 1) ForwardPlanner<K>(p, buffers).run();
+      if (warp == 1) ForwardScheduler<K>(p, buffers).run();
     } else if (threadIdx.x < S::kProducers) {
       ForwardProducer<K>(p, buffers).run();
     }

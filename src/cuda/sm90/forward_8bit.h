@@ -31,8 +31,9 @@ class ScaledRows {
  protected:
   static constexpr int kN = K.block_n;
   static constexpr bool kCapped = K.extra == core::Extra::softcap;
-  /// Where the keys' scales lie is in registers, not looked up at every step: then before its turn
-  /// to issue, which no warp of the warpgroup passes without the others.
+  /// Where the keys' scales lie is in registers. Else it is looked up at every step, before its
+  /// turn to issue: no warp of the warpgroup passes that without the others, so nobody has let go
+  /// of it.
   static constexpr bool kKeepsScales = !rounds_promoted(K);
 
  public:

@@ -71,15 +71,15 @@ struct Order {
   static_assert(sizeof(Tile) + consumers(K) * sizeof(Walk) <= kOrderBytes);
 };
 
-/// What is to be loaded for a tile, as the warp that plans tells the one that loads.
-struct alignas(16) TilePlan {
+/// What is to be loaded for a tile, as the warp that schedules tells the one that loads.
+struct alignas(16) TileLoads {
   core::Range blocks;            ///< of keys; it begins below 0: there are no more tiles
   LoadRows queries;              ///< from the tile's first one on
   LoadRows keys;                 ///< of block 0
   const char* panels = nullptr;  ///< of values in tiles (core/value_tiles.h): the sequence's first
   int panel_count = 0;
 };
-static_assert(sizeof(TilePlan) <= kPlanBytes);
+static_assert(sizeof(TileLoads) <= kTileLoadsBytes);
 
 /// Scales of a tile whose tensors have 8 bits (S14), looked up beforehand: consumers would wait
 /// for memory between two tiles.
@@ -102,8 +102,8 @@ struct ForwardBuffers : BlockOf<K> {
   std::uint32_t promoted;   ///< sums of O (promoted_sums.h): promoted_bytes
   std::uint32_t sums;       ///< of scores: sums_bytes
   std::uint32_t sums_full;  ///< mbarriers of a warp's, all full ones before the empty ones
-  std::uint32_t planned;    ///< mbarriers of plans
-  char* orders;             ///< one beside each buffer of q; behind them the plans
+  std::uint32_t scheduled;  ///< mbarriers of loads
+  char* orders;             ///< one beside each buffer of q; behind them the loads
 
   __device__ __forceinline__ explicit ForwardBuffers(char* shared) {
     using S = ForwardShape<K>;
@@ -124,19 +124,20 @@ struct ForwardBuffers : BlockOf<K> {
     v.full = k.empty + 8 * kStages;
     v.empty = v.full + 8 * kStages;
     sums_full = v.empty + 8 * kStages;
-    planned = sums_full + 8 * sum_barriers(K);
+    scheduled = sums_full + 8 * sum_barriers(K);
     orders = shared + (q.full + 8 * barriers(K) - start);
   }
 
   /// producers: arrivals that make a buffer of keys or values full.
   __device__ __forceinline__ void initialise(std::uint32_t producers) const {
     // Queries are there when they have come, and when their tile has been described.
-    q.initialise(ForwardShape<K>::kProducers + (plans_apart(K) ? 1 : 0),
+    q.initialise(ForwardShape<K>::kProducers + (schedules_apart(K) ? 1 : 0),
                  ForwardShape<K>::kGroups / ForwardShape<K>::kShares);
     k.initialise(producers, ForwardShape<K>::kGroups);
     v.initialise(producers, ForwardShape<K>::kGroups);
     for (int i = 0; i < sum_barriers(K); ++i) ptx::mbarrier_init(sums_full + 8 * i, 1);
-    for (int i = 0; plans_apart(K) && i < kPlans; ++i) ptx::mbarrier_init(planned + 8 * i, 1);
+    for (int i = 0; schedules_apart(K) && i < kTilesAhead; ++i)
+      ptx::mbarrier_init(scheduled + 8 * i, 1);
     ptx::fence_mbarrier_init();
   }
 
@@ -148,17 +149,17 @@ struct ForwardBuffers : BlockOf<K> {
     return *reinterpret_cast<TileScales*>(reinterpret_cast<char*>(&order(q_item)) + kOrderBytes);
   }
 
-  // ---- between the warps that plan and load; n counts tiles ----
+  // ---- between the warps that schedule and load; n counts tiles ----
 
-  __device__ __forceinline__ TilePlan& plan(std::uint32_t n) const {
-    return *reinterpret_cast<TilePlan*>(orders + K.q_stages * order_bytes(K) +
-                                        n % kPlans * kPlanBytes);
+  __device__ __forceinline__ TileLoads& loads(std::uint32_t n) const {
+    return *reinterpret_cast<TileLoads*>(orders + K.q_stages * order_bytes(K) +
+                                         n % kTilesAhead * kTileLoadsBytes);
   }
-  __device__ __forceinline__ void tell_plan(std::uint32_t n) const {
-    ptx::mbarrier_arrive(planned + n % kPlans * 8);
+  __device__ __forceinline__ void tell_loads(std::uint32_t n) const {
+    ptx::mbarrier_arrive(scheduled + n % kTilesAhead * 8);
   }
-  __device__ __forceinline__ void await_plan(std::uint32_t n) const {
-    ptx::mbarrier_wait(planned + n % kPlans * 8, n / kPlans & 1);
+  __device__ __forceinline__ void await_loads(std::uint32_t n) const {
+    ptx::mbarrier_wait(scheduled + n % kTilesAhead * 8, n / kTilesAhead & 1);
   }
 };
 

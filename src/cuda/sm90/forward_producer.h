@@ -27,7 +27,7 @@ __device__ __forceinline__ bool find_slot(const std::uint16_t*& from, const Sour
 
 /// Finds tiles for the warp that loads, one ahead of those whose orders are written.
 template <core::Kernel K>
-class ForwardPlanner : TileProducer<K, false> {
+class ForwardScheduler : TileProducer<K, false> {
   using Base = TileProducer<K, false>;
   using Base::buffers;
   using Base::p;
@@ -35,15 +35,15 @@ class ForwardPlanner : TileProducer<K, false> {
   using typename Base::S;
 
  public:
-  __device__ __forceinline__ ForwardPlanner(const ForwardParams& params,
-                                            const ForwardBuffers<K>& shared)
+  __device__ __forceinline__ ForwardScheduler(const ForwardParams& params,
+                                              const ForwardBuffers<K>& shared)
       : Base(params, shared) {}
 
   __device__ __forceinline__ void run() {
     core::Work work;
-    while (Base::next(work)) plan(work);
-    buffers.plan(tile_).blocks.begin = -1;
-    buffers.tell_plan(tile_);
+    while (Base::next(work)) schedule(work);
+    buffers.loads(tile_).blocks.begin = -1;
+    buffers.tell_loads(tile_);
 #pragma unroll 1
     for (int share = 0; share < S::kShares; ++share) {
       Base::describe_end();
@@ -52,14 +52,15 @@ class ForwardPlanner : TileProducer<K, false> {
   }
 
  private:
-  __device__ __forceinline__ void plan(const core::Work& work) {
+  __device__ __forceinline__ void schedule(const core::Work& work) {
     typename Base::Found found;
     if (!Base::find(work, found)) return;
     found.head_k = p.group.quotient(work.head);
-    // That plan's last reader has done: of its tile all keys have come, as the queries of the one
-    // that is kPlans - 1 before this one have been let go.
-    buffers.plan(tile_) = Base::plan_of(found);
-    buffers.tell_plan(tile_++);
+    // What lies there has been read: buffers of queries let go say that all keys of the tile
+    // kTilesAhead - 1 before this one have come.
+    static_assert(K.q_stages <= (kTilesAhead - 2) * S::kShares);
+    buffers.loads(tile_) = Base::loads_of(found);
+    buffers.tell_loads(tile_++);
     Base::place_results(found.tile, found.sequence);
 #pragma unroll 1
     for (int share = 0; share < S::kShares; ++share) {
@@ -68,7 +69,7 @@ class ForwardPlanner : TileProducer<K, false> {
     }
   }
 
-  std::uint32_t tile_ = 0;  ///< next to be planned
+  std::uint32_t tile_ = 0;  ///< next to be scheduled
 };
 
 template <core::Kernel K>
@@ -86,14 +87,14 @@ class ForwardProducer : TileProducer<K, false> {
       : Base(params, shared) {}
 
   __device__ __forceinline__ void run() {
-    if constexpr (plans_apart(K)) {
+    if constexpr (schedules_apart(K)) {
       for (std::uint32_t tile = 0;; ++tile) {
         // Whoever waits for a tile's last values must not wait for the next tile to be found.
         load_values();
-        buffers.await_plan(tile);
-        const TilePlan plan = buffers.plan(tile);
-        if (plan.blocks.begin < 0) break;
-        produce(plan);
+        buffers.await_loads(tile);
+        const TileLoads loads = buffers.loads(tile);
+        if (loads.blocks.begin < 0) break;
+        produce(loads);
       }
 #pragma unroll 1
       for (int share = 0; share < S::kShares; ++share) {
@@ -112,18 +113,18 @@ class ForwardProducer : TileProducer<K, false> {
   }
 
  private:
-  /// A tile that has been planned.
-  __device__ __forceinline__ void produce(const TilePlan& plan) {
-    const bool any = !plan.blocks.empty();
+  /// A tile that has been scheduled.
+  __device__ __forceinline__ void produce(const TileLoads& loads) {
+    const bool any = !loads.blocks.empty();
     const auto hand_out = [&](int share) {
       buffers.q.claim(q_item_);
-      Base::load_queries(plan.queries, any, share);
+      Base::load_queries(loads.queries, any, share);
     };
     if (!any) hand_out_empty(hand_out);
     load_blocks(
-        plan.blocks,
+        loads.blocks,
         [&](int n) {
-          LoadRows keys = plan.keys;
+          LoadRows keys = loads.keys;
           keys.row += n * K.block_n;
           keys.valid -= n * K.block_n;
           return keys;
@@ -131,9 +132,9 @@ class ForwardProducer : TileProducer<K, false> {
         hand_out,
         [&](int n) {
           if constexpr (S::kEightBit) {
-            constexpr int kBytes = core::ValueTiles{K.head_dim_v}.panel_bytes();
-            panel_ = plan.panels + n * (S::kPanels * kBytes);
-            panels_ = plan.panel_count - n * S::kPanels;
+            constexpr std::int64_t kBytes = core::ValueTiles{K.head_dim_v}.panel_bytes();
+            panel_ = loads.panels + n * S::kPanels * kBytes;
+            panels_ = loads.panel_count - n * S::kPanels;
           }
         });
   }

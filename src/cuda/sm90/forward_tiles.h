@@ -40,13 +40,14 @@ class TileProducer {
     };
     int index = 0;
     if constexpr (!kPaged && core::takes_tiles(K)) {
-      if (turn_ == 0)
+      if (turn_ == 0) {
         taken_ = turn();
-      else if (plans_apart(K))
+      } else if (schedules_apart(K)) {
         taken_ = take();
+      }
       index = __shfl_sync(1, taken_, 0);  // the compiler now knows it to be the same for the warp
       // A tile is asked for while there is another one to do: the answer takes its time.
-      if constexpr (!plans_apart(K)) taken_ = take();
+      if constexpr (!schedules_apart(K)) taken_ = take();
     } else {
       index = turn();
     }
@@ -97,31 +98,35 @@ class TileProducer {
   }
 
   /// What is to be loaded for a tile.
-  __device__ __forceinline__ TilePlan plan_of(const Found& found) const {
-    TilePlan plan;
-    plan.queries = queries_of(found);
-    plan.keys = keys_at(found, 0);
-    plan.blocks = found.blocks;
+  __device__ __forceinline__ TileLoads loads_of(const Found& found) const {
+    TileLoads loads;
+    loads.queries = queries_of(found);
+    loads.keys = keys_at(found, 0);
+    loads.blocks = found.blocks;
     if constexpr (S::kEightBit) {
       constexpr core::ValueTiles kTiles = {K.head_dim_v};
       const core::Sequence& sequence = found.sequence;
-      plan.panels = static_cast<const char*>(p.v_source.data) +
-                    sequence.entry_k * p.v_source.strides.batch +
-                    found.head_k * p.v_source.strides.head +
-                    core::ValueTiles::first_of(sequence) * kTiles.tile_bytes();
-      plan.panel_count = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
-                         (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys);
+      loads.panels = static_cast<const char*>(p.v_source.data) +
+                     sequence.entry_k * p.v_source.strides.batch +
+                     found.head_k * p.v_source.strides.head +
+                     core::ValueTiles::first_of(sequence) * kTiles.tile_bytes();
+      loads.panel_count = core::ceil_div(sequence.seqlen_k, core::ValueTiles::kKeys) *
+                          (core::ValueTiles::kKeys / core::ValueTiles::kPanelKeys);
     }
-    return plan;
+    return loads;
   }
 
   /// Says what a share of a tile is, once its buffer of queries is free.
   __device__ __forceinline__ void describe(const Found& found, int share) {
     const core::Range blocks = found.blocks;
     [[maybe_unused]] Shared shared;
-    if constexpr (S::kScaled) shared = scales_of(found);
+    // Without keys there may be none. They take their time, so they are asked for while the buffer
+    // is waited for; where it gets free early there is time after that, and fewer registers are
+    // needed.
+    if (S::kScaled && !S::kSparesQueries && !blocks.empty()) shared = scales_of(found);
     buffers.q.claim(q_item_);
     if constexpr (S::kEightBit) keep_last();
+    if (S::kScaled && S::kSparesQueries && !blocks.empty()) shared = scales_of(found);
     if (!leads()) return;
     Order<K>& order = buffers.order(q_item_);
     order.tile = found.tile;

@@ -18,8 +18,8 @@ inline constexpr int kCopyingThreads = 128;  ///< of a producer without the copy
 inline constexpr int kPageWarps = 2;         ///< that fetch keys from pages; values as many
 inline constexpr int kLeastBox = 4;          ///< keys of a box that the copy engine is asked for
 inline constexpr int kOrderBytes = 128;      ///< room for what is said of a tile
-inline constexpr int kPlans = 4;       ///< tiles that are found at most before they are loaded
-inline constexpr int kPlanBytes = 64;  ///< room for what is to be loaded for one
+inline constexpr int kTilesAhead = 4;       ///< tiles that are found at most before they are loaded
+inline constexpr int kTileLoadsBytes = 64;  ///< room for what is to be loaded for one
 inline constexpr int kTileScalesBytes = 64;     ///< and for its scales
 inline constexpr int kMaxSharedBytes = 232448;  ///< that a multiprocessor grants a block
 
@@ -107,7 +107,7 @@ TESSERA_HD constexpr bool writes_first(const core::Kernel& row) {
 }
 /// Whether a forward row's tiles are found by a warp of their own, while another loads
 /// (forward_producer.h). To find one takes longer than a step; of 16 bits that costs nothing.
-TESSERA_HD constexpr bool plans_apart(const core::Kernel& row) {
+TESSERA_HD constexpr bool schedules_apart(const core::Kernel& row) {
   return core::takes_tiles(row) && has_scales(row);
 }
 /// Bytes of what is said of a forward tile.
@@ -137,18 +137,19 @@ TESSERA_HD constexpr int held_scores(const core::Kernel& row) {
   const bool holds = has_scales(row) && consumers(row) == 2 && !rounds_promoted(row);
   return holds ? core::first_scores(row) : 0;
 }
-/// mbarriers of the forward kernel: full and empty of every buffer, those, and of plans. An even
+/// mbarriers of the forward kernel: full and empty of every buffer, those, and of loads. An even
 /// number, as what comes behind them is aligned to 16 bytes.
 TESSERA_HD constexpr int barriers(const core::Kernel& row) {
-  return 2 * (row.q_stages + 2 * kStages) + sum_barriers(row) + (plans_apart(row) ? kPlans : 0);
+  return 2 * (row.q_stages + 2 * kStages) + sum_barriers(row) +
+         (schedules_apart(row) ? kTilesAhead : 0);
 }
 /// Of a block of the forward kernel, with room to align it to the swizzle's 1024 bytes; or none,
 /// where there is not so much left and its shared memory is declared to be.
 TESSERA_HD constexpr int forward_bytes(const core::Kernel& row) {
   return row.q_stages * (along_bytes(row, row.q_rows) + order_bytes(row)) +
          kStages * along_bytes(row, row.block_n) + values_bytes(row) + promoted_bytes(row) +
-         (plans_apart(row) ? kPlans * kPlanBytes : 0) + sums_bytes(row) + 8 * barriers(row) +
-         (rounds_promoted(row) ? 0 : 1024);
+         (schedules_apart(row) ? kTilesAhead * kTileLoadsBytes : 0) + sums_bytes(row) +
+         8 * barriers(row) + (rounds_promoted(row) ? 0 : 1024);
 }
 /// Bytes of what consumers exchange besides dS: P in fp32, from one role to the other, and with
 /// extras the scores' derivatives in f16; or dQ in fp32, on its way to memory and back.

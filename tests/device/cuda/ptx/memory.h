@@ -2,6 +2,11 @@
 // there at once.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "cuda/fake_driver.h"
 #include "cuda/ptx/barrier.h"
 #include "cuda/ptx/tensor_map.h"
@@ -61,18 +66,29 @@ inline void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes,
   mbarrier_complete(barrier, bytes);
 }
 
-/// What comes from the copy engine goes to the tensor at once.
+/// Boxes that a thread has sent and not waited for: shared memory is read as late as it can be, so
+/// what overwrites it too early is sent, and what nobody waits for never is.
+inline std::vector<std::function<void()>>& sent_boxes() {
+  thread_local std::map<std::pair<unsigned, unsigned>, std::vector<std::function<void()>>> all;
+  return all[{blockIdx.x, threadIdx.x}];
+}
 inline void tma_store_if(bool condition, const TensorMap& map, std::uint32_t from, int c0, int c1,
                          int c2, int c3) {
   if (!condition) return;
   fake::EncodedMap m;
   std::memcpy(&m, &map, sizeof m);
-  for_box(m, from, c0, c1, c2, c3, [&](char* shared, char* element) {
-    if (element != nullptr) std::memcpy(element, shared, m.element_bytes);
+  sent_boxes().push_back([=] {
+    const device::Unseen unseen;
+    for_box(m, from, c0, c1, c2, c3, [&](char* shared, char* element) {
+      if (element != nullptr) std::memcpy(element, shared, m.element_bytes);
+    });
   });
 }
 inline void bulk_commit() {}
-inline void bulk_wait_read() {}
+inline void bulk_wait_read() {
+  for (const auto& send : sent_boxes()) send();
+  sent_boxes().clear();
+}
 
 inline void load_matrices(std::uint32_t* words, std::uint32_t from) {
   const auto* const row = device::show_warp({from});
