@@ -292,7 +292,7 @@ TEST_F(RowsLaunches, LargeTilesSendBoxesOfRows) {
   ASSERT_TRUE(enqueue_rows(p, t));
   EXPECT_TRUE(forward.o_in_boxes);
   fake::EncodedMap map;
-  std::memcpy(&map, &forward.o_map, sizeof map);
+  std::memcpy(static_cast<void*>(&map), &forward.o_map, sizeof map);
   EXPECT_EQ(map.address, static_cast<const char*>(t.o.data));
   EXPECT_EQ(map.box, (std::array<unsigned, 4>{64, 16, 1, 1}));
   EXPECT_EQ(map.sizes, (std::array<std::uint64_t, 4>{256, 900, 6, 2}));
