@@ -140,6 +140,21 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
 
 TEST_P(ForwardOnFibers, IsRight) { check_some(random_problem); }
 
+/// Of a head's four tiles the last ones have keys, and come first; every head has scales of its
+/// own.
+std::string sparse_problem(const core::Kernel& row, std::mt19937& random) {
+  return "fwd e4m3 h=4 q=" + std::to_string(3 * row.block_m + 20) +
+         " k=60 d=" + std::to_string(row.head_dim) + "/" + std::to_string(row.head_dim_v) +
+         " causal scales=head/head/head" +
+         (row.extra == core::Extra::softcap ? " softcap=40" : "") +
+         one_of(random, {"", " v_tiles"});
+}
+
+/// What is said of the last tile with keys outlives those without any that follow it.
+TEST_P(ForwardOnFibers, TilesWithoutKeysLieBetweenOthers_S14) {
+  if (GetParam().operand == core::Operand::e4m3) check_some(sparse_problem);
+}
+
 class MmaOnFibers : public ForwardOnFibers {};
 
 /// Of any kind, with pages mostly; skips: may skip some.
