@@ -75,10 +75,10 @@ inline std::vector<std::function<void()>>& sent_boxes() {
 inline void tma_store_if(bool condition, const TensorMap& map, std::uint32_t from, int c0, int c1,
                          int c2, int c3) {
   if (!condition) return;
+  const device::Unseen unseen;
   fake::EncodedMap m;
   std::memcpy(&m, &map, sizeof m);
   sent_boxes().push_back([=] {
-    const device::Unseen unseen;
     for_box(m, from, c0, c1, c2, c3, [&](char* shared, char* element) {
       if (element != nullptr) std::memcpy(element, shared, m.element_bytes);
     });
@@ -86,6 +86,7 @@ inline void tma_store_if(bool condition, const TensorMap& map, std::uint32_t fro
 }
 inline void bulk_commit() {}
 inline void bulk_wait_read() {
+  const device::Unseen unseen;
   for (const auto& send : sent_boxes()) send();
   sent_boxes().clear();
 }
