@@ -286,7 +286,6 @@ TEST_F(DecodeLaunches, SpansAreBlocksOfOneLaunch) {
   EXPECT_EQ(p.mask, core::MaskRules{});
 }
 
-// What another run has left in the workspace must not be taken for a part.
 // Its kernel waits for what was enqueued before it, others of 16 bits do not.
 TEST_F(DecodeLaunches, BeginEarly) {
   EXPECT_TRUE(enqueue("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64"));
@@ -295,6 +294,7 @@ TEST_F(DecodeLaunches, BeginEarly) {
   EXPECT_FALSE(fake::state().last.begins_early);
 }
 
+// What another run has left in the workspace must not be taken for a part.
 TEST_F(DecodeLaunches, EveryRunHasATicketOfItsOwn) {
   const Problem problem = problem_of("fwd bf16 b=2 h=6/2 q=2 k=9000 d=64");
   std::set<std::uint32_t> tickets;

@@ -140,7 +140,7 @@ std::string random_problem(const core::Kernel& row, std::mt19937& random) {
 
 TEST_P(ForwardOnFibers, IsRight) { check_some(random_problem); }
 
-/// Of a head's four tiles the last ones have keys, and come first; every head has scales of its
+/// Of a head's four tiles the last two have keys, and come first; every head has scales of its
 /// own.
 std::string sparse_problem(const core::Kernel& row, std::mt19937& random) {
   return "fwd e4m3 h=4 q=" + std::to_string(3 * row.block_m + 20) +
@@ -151,8 +151,32 @@ std::string sparse_problem(const core::Kernel& row, std::mt19937& random) {
 }
 
 /// What is said of the last tile with keys outlives those without any that follow it.
-TEST_P(ForwardOnFibers, TilesWithoutKeysLieBetweenOthers_S14) {
+TEST_P(ForwardOnFibers, TilesWithoutKeysFollowOthers_S14) {
   if (GetParam().operand == core::Operand::e4m3) check_some(sparse_problem);
+}
+
+/// There may be none then.
+TEST_P(ForwardOnFibers, WithoutKeysNoScaleIsRead_S14) {
+  const core::Kernel& row = GetParam();
+  const Dtype scores = core::score_dtype_of(row.operand), values = core::dtype_of(row.operand);
+  if (!is_scaled(scores)) return;
+  const std::uint64_t seed = std::random_device()() * 64 + 16;  // rows lie apart, aligned
+  const std::string kind =
+      is_scaled(values) ? "tensor" : std::string("none v=") + to_string(values);
+  const Result<Problem> p = parse_problem(
+      std::string("fwd ") + to_string(scores) + " h=2 q=9 k=0 d=" + std::to_string(row.head_dim) +
+      "/" + std::to_string(row.head_dim_v) + " scales=tensor/tensor/" + kind +
+      (row.extra == core::Extra::softcap ? " softcap=40" : ""));
+  ASSERT_TRUE(p.ok()) << p.status().text;
+  tools::RunMemory memory(*p, seed);
+  Tensors tensors = memory.tensors();
+  tensors.q_scale = tensors.k_scale = tensors.v_scale = {};
+  const PlanData plan = plan_row(row, *p, gpu_);
+  const tools::GuardedBuffer workspace(plan.workspace_bytes, 0);
+  const Status status = cuda::run(plan, tensors, workspace.data(), {});
+  ASSERT_TRUE(status.ok()) << status.text;
+  EXPECT_EQ(wrong_, "");
+  for (const double x : memory.output("o")) ASSERT_EQ(x, 0.0) << "seed " << seed;
 }
 
 class MmaOnFibers : public ForwardOnFibers {};

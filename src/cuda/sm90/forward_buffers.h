@@ -1,5 +1,5 @@
 // Shared memory of a block of the Hopper forward kernel: what the producer (forward_producer.h)
-// hands to the consumers (forward.h).
+// hands to the consumers (forward_consumer.h).
 #pragma once
 
 #include "core/storage.h"

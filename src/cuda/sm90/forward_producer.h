@@ -78,7 +78,6 @@ class ForwardProducer : TileProducer<K, false> {
   using Base::buffers;
   using Base::p;
   using Base::q_item_;
-  using typename Base::Found;
   using typename Base::S;
 
  public:

@@ -3,9 +3,10 @@
 // and the copy engine takes them. Stores of what each thread has touch eight lines each.
 #pragma once
 
+#include "cuda/ptx/barrier.h"
+#include "cuda/ptx/math.h"
 #include "cuda/ptx/memory.h"
 #include "cuda/sm90/shape.h"
-#include "cuda/tile/fragment.h"
 
 namespace tessera::cuda::sm90 {
 
